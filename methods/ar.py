@@ -1,0 +1,21 @@
+"""Autoregressive decoding: one token a step, the reference of every comparison."""
+
+from __future__ import annotations
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.tree import DraftTree
+
+
+class Autoregressive(Decoder):
+    """No draft: every step is the root alone."""
+
+    name = "ar"
+    summary = "autoregressive decoding, the reference"
+
+    def max_rows(self) -> int:
+        """Only the root."""
+        return 1
+
+    def propose(self, state: State) -> DraftTree:
+        """Nothing is drafted."""
+        return DraftTree.root_only(state.root)

@@ -1,0 +1,160 @@
+"""The lab's base model: configuration and training from nothing. Knows packed rows, not where they come from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specbench_ss.methods.lab.text import completion_mask
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSize:
+    """Shape and budget of one lab base."""
+
+    hidden: int = 256
+    layers: int = 8
+    heads: int = 4
+    kv_heads: int = 2
+    ffn: int = 640
+    vocab: int = 4096
+    context: int = 1024
+    tokens: int = 12_000_000
+    rows_per_step: int = 16
+    row_length: int = 512
+    lr: float = 3e-3
+    prompt_weight: float = 0.2
+
+
+SIZES = {
+    "s": BaseSize(),
+    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=6_000_000),
+    "m": BaseSize(hidden=768, layers=12, heads=12, kv_heads=4, ffn=2048, tokens=200_000_000, rows_per_step=64, lr=1.5e-3),
+}
+
+
+def new_model(size: BaseSize, special: dict[str, int], seed: int) -> Any:
+    """A freshly initialised Llama of this size."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        intermediate_size=size.ffn,
+        vocab_size=size.vocab,
+        max_position_embeddings=size.context,
+        tie_word_embeddings=True,
+        bos_token_id=special["bos"],
+        eos_token_id=special["eos"],
+        pad_token_id=special["pad"],
+        initializer_range=0.02,
+    )
+    return LlamaForCausalLM(config)
+
+
+def optimizers(model: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    ids = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in ids]
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def trapezoid(step: int, total: int, warmup: int = 50, decay_share: float = 0.35) -> float:
+    """Learning-rate factor: linear warm-up, flat, linear decay to zero over the last share of the steps."""
+    decay = max(1, int(total * decay_share))
+    return min(1.0, (step + 1) / warmup, (total - step) / decay)
+
+
+def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Cross-entropy [B, T, V] against [B, T], averaged with per-token weights."""
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
+    return (loss * weights.flatten()).sum() / weights.sum()
+
+
+class BaseTrainer:
+    """Trains a base on packed rows; resumable from its checkpoint at any step."""
+
+    def __init__(
+        self, model: Any, size: BaseSize, rows: NDArray[np.int32], special: dict[str, int], device: str, folder: Path
+    ) -> None:
+        self.model = model.to(device)
+        self.size, self.rows, self.special, self.device, self.folder = size, rows, special, device, folder
+        self.total = len(rows) // size.rows_per_step
+        self.optimizers = optimizers(self.model, size.lr)
+        self.step = 0
+        self.compiled = torch.compile(self._loss)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._resume()
+
+    def _loss(self, ids: Tensor, weights: Tensor) -> Tensor:
+        logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
+        return weighted_loss(logits, ids[:, 1:], weights)
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        n = self.size.rows_per_step
+        rows = self.rows[self.step * n : (self.step + 1) * n]
+        mask = np.stack([completion_mask(r, self.special["assistant"], self.special["eos"]) for r in rows])
+        weights = np.where(mask, 1.0, self.size.prompt_weight) * (rows != self.special["pad"])
+        ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
+        return ids, torch.from_numpy(weights[:, 1:].astype(np.float32)).to(self.device)
+
+    def _update(self) -> float:
+        factor = trapezoid(self.step, self.total)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.size.lr * factor
+        with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
+            loss = self.compiled(*self._batch())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return float(loss.detach())
+
+    def train(self, log: Callable[[str], None], save_every: int = 100) -> None:
+        """Run to the end of the rows."""
+        started, first = time.monotonic(), self.step
+        while self.step < self.total:
+            loss = self._update()
+            if self.step % 20 == 0 or self.step == self.total:
+                rate = (self.step - first) * self.rows.shape[1] * self.size.rows_per_step / (time.monotonic() - started)
+                log(f"base step {self.step}/{self.total} loss {loss:.4f} {rate:.0f} tokens/s")
+            if self.step % save_every == 0 or self.step == self.total:
+                self._save()
+
+    def _save(self) -> None:
+        state = {"model": self.model.state_dict(), "step": self.step, "size": json.dumps(asdict(self.size))}
+        for i, optimizer in enumerate(self.optimizers):
+            state[f"optimizer{i}"] = optimizer.state_dict()
+        temporary = self.folder / "checkpoint.pt.new"
+        torch.save(state, temporary)
+        temporary.replace(self.folder / "checkpoint.pt")
+
+    def _resume(self) -> None:
+        path = self.folder / "checkpoint.pt"
+        if not path.exists():
+            return
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for i, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[f"optimizer{i}"])
+        self.step = int(state["step"])

@@ -1,0 +1,75 @@
+"""The lab's training text: conversations of every category, mixed, tokenized and packed into rows.
+
+Knows the generators and the tokenizer; nothing of models.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench_ss.suites.lab_text.catalog import GENERATORS
+from specbench_ss.suites.lab_text.example import Example, draw
+
+# share of conversations; tasks with computed answers need more of them than tasks of wording
+WEIGHTS = {"sql": 2.0, "math_reasoning": 2.5, "math": 1.5, "meaning_representation": 0.8, "writing": 0.8}
+
+Row = tuple[NDArray[np.int32], NDArray[np.bool_]]
+
+
+def conversations(split: str, seed: int) -> Iterator[Example]:
+    """An endless mixture of all categories."""
+    names = sorted(GENERATORS)
+    streams = {name: draw(GENERATORS[name], split, seed) for name in names}
+    weights = [WEIGHTS.get(name, 1.0) for name in names]
+    rng = random.Random(f"mixture:{split}:{seed}")
+    while True:
+        yield next(streams[rng.choices(names, weights)[0]])
+
+
+def render(example: Example) -> str:
+    """The conversation as one string, in the form of the chat template."""
+    parts = [f"<|user|>{turn}<|assistant|>{answers[0]}<|end|>" for turn, answers in zip(example.turns, example.answers, strict=True)]
+    return "<|bos|>" + "".join(parts)
+
+
+def completion_mask(ids: NDArray[np.int32], assistant: int, end: int) -> NDArray[np.bool_]:
+    """True where the token is part of an answer (the end token included)."""
+    inside = np.cumsum(ids == assistant) - (np.cumsum(ids == end) - (ids == end))
+    return (inside > 0) & (ids != assistant)
+
+
+def tokenize(tokenizer: Any, texts: list[str]) -> list[NDArray[np.int32]]:
+    """Token ids of rendered conversations."""
+    return [np.asarray(e.ids, np.int32) for e in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def pack(docs: list[NDArray[np.int32]], length: int, pad: int, window: int = 64) -> NDArray[np.int32]:
+    """Whole conversations into rows [R, length], each row starting with one; the longest that fits goes next."""
+    rows: list[NDArray[np.int32]] = []
+    waiting: list[NDArray[np.int32]] = []
+    source = iter(d for d in docs if len(d) <= length)
+    exhausted = False
+    while waiting or not exhausted:
+        row: list[NDArray[np.int32]] = []
+        room = length
+        while True:
+            while len(waiting) < window and not exhausted:
+                doc = next(source, None)
+                exhausted = doc is None
+                if doc is not None:
+                    waiting.append(doc)
+            fits = [i for i, d in enumerate(waiting) if len(d) <= room]
+            if not fits:
+                break
+            # the first of a row is the oldest, so that no long one waits for ever
+            best = fits[0] if not row else max(fits, key=lambda i: len(waiting[i]))
+            row.append(waiting.pop(best))
+            room -= len(row[-1])
+        if row:
+            rows.append(np.concatenate([*row, np.full(room, pad, np.int32)]))
+    return np.stack(rows)

@@ -1,0 +1,102 @@
+"""Key/value caches that hold a different number of rows in every layer.
+
+`update` is the call that Hugging Face attention modules make; the rest is what tree decoding needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Preallocated keys and values, [B, kv_heads, capacity, head_dim] a layer.
+
+    lengths[layer] is the number of rows that exist in that layer; rows beyond it are scratch that the next
+    write overwrites, so dropping rows costs nothing. The host owns the lengths: no device synchronisation.
+    """
+
+    is_compileable = False
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.lengths = [0] * layers
+        self.keys: list[Tensor | None] = [None] * layers
+        self.values: list[Tensor | None] = [None] * layers
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Rows in a layer."""
+        return self.lengths[layer]
+
+    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write k, v [B, kv_heads, q, head_dim] after the existing rows; returns all [.., length + q, ..].
+
+        The length does not move: `advance` says how many of the new rows stay.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            shape = (k.shape[0], k.shape[1], self.capacity, k.shape[3])
+            keys = self.keys[layer] = k.new_empty(shape)
+            values = self.values[layer] = v.new_empty((*shape[:3], v.shape[3]))
+        start = self.lengths[layer]
+        end = start + k.shape[2]
+        if end > self.capacity:
+            raise RuntimeError(f"cache of {self.capacity} rows cannot take rows {start}..{end} in layer {layer}")
+        keys[:, :, start:end] = k
+        values[:, :, start:end] = v
+        return keys[:, :, :end], values[:, :, :end]
+
+    def advance(self, rows: int, lo: int = 0, hi: int | None = None) -> None:
+        """The first `rows` of the rows just written exist from now on, in layers lo..hi."""
+        for layer in range(lo, len(self.lengths) if hi is None else hi):
+            self.lengths[layer] += rows
+
+    def keep(self, start: int, rows: Sequence[int], lo: int = 0, hi: int | None = None) -> None:
+        """Of the rows written at start.., only these (ascending offsets) remain, in order, in layers lo..hi."""
+        count = len(rows)
+        first = next((i for i, r in enumerate(rows) if r != i), count)  # rows already in place are not moved
+        moved: Tensor | None = None
+        for layer in range(lo, len(self.lengths) if hi is None else hi):
+            keys, values = self.keys[layer], self.values[layer]
+            if first < count and keys is not None and values is not None:
+                if moved is None:
+                    moved = torch.tensor([start + r for r in rows[first:]], device=keys.device)
+                keys[:, :, start + first : start + count] = keys.index_select(2, moved)
+                values[:, :, start + first : start + count] = values.index_select(2, moved)
+            self.lengths[layer] = start + count
+
+    def clear(self) -> None:
+        """Forget every row; the memory stays."""
+        self.lengths = [0] * len(self.lengths)
+
+    def expand(self, capacity: int) -> None:
+        """Make room for at least this many rows; contents are lost, so only between prompts."""
+        if capacity > self.capacity:
+            self.capacity = capacity
+            self.keys = [None] * len(self.keys)
+            self.values = [None] * len(self.values)
+        self.clear()
+
+
+class StreamCache:
+    """A cache for training streams: main keys and values are given, new rows are joined to them, none are stored.
+
+    Out of place, so that gradients flow through the new rows.
+    """
+
+    is_compileable = False
+
+    def __init__(self, main: dict[int, tuple[Tensor, Tensor]]) -> None:
+        self.main = main
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Rows of the main stream."""
+        return next(iter(self.main.values()))[0].shape[2]
+
+    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """k, v [B, kv_heads, q, head_dim] behind the main rows of the layer."""
+        keys, values = self.main[layer]
+        return torch.cat((keys, k), 2), torch.cat((values, v), 2)

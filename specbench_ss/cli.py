@@ -1,0 +1,69 @@
+"""The `ssbench` command. Imports nothing heavy: `ssbench --help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from specbench_ss import __version__
+from specbench_ss.commands import lab, lists, report, run, suites
+from specbench_ss.errors import UserError
+
+app = typer.Typer(
+    name="ssbench",
+    help="Which speculative-decoding method pays on your model, prompts and hardware, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.command)
+app.command("methods")(lists.methods)
+app.command("models")(lists.models)
+app.command("report")(report.command)
+app.add_typer(suites.app, name="suites")
+app.add_typer(lab.app, name="lab")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"ssbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"ssbench: warning: {message}", file=sys.stderr)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; what the user can mend is one line on stderr and exit code 2."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _print_warning
+        try:
+            code = app(args=args, prog_name="ssbench", standalone_mode=False)
+        except UserError as error:
+            return _fail(str(error))
+        except typer.TyperException as error:
+            return _fail(error.format_message(), error.exit_code)
+        except (KeyboardInterrupt, typer.Abort):
+            return _fail("interrupted", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int = 2) -> int:
+    """One line on stderr, whatever the message holds; none where the help has said it all."""
+    if message:
+        print(f"ssbench: {' '.join(message.split())}", file=sys.stderr)
+    return code

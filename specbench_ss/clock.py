@@ -1,0 +1,48 @@
+"""Time of the parts of a decoding step, on whatever device. Knows devices, not methods."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+
+class Clock:
+    """Marks within one step. On CUDA marks are events, read after the step's one synchronisation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.device = device
+        self.marks: list[Any] = []
+        self.started = 0.0
+
+    def start(self) -> None:
+        """Begin a span, with the device idle."""
+        self.sync()
+        self.marks.clear()
+        self.started = time.perf_counter()
+        self.mark()
+
+    def mark(self) -> None:
+        """The boundary between two parts."""
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+
+    def stop(self) -> tuple[float, list[float]]:
+        """(seconds since start, seconds of each part between marks), with the device idle."""
+        self.sync()
+        total = time.perf_counter() - self.started
+        pairs = zip(self.marks, self.marks[1:], strict=False)
+        if self.cuda:
+            return total, [a.elapsed_time(b) / 1e3 for a, b in pairs]
+        return total, [b - a for a, b in pairs]
+
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,1 @@
+"""The commands of `ssbench`, one a file. Each imports what it needs when it is called."""

@@ -1,0 +1,118 @@
+"""From options and a configuration file to a `RunConfig`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, split_methods
+from specbench_ss.errors import UserError, did_you_mean
+
+
+def read_config_file(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Option callback: the file's values become the defaults of the options not given on the command line."""
+    if path is not None and not ctx.resilient_parsing:
+        names = {p.opts[0].lstrip("-").replace("-", "_"): str(p.name) for p in ctx.command.params}
+        values = _as_options(_yaml(path), set(names) - {"config", "help"}, path)
+        ctx.default_map = {names[option]: value for option, value in values.items()}
+    return path
+
+
+def _yaml(path: Path) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content or {}, dict):
+        raise UserError(f"{path}: expected 'option: value' lines")
+    return content or {}
+
+
+def _as_options(content: Mapping[Any, Any], known: set[str], path: Path) -> dict[str, Any]:
+    """Values in the form that the command line has them in."""
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise UserError(f"{path}: no option {str(key)!r}{did_you_mean(name, known)}")
+        if value is None:
+            continue
+        if name == "set":
+            values[name] = _set_items(value, path)
+        else:
+            values[name] = ",".join(map(str, value)) if isinstance(value, list) else value
+    return values
+
+
+def _set_items(value: Any, path: Path) -> list[str]:
+    """{ss: {k: 1}} or ['ss.k=1'] -> ['ss.k=1']."""
+    if isinstance(value, dict) and all(isinstance(options, dict) for options in value.values()):
+        return [f"{method}.{key}={_text(v)}" for method, options in value.items() for key, v in options.items()]
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise UserError(f"{path}: 'set' must be a list of method.option=value, or method: {{option: value}}")
+
+
+def _text(value: Any) -> str:
+    """YAML reads `on` and `off` as booleans, `none` as text and `null` as None: back to option text."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
+
+
+def run_config(values: Mapping[str, Any]) -> RunConfig:
+    """The run that the options describe; the reference method comes first, asked for or not."""
+    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data"}
+    if not 0 < values["top_p"] <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, not {values['top_p']}")
+    return RunConfig(
+        methods=method_specs(values["methods"], values["set"] or ()),
+        categories=tuple(part.strip() for part in (values["categories"] or "").split(",") if part.strip()),
+        data=None if values["data"] is None else str(values["data"]),
+        **{name: values[name] for name in own},
+    )
+
+
+def method_specs(methods: str, settings: list[str] | tuple[str, ...]) -> tuple[MethodSpec, ...]:
+    """Methods with their options; `settings` hold for every variant of a method that does not say otherwise."""
+    shared: dict[str, dict[str, str]] = {}
+    for text in settings:
+        match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)=(.*)", text.strip())
+        if match is None:
+            raise UserError(f"cannot read --set {text!r}: expected method.option=value")
+        shared.setdefault(match[1], {})[match[2]] = match[3].strip()
+    specs = [MethodSpec.parse(text) for text in split_methods(methods)]
+    if not specs:
+        raise UserError("no method given: --methods NAME,NAME[option=value],...")
+    specs = [MethodSpec(s.name, shared.get(s.name, {}) | s.options) for s in specs]
+    if not any(s.label == REFERENCE for s in specs):
+        specs.append(MethodSpec(REFERENCE, shared.get(REFERENCE, {})))
+    _check(specs, shared)
+    return tuple(sorted(specs, key=lambda s: s.name != REFERENCE))  # stable: the others keep their order
+
+
+def _check(specs: list[MethodSpec], settings: Mapping[str, Any]) -> None:
+    labels = [s.label for s in specs]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f"method {label!r} is asked for twice")
+    names = [s.name for s in specs]
+    for name in settings:
+        if name not in names:
+            raise UserError(f"--set names method {name!r}, which is not part of this run{did_you_mean(name, names)}")
+
+
+def default_out(config: RunConfig, now: datetime) -> Path:
+    """runs/<timestamp>-<model>-<suite>, with only plain characters."""
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name or config.model).strip("-.") or "model"
+    return Path("runs") / f"{now:%Y%m%d-%H%M%S}-{model}-{config.suite}"

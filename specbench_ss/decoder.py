@@ -1,0 +1,98 @@
+"""The Decoder interface: what a decoding method is to the core.
+
+A method proposes a draft tree; the core owns the loop, the target's forward, verification, the cache, sampling,
+stopping, cutting and every count. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from specbench_ss.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specbench_ss.sampling import Sampling
+    from specbench_ss.target import Cache, Output, Target
+    from specbench_ss.verify import Verdict
+
+
+@dataclass(slots=True)
+class State:
+    """What is known between two steps of one request.
+
+    ids: prompt and answer so far, int64 [S]; its last entry is the root: decided, not yet in the cache.
+    root: that last token, int64 [1], on the device. taps: hidden states asked for by `Decoder.taps` at the
+    position before the root, {layer: [1, 1, h]}; key -1 is the final, normed state (what the LM head reads).
+    """
+
+    ids: list[int]
+    prompt_tokens: int
+    root: Tensor
+    cache: Cache
+    sampling: Sampling
+    taps: dict[int, Tensor] = field(default_factory=dict)
+    draft_calls: int = 0  # forward passes of a draft model, counted by the method that makes them
+
+    @property
+    def position(self) -> int:
+        """Position of the root: how many tokens the cache holds."""
+        return len(self.ids) - 1
+
+
+class Decoder(ABC):
+    """One decoding method, bound to one target.
+
+    Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
+    `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str] = ""
+    lossless: ClassVar[bool] = True
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """No options."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, target: Target, options: Any = None) -> None:
+        self.target = target
+        self.options: Any = self.Options() if options is None else options
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> Decoder:
+        """The method with its weights, for this target. Raises UserError where they are missing or do not fit."""
+        return cls(target, options)
+
+    def companion(self) -> Path | None:
+        """The folder with this method's weights that the target brings along, if it does."""
+        return self.target.companion(self.name)
+
+    def max_rows(self) -> int:
+        """The most rows one step may put through the target (root included): the cache reserves them."""
+        return 64
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""
+        return self.target.prefill(ids, state.cache, self.taps)
+
+    def begin(self, state: State) -> None:  # noqa: B027 - optional hook
+        """A new prompt has been prefilled; forget the last one."""
+
+    @abstractmethod
+    def propose(self, state: State) -> DraftTree:
+        """The draft for this step; `DraftTree.root_only(state.root)` = plain autoregressive."""
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """Verify the tree in one pass of the target: logits [1, n, V] for the n nodes of `Output.tree`."""
+        return self.target.forward_tree(tree, state.cache, self.taps)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:  # noqa: B027 - optional hook
+        """The step is committed: state.ids, state.root, state.taps and the cache are already the new ones."""

@@ -1,0 +1,145 @@
+"""On what a run was made: versions, processor, memory, GPU, revision. Nothing here ever fails; what is unknown is None."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+PACKAGES = ("specbench_ss", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas")
+MACHINE = ("cpu", "gpus")  # the parts that make timings comparable
+T = TypeVar("T")
+
+
+def environment() -> dict[str, Any]:
+    """A JSON-ready description; memory in bytes, clocks in MHz, power limits in watts."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _or_none(lambda name=name: metadata.version(name)) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "threads": _or_none(_threads),
+        "memory_bytes": _or_none(_memory),
+        "gpus": _or_none(_gpus) or [],
+        "driver": _or_none(_driver),
+        "cuda": _or_none(_cuda),
+        "revision": revision(),
+    }
+
+
+def machine_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Names of the parts that differ between two environments in a way that makes timings incomparable."""
+    return [part for part in MACHINE if _stable(old.get(part)) != _stable(new.get(part))]
+
+
+def revision(folder: Path = Path(__file__).resolve().parent) -> dict[str, Any] | None:
+    """Commit of the checkout that the code runs from and whether it is changed; None outside a checkout."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None or _git(folder, "ls-files", "--error-unmatch", __file__) is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _stable(part: Any) -> Any:
+    """Without what changes from minute to minute."""
+    if isinstance(part, list):
+        return [_stable(entry) for entry in part]
+    return {k: v for k, v in part.items() if not k.endswith("_now")} if isinstance(part, dict) else part
+
+
+def _or_none(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except Exception:  # a missing package, driver or file: unknown, not an error
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    def ask() -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    return _or_none(ask)
+
+
+def _cpu() -> dict[str, Any]:
+    return {
+        "model": _or_none(_cpu_model) or platform.processor() or platform.machine(),
+        "cores": _or_none(_cores),
+        "available": _or_none(lambda: len(os.sched_getaffinity(0))) if sys.platform == "linux" else os.cpu_count(),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    raise LookupError("no model name")
+
+
+def _cores() -> int | None:
+    import psutil
+
+    count: int | None = psutil.cpu_count(logical=False)
+    return count
+
+
+def _threads() -> dict[str, int]:
+    import torch
+
+    return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
+
+
+def _memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def _cuda() -> str | None:
+    import torch
+
+    return str(torch.version.cuda) if torch.version.cuda else None
+
+
+def _driver() -> str:
+    with _Nvml() as nvml:
+        return _text(nvml.nvmlSystemGetDriverVersion())
+
+
+def _gpus() -> list[dict[str, Any]]:
+    with _Nvml() as nvml:
+        return [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
+
+
+def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+    return {
+        "name": _text(nvml.nvmlDeviceGetName(handle)),
+        "memory_bytes": _or_none(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)),
+        "power_limit_w": _or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+        "sm_clock_max_mhz": _or_none(lambda: int(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
+        "sm_clock_mhz_now": _or_none(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
+    }
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class _Nvml:
+    """The management library, initialised; raises where there is none."""
+
+    def __enter__(self) -> Any:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._library = pynvml
+        return pynvml
+
+    def __exit__(self, *_: object) -> None:
+        self._library.nvmlShutdown()

@@ -1,0 +1,171 @@
+"""Where each architecture keeps its parts, seen as one kind of decoder layer.
+
+Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX, and whatever is built like one of them. Knows modules, no
+method; anything it does not recognise is a UserError, not a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench_ss.errors import UserError
+
+STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
+
+
+@dataclass(slots=True)
+class Block:
+    """One decoder layer, taken apart.
+
+    sequential: x + attention(norm1(x)), then x + mlp(norm2(x)); parallel: both from the same x (GPT-NeoX).
+    """
+
+    norm1: nn.Module
+    attention: nn.Module
+    norm2: nn.Module
+    mlp: Callable[[Tensor], Tensor]
+    parallel: bool
+    cache_argument: str
+    window: int | None  # sliding-window width, None = full attention
+
+    def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Attention's contribution to x [B, q, h] (to be added to it)."""
+        kwargs: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
+        if rotary is not None:
+            kwargs["position_embeddings"] = rotary
+        out: Tensor = self.attention(hidden_states=self.norm1(x), **kwargs)[0]
+        return out
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The MLP's contribution to x [B, q, h]."""
+        return self.mlp(self.norm2(x))
+
+    def __call__(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The whole layer: [B, q, h] -> [B, q, h]."""
+        if self.parallel:
+            return x + self.attend(x, cache, mask, rotary) + self.feed(x)
+        x = x + self.attend(x, cache, mask, rotary)
+        return x + self.feed(x)
+
+
+@dataclass(slots=True)
+class Family:
+    """A causal LM taken apart: embed -> blocks -> norm -> head."""
+
+    blocks: list[Block]
+    embed: Callable[[Tensor, Tensor], Tensor]  # ids [B, q], positions [B, q] -> [B, q, h]
+    norm: Callable[[Tensor], Tensor]
+    head: nn.Module
+    rotary: nn.Module | None
+    rotary_is_static: bool
+
+
+def _opt_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
+    def mlp(x: Tensor) -> Tensor:
+        out: Tensor = layer.fc2(layer.activation_fn(layer.fc1(x)))
+        return out
+
+    return mlp
+
+
+def _opt(model: Any) -> Family:
+    decoder = model.get_decoder()
+    decoder = getattr(decoder, "decoder", decoder)
+    if not model.config.do_layer_norm_before:
+        raise UserError("OPT with layer norm after attention (opt-350m) is not supported")
+
+    def embed(ids: Tensor, positions: Tensor) -> Tensor:
+        x = decoder.embed_tokens(ids)
+        if decoder.project_in is not None:
+            x = decoder.project_in(x)
+        out: Tensor = x + nn.Embedding.forward(decoder.embed_positions, positions + decoder.embed_positions.offset)
+        return out
+
+    def norm(x: Tensor) -> Tensor:
+        x = decoder.final_layer_norm(x) if decoder.final_layer_norm is not None else x
+        return decoder.project_out(x) if decoder.project_out is not None else x
+
+    blocks = [
+        Block(la.self_attn_layer_norm, la.self_attn, la.final_layer_norm, _opt_mlp(la), False, "past_key_values", None)
+        for la in decoder.layers
+    ]
+    return Family(blocks, embed, norm, model.get_output_embeddings(), None, True)
+
+
+def _gpt_neox(model: Any) -> Family:
+    decoder = model.gpt_neox
+    parallel = model.config.use_parallel_residual
+    blocks = [
+        Block(la.input_layernorm, la.attention, la.post_attention_layernorm, la.mlp, parallel, "layer_past", None)
+        for la in decoder.layers
+    ]
+    return Family(
+        blocks,
+        lambda ids, positions: decoder.embed_in(ids),
+        decoder.final_layer_norm,
+        model.get_output_embeddings(),
+        decoder.rotary_emb,
+        _static_rope(decoder.rotary_emb),
+    )
+
+
+def _windows(config: Any, layers: int) -> list[int | None]:
+    """Sliding-window width of every layer."""
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return [None] * layers
+    types = getattr(config, "layer_types", None)
+    if not types:
+        return [window] * layers
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def _llama_like(model: Any) -> Family:
+    decoder = model.get_decoder()
+    windows = _windows(model.config, len(decoder.layers))
+    blocks = [
+        Block(la.input_layernorm, la.self_attn, la.post_attention_layernorm, la.mlp, False, "past_key_values", w)
+        for la, w in zip(decoder.layers, windows, strict=True)
+    ]
+    return Family(
+        blocks,
+        lambda ids, positions: decoder.embed_tokens(ids),
+        decoder.norm,
+        model.get_output_embeddings(),
+        decoder.rotary_emb,
+        _static_rope(decoder.rotary_emb),
+    )
+
+
+def _static_rope(rotary: Any) -> bool:
+    """Whether cos and sin depend on the position alone (LongRoPE and dynamic NTK also on the length)."""
+    return getattr(rotary, "rope_type", "default") in STATIC_ROPE
+
+
+_BUILDERS: dict[str, Callable[[Any], Family]] = {
+    "opt": _opt,
+    "gpt_neox": _gpt_neox,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3"), _llama_like),
+}
+
+
+def family_of(model: Any) -> Family:
+    """Take a causal LM apart. Raises UserError for an architecture that is not known."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kind = base.config.model_type
+    if kind not in _BUILDERS:
+        raise UserError(f"model type {kind!r} is not supported; supported: {', '.join(sorted(_BUILDERS))}")
+    return _BUILDERS[kind](base)
+
+
+@torch.no_grad()
+def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos, sin [length, head_dim] for positions 0..length-1."""
+    positions = torch.arange(length, device=like.device)[None]
+    cos, sin = rotary(like, position_ids=positions)
+    return cos[0], sin[0]

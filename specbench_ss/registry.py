@@ -1,0 +1,128 @@
+"""Finds methods, suites and reports by name, through entry points, and loads one when it is asked for.
+
+Light: listing names imports no plugin. Knows none of them by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, cast
+
+from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.options import parse_options
+
+if TYPE_CHECKING:
+    from specbench_ss.config import MethodSpec
+    from specbench_ss.decoder import Decoder
+    from specbench_ss.report import Report
+    from specbench_ss.suite import Suite
+    from specbench_ss.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One kind of plugin: where it is registered, and the class that it must derive from."""
+
+    entry_points: str
+    base: str
+
+    @property
+    def kind(self) -> str:
+        """'method', 'suite' or 'report', for messages."""
+        return self.entry_points.rpartition(".")[2].removesuffix("s")
+
+
+METHODS = Group("specbench_ss.methods", "specbench_ss.decoder:Decoder")
+SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
+REPORTS = Group("specbench_ss.reports", "specbench_ss.report:Report")
+
+
+class PluginWarning(UserWarning):
+    """A registered plugin that cannot be used; the others go on."""
+
+
+def _registered(group: Group) -> dict[str, EntryPoint]:
+    """Name -> entry point, in order of names. A name registered twice keeps its first owner."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group.entry_points):
+        first = found.setdefault(point.name, point)
+        if first.value != point.value:
+            _warn(f"{group.kind} {point.name!r} is registered twice: {first.value} is used, {point.value} is not")
+    return dict(sorted(found.items()))
+
+
+def names(group: Group) -> list[str]:
+    """The registered names, sorted; loads none of them."""
+    return list(_registered(group))
+
+
+def load(group: Group, name: str) -> type[Any]:
+    """The class registered under `name`. Raises UserError for an unknown name or a plugin that does not load."""
+    registered = _registered(group)
+    if name not in registered:
+        raise UserError(f"no {group.kind} {name!r}{did_you_mean(name, registered)}; known: {', '.join(registered)}")
+    try:
+        return _checked(group, registered[name])
+    except UserError:
+        raise
+    except Exception as error:  # a plugin's import may fail in any way
+        raise UserError(f"{group.kind} {name!r} does not load: {_one_line(error)}") from error
+
+
+def load_all(group: Group) -> dict[str, type[Any]]:
+    """Every plugin that loads. One that does not is named in a PluginWarning and left out."""
+    loaded = {}
+    for name in names(group):
+        try:
+            loaded[name] = load(group, name)
+        except UserError as error:
+            _warn(str(error))
+    return loaded
+
+
+def _checked(group: Group, point: EntryPoint) -> type[Any]:
+    """The class behind an entry point, once it is known to derive from the group's base class."""
+    module, _, attribute = group.base.partition(":")
+    base = getattr(import_module(module), attribute)
+    found = point.load()
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{group.kind} {point.name!r}: {point.value} is not a subclass of {base.__name__}")
+    return found
+
+
+def method_class(name: str) -> type[Decoder]:
+    """The class of a method."""
+    return cast("type[Decoder]", load(METHODS, name))
+
+
+def method_options(spec: MethodSpec) -> Any:
+    """The method's `Options`, filled from the text given for it; needs no model."""
+    return parse_options(method_class(spec.name).Options, spec.options, f"method {spec.name!r}")
+
+
+def load_method(spec: MethodSpec, target: Target) -> Decoder:
+    """The method with its options and weights, bound to a target."""
+    return method_class(spec.name).load(target, method_options(spec))
+
+
+def load_suite(name: str) -> Suite:
+    """A suite."""
+    return cast("type[Suite]", load(SUITES, name))()
+
+
+def load_report(name: str) -> Report:
+    """A report writer."""
+    return cast("type[Report]", load(REPORTS, name))()
+
+
+def _one_line(error: BaseException) -> str:
+    """'ImportError: no module ...': the exception's kind and the first line of its text."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, PluginWarning, stacklevel=3)

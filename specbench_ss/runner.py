@@ -1,0 +1,332 @@
+"""Runs every method on every prompt, interleaved, and commits each sample as it is finished. Knows no method by name.
+
+Timing discipline: warm-up first, never recorded; the collector runs before each sample and is off during it;
+scoring, comparing and writing happen between samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from specbench_ss import __version__, sameness
+from specbench_ss.config import REFERENCE, RunConfig
+from specbench_ss.decoder import Decoder
+from specbench_ss.environment import environment, machine_changes
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.records import Generation, Step
+from specbench_ss.rows import Row
+from specbench_ss.rundir import FORMAT, RunDir
+from specbench_ss.sampling import Sampling
+from specbench_ss.schedule import Sample, plan, sample_seed
+from specbench_ss.suite import Question, Suite, SuiteData
+from specbench_ss.warmup import warm_up
+
+if TYPE_CHECKING:
+    from specbench_ss.target import Target
+
+Decode = Callable[[Decoder, list[int], Limits, Sampling, Callable[[int], None] | None], Generation]
+
+
+class Events(Protocol):
+    """What a run tells whoever watches it. Must be quick: on_tokens is called while a sample is being timed."""
+
+    def on_start(self, total: int) -> None:
+        """Samples still to be made."""
+
+    def on_sample_start(self, label: str, question_id: str) -> None:
+        """A method begins to answer."""
+
+    def on_tokens(self, n: int) -> None:
+        """n more tokens of the sample at hand."""
+
+    def on_sample(self, row: Row) -> None:
+        """A sample is committed."""
+
+    def on_warning(self, text: str) -> None:
+        """Something that the user should know; the run goes on."""
+
+
+def fingerprint(config: RunConfig) -> str:
+    """sha256 of everything that decides what a run measures."""
+    return hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def manifest_for(
+    config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
+) -> dict[str, Any]:
+    """The manifest of a run that is about to start. JSON-ready."""
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "command": list(command),
+        "config": config.as_dict(),
+        "fingerprint": fingerprint(config),
+        "suite": {
+            "name": data.name,
+            "edition": data.edition,
+            "content_hash": data.content_hash,
+            "size": len(data.questions),
+            "prompts": sum(len(q.turns) for q in data.questions),
+            "max_new_tokens": config.max_new_tokens or data.max_new_tokens,
+            "notes": list(data.notes),
+        },
+        "model": {
+            "name": target.name,
+            "hash": target.weights_hash,
+            "parameters": target.parameter_count,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "device": str(target.device),
+            "context_length": target.context_length,
+            "vocab_size": target.vocab_size,
+            "is_lab": target.is_lab,
+        },
+        "methods": [_method_entry(label, decoder) for label, decoder in decoders.items()],
+        "environment": environment(),
+        "created": _now(),
+        "finished": None,
+        "status": "running",
+    }
+
+
+def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
+    options = decoder.options
+    values = {name: getattr(options, name) for name in getattr(options, "__dataclass_fields__", {})}
+    return {
+        "label": label,
+        "name": decoder.name,
+        "options": json.loads(json.dumps(values, default=str)),
+        "lossless": decoder.lossless,
+        "summary": decoder.summary,
+        "paper": decoder.paper,
+    }
+
+
+def run(
+    config: RunConfig,
+    target: Target,
+    suite: Suite,
+    suite_data: SuiteData,
+    decoders: dict[str, Decoder],
+    run_dir: RunDir,
+    events: Events,
+    decode: Decode = generate,
+) -> None:
+    """Make every sample that is not yet committed, then judge sameness, question by question.
+
+    A method that fails leaves a failed row and the run goes on. On KeyboardInterrupt, which is passed on, and on
+    any other exception the directory stays resumable and its status says why it stopped.
+    """
+    if REFERENCE not in decoders:
+        raise UserError(f"the reference method {REFERENCE!r} must be among the methods")
+    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode)
+    run_dir.update(status="running")
+    try:
+        session.run()
+    except BaseException as e:
+        interrupted = isinstance(e, KeyboardInterrupt)
+        with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
+            run_dir.update(status="interrupted" if interrupted else "failed", finished=_now())
+        raise
+    run_dir.update(status="complete", finished=_now())
+
+
+class _Session:
+    """One process's share of a run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        target: Target,
+        suite: Suite,
+        data: SuiteData,
+        decoders: dict[str, Decoder],
+        run_dir: RunDir,
+        events: Events,
+        decode: Decode,
+    ) -> None:
+        self.config, self.target, self.suite, self.data = config, target, suite, data
+        self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
+        self.limits = Limits(config.max_new_tokens or data.max_new_tokens, target.eos_ids)
+
+    def run(self) -> None:
+        samples = list(plan(self.data.questions, list(self.decoders), self.config.repeats, self.config.seed))
+        todo = [s for s in samples if s.key not in self.run_dir.rows]
+        self._note_resumption(len(samples), len(todo))
+        self.events.on_start(len(todo))
+        if todo and self.config.warmup:
+            warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self.events.on_warning)
+        with _frozen_heap():
+            for _, group in groupby(samples, key=lambda s: s.question.id):
+                of_question = list(group)
+                for sample in of_question:
+                    if sample.key not in self.run_dir.rows:
+                        self._make(sample)
+                for sample in of_question:
+                    self._judge(sample)
+
+    def _note_resumption(self, total: int, todo: int) -> None:
+        if not self.run_dir.rows:
+            return
+        self.events.on_warning(f"resuming: {total - todo} of {total} samples are already there")
+        for part in machine_changes(self.run_dir.manifest.get("environment", {}), environment()):
+            self.events.on_warning(f"this run was begun on another machine: its {part} differ, times do not compare")
+
+    def _warm_prompts(self) -> list[list[int]]:
+        """The first turns of the first `config.warmup` questions."""
+        return [self._encode([], q.turns[0]) for q in self.data.questions[: self.config.warmup]]
+
+    def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
+        """Seconds per token of one unrecorded request."""
+        limits = Limits(min(max_new_tokens, self.limits.max_new_tokens), self.limits.stop_ids)
+        with quiet_collector():
+            done = self.decode(self.decoders[label], prompt, limits, self._sampling(self.config.seed), None)
+        return done.wall_s / max(1, len(done.tokens))
+
+    def _make(self, sample: Sample) -> None:
+        """Run one sample and commit it."""
+        self.events.on_sample_start(sample.method, sample.question.id)
+        row = Row(
+            *sample.key,
+            category=sample.question.category,
+            index=sample.index,
+            position=sample.position,
+            seed=sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat),
+            suite_edition=self.data.edition,
+            suite_hash=self.data.content_hash,
+            status="ok",
+        )
+        try:
+            steps = self._decode_into(row, sample)
+        except Exception as e:  # one sample of one method: the others are worth having
+            row.status, row.error, steps = "failed", f"{type(e).__name__}: {e}", []
+            self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
+        else:
+            row.quality = self._score(sample, row.text or "")
+        self.run_dir.append(row, steps)
+        self.events.on_sample(row)
+
+    def _decode_into(self, row: Row, sample: Sample) -> list[Step]:
+        """Decode, check and fill the row only when everything is known: a failure leaves no number behind."""
+        prompt = self._prompt(sample)
+        sampling = self._sampling(row.seed)
+        started = time.time()
+        with quiet_collector(), peak_memory(self.target.device) as peak:
+            done = self.decode(self.decoders[sample.method], prompt, self.limits, sampling, self.events.on_tokens)
+        ended = time.time()
+        done.check()
+        text = self.target.decode_text(done.tokens)
+        row.fill(done)
+        row.text, row.started, row.ended, row.peak_memory_bytes = text, started, ended, peak()
+        return done.steps
+
+    def _sampling(self, seed: int) -> Sampling:
+        return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)
+
+    def _score(self, sample: Sample, answer: str) -> float | None:
+        try:
+            return self.suite.score(sample.question, sample.turn, answer)
+        except Exception as e:  # the times are still good
+            self.events.on_warning(f"no quality for {sample.question.id}: the scorer failed: {type(e).__name__}: {e}")
+            return None
+
+    def _prompt(self, sample: Sample) -> list[int]:
+        return self._encode(self._history(sample), sample.question.turns[sample.turn], sample.question)
+
+    def _history(self, sample: Sample) -> list[str]:
+        """The earlier answers that this turn continues. Raises LookupError where one of them failed."""
+        own = self.config.history == "own"
+        source = (sample.method, sample.repeat) if own else (REFERENCE, 0)
+        answers = []
+        for turn in range(sample.turn):
+            row = self.run_dir.rows[(sample.question.id, turn, *source)]
+            if row.text is None:
+                raise LookupError(f"no answer to turn {turn + 1} of {source[0]} to continue: it failed")
+            answers.append(row.text)
+        return answers
+
+    def _encode(self, answers: Sequence[str], ask: str, question: Question | None = None) -> list[int]:
+        """Prompt ids: the earlier turns with their answers, then what is asked now."""
+        messages: list[dict[str, str]] = []
+        for turn, answer in zip(question.turns if question else (), answers, strict=False):
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        return self.target.encode_chat([*messages, {"role": "user", "content": ask}])
+
+    def _judge(self, sample: Sample) -> None:
+        """Commit the sample's sameness verdict, once; the reference's repeats are held against its first."""
+        row = self.run_dir.rows[sample.key]
+        first = row.method == REFERENCE and row.repeat == 0
+        if first or row.key in self.run_dir.judged:
+            return
+        repeat = 0 if row.method == REFERENCE else row.repeat
+        reference = self.run_dir.rows[(row.question_id, row.turn, REFERENCE, repeat)]
+        reason = self._why_not(sample, row, reference)
+        if reason:
+            self.run_dir.append_sameness(sameness.not_compared(row, reason))
+            return
+        verdict = sameness.judge(self.target, self._prompt(sample), reference, row)
+        self.run_dir.append_sameness(verdict)
+        if verdict.verdict == "mismatch":
+            self.events.on_warning(f"{row.method} differs from {REFERENCE} on {row.question_id} turn {row.turn + 1}")
+
+    def _why_not(self, sample: Sample, row: Row, reference: Row) -> str:
+        """Why equality is not to be expected; '' where it is."""
+        if not row.ok or not reference.ok:
+            return "the sample failed" if not row.ok else "the reference failed"
+        if not self.decoders[row.method].lossless:
+            return "the method does not promise the same output"
+        if self.config.temperature > 0:
+            return "sampled, not greedy"
+        other = Sample(sample.question, sample.turn, reference.repeat, REFERENCE, 0, 0)
+        return "another history" if self._history(sample) != self._history(other) else ""
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Collect garbage now and not again until the block is left: no pause falls into a timed sample."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Spare the objects that exist now from collection, so that collecting before each sample costs little."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Gives a function that, after the block, tells the peak bytes allocated on a CUDA device; None elsewhere."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    peak: list[int] = []
+    yield lambda: peak[0] if peak else None
+    if on_gpu:
+        peak.append(torch.cuda.max_memory_allocated(device))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,78 @@
+"""Whether two answers are the same, and if not, why: a near-tie of the target, a length, or a bug.
+
+Full sequences are compared, never their common part only. Knows no method; asks the target for its logits, untimed.
+Definitions and the reasons for the bounds: docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specbench_ss.rows import Row, Sameness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.target import Target
+
+# How far below the target's best logit a chosen token may lie and still be called a tie.
+# Parallel verification sums in another order than one token at a time. Half precision: four units in the last
+# place at logits of 16 to 32 (2^-3 for bfloat16, 2^-6 for float16). float32: 70 times the 1.4e-6 that was measured.
+NEAR_TIE_DROP = {"float64": 1e-10, "float32": 1e-4, "float16": 4 * 2.0**-6, "bfloat16": 4 * 2.0**-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Logits of the target where two answers part; see Sameness."""
+
+    gap: float
+    drop: float
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first token that only one has or that differs; None for equal sequences."""
+    common = min(len(a), len(b))
+    for i in range(common):
+        if a[i] != b[i]:
+            return i
+    return None if len(a) == len(b) else common
+
+
+def near_tie_drop(dtype: str) -> float:
+    """The bound for a dtype, `float32` or `torch.float32`. Raises ValueError for one without a bound."""
+    name = dtype.removeprefix("torch.")
+    if name not in NEAR_TIE_DROP:
+        raise ValueError(f"no near-tie bound for dtype {name}")
+    return NEAR_TIE_DROP[name]
+
+
+def gap_between(logits: Tensor, a: int, b: int) -> Gap:
+    """logits: [V] after the last common token; a, b: the tokens chosen there."""
+    best, second = logits.float().topk(2).values.tolist()
+    return Gap(best - second, best - min(float(logits[a]), float(logits[b])))
+
+
+def judge(target: Target, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
+    """The verdict on a greedy answer to the same prompt as the reference's; both must be ok."""
+    expected, got = list(reference.token_ids or ()), list(row.token_ids or ())
+    at = first_difference(expected, got)
+    if at is None:
+        return Sameness(*row.key, verdict="identical")
+    if at == min(len(expected), len(got)):
+        reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
+        return Sameness(*row.key, verdict="length", first_difference=at, reason=reason)
+    try:
+        logits = target.next_logits(prompt_ids + expected[:at])
+    except Exception as e:  # a difference that nothing explains is never called harmless
+        reason = f"no logits to explain it: {type(e).__name__}: {e}"
+        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
+    gap = gap_between(logits, expected[at], got[at])
+    tie = gap.drop <= near_tie_drop(str(target.dtype))
+    return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap.gap, gap.drop)
+
+
+def not_compared(row: Row, reason: str) -> Sameness:
+    """The verdict where equality is not promised or cannot be asked."""
+    return Sameness(*row.key, verdict="not compared", reason=reason)

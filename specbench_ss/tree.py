@@ -1,0 +1,109 @@
+"""Draft trees: tokens with parent pointers; mask, depths and children derived. No padding anywhere.
+
+Node 0 is the root: the token already decided by the target, which is not a draft. Parents come before children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """The topology of a draft tree: parents[0] == -1, parents[i] < i."""
+
+    parents: tuple[int, ...]
+    depths: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.parents or self.parents[0] != -1:
+            raise ValueError("node 0 must be the root, with parent -1")
+        depths = [0]
+        for i, p in enumerate(self.parents[1:], start=1):
+            if not 0 <= p < i:
+                raise ValueError(f"node {i} has parent {p}: parents come before children")
+            depths.append(depths[p] + 1)
+        object.__setattr__(self, "depths", tuple(depths))
+
+    @property
+    def depth(self) -> int:
+        """Edges from the root to the deepest node."""
+        return max(self.depths)
+
+    def children(self) -> list[list[int]]:
+        """Children of every node, in order of proposal."""
+        lists: list[list[int]] = [[] for _ in self.parents]
+        for i, p in enumerate(self.parents[1:], start=1):
+            lists[p].append(i)
+        return lists
+
+    def ancestors(self) -> Tensor:
+        """Bool [n, n]: entry (i, j) says that node j is node i or one of its ancestors."""
+        n = len(self.parents)
+        see = torch.eye(n, dtype=torch.bool)
+        for i, p in enumerate(self.parents[1:], start=1):
+            see[i] |= see[p]
+        return see
+
+    def paths(self) -> list[list[int]]:
+        """The path root..node of every node."""
+        paths = [[0]]
+        for i, p in enumerate(self.parents[1:], start=1):
+            paths.append([*paths[p], i])
+        return paths
+
+
+@lru_cache(maxsize=4096)
+def shape_of(parents: tuple[int, ...]) -> TreeShape:
+    """The shape for these parents; made once for each distinct topology."""
+    return TreeShape(parents)
+
+
+@lru_cache(maxsize=1024)
+def visibility(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(ancestor mask bool [n, n], depths int64 [n]) on the device; made once for each shape."""
+    return shape.ancestors().to(device), torch.tensor(shape.depths, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """tokens: int64 [n] on the target's device, root first. draft_probs: q for sampled candidates.
+
+    draft_probs [n, V] is the distribution that node i's *children* were drawn from; None = candidates are
+    deterministic (top-k), which verification then treats exactly as such.
+    """
+
+    tokens: Tensor
+    shape: TreeShape
+    draft_probs: Tensor | None = None
+
+    @classmethod
+    def root_only(cls, root: Tensor) -> DraftTree:
+        """No draft: the step is a plain autoregressive one. root: int64 [1]."""
+        return cls(root, shape_of((-1,)))
+
+    @classmethod
+    def chain(cls, root: Tensor, drafted: Tensor, draft_probs: Tensor | None = None) -> DraftTree:
+        """A single path: root [1], drafted [k]."""
+        return cls(torch.cat((root, drafted)), shape_of(tuple(range(-1, drafted.shape[0]))), draft_probs)
+
+    @classmethod
+    def of(cls, tokens: Tensor, parents: Sequence[int]) -> DraftTree:
+        """Tokens [n] with parents (root first)."""
+        return cls(tokens, shape_of(tuple(parents)))
+
+    def __len__(self) -> int:
+        return len(self.shape.parents)
+
+    def select(self, keep: Sequence[int]) -> DraftTree:
+        """The sub-tree of these nodes (ascending, ancestor-closed, root included)."""
+        new = {old: i for i, old in enumerate(keep)}
+        parents = tuple(-1 if i == 0 else new[self.shape.parents[i]] for i in keep)
+        index = torch.tensor(keep, device=self.tokens.device)
+        q = None if self.draft_probs is None else self.draft_probs[index]
+        return DraftTree(self.tokens[index], shape_of(parents), q)

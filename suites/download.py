@@ -1,0 +1,99 @@
+"""Fetching a file of known content, and where fetched files are kept. Knows no suite."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx
+
+ATTEMPTS = 4
+_RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_TIMEOUT_S = 30.0
+
+
+def cache_folder() -> Path:
+    """Where fetched files are kept: SSBENCH_CACHE, else the user's cache folder (XDG_CACHE_HOME on Linux)."""
+    import platformdirs
+
+    given = os.environ.get("SSBENCH_CACHE")
+    return Path(given).expanduser() if given else platformdirs.user_cache_path("ssbench")
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file's bytes, as hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
+    """Put the file at `url` at `path`. Whatever goes wrong, `path` is as it was before.
+
+    sha256: what the content must be. pause: seconds before the first retry, doubled for each further one.
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(url, part, pause)
+        found = file_sha256(part)
+        if found != sha256:
+            raise UserError(f"{url} has sha256 {found}, expected {sha256}: it was not kept")
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return path
+
+
+def _fetch(url: str, part: Path, pause: float) -> None:
+    """Stream the body into `part`; what may pass by itself is tried again."""
+    import httpx
+
+    # httpx's own transport retries only cover connecting, and a custom transport would ignore proxy settings.
+    try:
+        with httpx.Client(follow_redirects=True, timeout=_TIMEOUT_S) as client:
+            _retry(lambda: _stream(client, url, part), pause)
+    except httpx.HTTPStatusError as error:
+        response = error.response
+        raise UserError(f"{url} answers HTTP {response.status_code} {response.reason_phrase}".rstrip()) from None
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise UserError(f"{url!r} is not a URL to download from: {error}") from None
+    except httpx.RemoteProtocolError as error:
+        raise UserError(f"the download of {url} broke off: {error}") from None
+    except httpx.HTTPError as error:
+        raise UserError(f"cannot reach {url}: {error or type(error).__name__}") from None
+
+
+def _stream(client: httpx.Client, url: str, part: Path) -> None:
+    with client.stream("GET", url) as response, part.open("wb") as file:
+        response.raise_for_status()
+        for chunk in response.iter_bytes():
+            file.write(chunk)
+
+
+def _retry(action: Callable[[], None], pause: float) -> None:
+    import httpx
+
+    for attempt in range(ATTEMPTS):
+        try:
+            return action()
+        except httpx.UnsupportedProtocol:
+            raise
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code not in _RETRY_STATUS or attempt == ATTEMPTS - 1:
+                raise
+        except httpx.TransportError:
+            if attempt == ATTEMPTS - 1:
+                raise
+        time.sleep(pause * 2**attempt)

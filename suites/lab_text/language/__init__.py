@@ -1,0 +1,1 @@
+"""Generators of the lab's language tasks."""

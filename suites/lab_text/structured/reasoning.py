@@ -1,0 +1,25 @@
+"""Puzzles with worked reasoning, each with a follow-up question."""
+
+from __future__ import annotations
+
+import random
+
+from specbench_ss.suites.lab_text.example import Example
+from specbench_ss.suites.lab_text.structured.reasoning_puzzles import PUZZLES, word
+from specbench_ss.suites.lab_text.structured.wording import pick, say, wordings
+
+_FRAMES = (
+    "{question}",
+    "{question}",
+    "[Here is a puzzle|Think about this|Solve this puzzle]: {question}",
+    "{question} [Explain why|Give your reasons].",
+)
+
+
+def generate(rng: random.Random) -> Example:
+    """A puzzle and a follow-up; each answer says how it is found."""
+    puzzle = pick(rng, PUZZLES)(rng)
+    question, follow = (word(rng, template, puzzle) for template in puzzle.questions)
+    answers = tuple(wordings(lambda: word(rng, template, puzzle), 5) for template in puzzle.answers)
+    prompt = say(rng, pick(rng, _FRAMES), {"question": question})
+    return Example("reasoning", (prompt, follow), answers, puzzle.key, "rouge_l")

@@ -1,0 +1,119 @@
+"""Reading question files: one JSON object a line, in the shape of MT-Bench and Spec-Bench.
+
+`question_id`, `category`, `turns`; and where there are some, `reference` (for each turn a text or a
+list of acceptable texts) and `metric`. Knows no suite.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.suite import Question
+from specbench_ss.suites.scorers import METRICS
+
+Row = dict[str, Any]
+
+
+def read_text(path: Path) -> str:
+    """The file as text; UserError where it is missing or not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a UTF-8 text file") from None
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Every JSON object of a JSONL file with its place, `FILE:LINE`."""
+    # Not splitlines(): JSON text may hold U+2028, which is no end of line here.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            yield place, _row(place, line)
+
+
+def _row(place: str, line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        raise UserError(f"{place}: not valid JSON") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected a JSON object")
+    return row
+
+
+def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ...]:
+    """The questions in the order of the file. metrics: by category, for rows that name none."""
+    questions: dict[str, Question] = {}
+    for place, row in read_rows(path):
+        question = _question(place, row, metrics)
+        if question.id in questions:
+            raise UserError(f"{place}: question_id {question.id!r} occurs twice")
+        questions[question.id] = question
+    if not questions:
+        raise UserError(f"{path} holds no questions")
+    return tuple(questions.values())
+
+
+def _question(place: str, row: Row, metrics: Mapping[str, str]) -> Question:
+    category, turns = row.get("category"), row.get("turns")
+    if not isinstance(row.get("question_id"), int | str):
+        raise UserError(f"{place}: 'question_id' must be a number or a text")
+    if not isinstance(category, str) or not category:
+        raise UserError(f"{place}: 'category' must be a text")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise UserError(f"{place}: 'turns' must be a list of texts")
+    references = _references(place, row.get("reference"), len(turns))
+    metric = _metric(place, row.get("metric", metrics.get(category)))
+    return Question(str(row["question_id"]), category, tuple(turns), references, metric if any(references) else None)
+
+
+def _metric(place: str, name: object) -> str | None:
+    if name is not None and (not isinstance(name, str) or name not in METRICS):
+        raise UserError(f"{place}: unknown metric {name!r}{did_you_mean(str(name), METRICS)}")
+    return name
+
+
+def _references(place: str, value: object, turns: int) -> tuple[tuple[str, ...], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) != turns:
+        raise UserError(f"{place}: 'reference' must be a list with one entry for each of the {turns} turn(s)")
+    return tuple(_acceptable(place, entry) for entry in value)
+
+
+def _acceptable(place: str, entry: object) -> tuple[str, ...]:
+    """The acceptable answers of one turn; an empty text stands for none."""
+    entries = entry if isinstance(entry, list) else [entry]
+    texts = [text for text in entries if isinstance(text, str)]
+    if len(texts) < len(entries):
+        raise UserError(f"{place}: 'reference' must hold texts or lists of texts")
+    return tuple(text for text in texts if text.strip())
+
+
+def select(questions: Sequence[Question], categories: Sequence[str], limit: int | None) -> tuple[Question, ...]:
+    """The first `limit` questions (0 or None: all) of each asked category (empty: every one), in order."""
+    check_limit(limit)
+    present = list(dict.fromkeys(question.category for question in questions))
+    for name in categories:
+        if name not in present:
+            raise UserError(f"the data has no question of category {name!r}{did_you_mean(name, present)}")
+    taken: Counter[str] = Counter()
+    chosen = []
+    for question in questions:
+        if question.category in (categories or present) and not (limit and taken[question.category] >= limit):
+            taken[question.category] += 1
+            chosen.append(question)
+    return tuple(chosen)
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise UserError for a negative limit."""
+    if limit is not None and limit < 0:
+        raise UserError(f"the limit must be 0 (all) or more, not {limit}")

@@ -1,0 +1,145 @@
+"""Fetching through a loopback server: what is kept, what is retried, what is said. No real network."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from specbench_ss.errors import UserError
+from specbench_ss.suites.download import ATTEMPTS, cache_folder, download, file_sha256
+
+BODY = b'{"question_id": 1}\n' * 20_000
+SHA = hashlib.sha256(BODY).hexdigest()
+
+
+@dataclass
+class Site:
+    """A server that answers the statuses in turn, the last one for ever."""
+
+    url: str = ""
+    body: bytes = BODY
+    missing_bytes: int = 0  # how much of the body is announced, but not sent
+    statuses: list[int] = field(default_factory=lambda: [200])
+    requests: int = 0
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    site = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status = site.statuses[min(site.requests, len(site.statuses) - 1)]
+            site.requests += 1
+            body = site.body if status == 200 else b"no"
+            self.send_response(status)
+            if status in (301, 302):
+                self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) - site.missing_bytes])
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    site.url = f"http://127.0.0.1:{server.server_address[1]}/question.jsonl"
+    yield site
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def fetch(site: Site, path: Path, sha256: str = SHA) -> Path:
+    return download(site.url, sha256, path, pause=0.001)
+
+
+def test_a_file_comes_whole_and_leaves_nothing_beside_it(site: Site, tmp_path: Path) -> None:
+    path = fetch(site, tmp_path / "new" / "folder" / "question.jsonl")
+    assert path.read_bytes() == BODY
+    assert file_sha256(path) == SHA
+    assert [file.name for file in path.parent.iterdir()] == ["question.jsonl"]
+    assert site.requests == 1
+
+
+def test_a_wrong_hash_keeps_what_was_there(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text("old")
+    with pytest.raises(UserError, match="sha256 .* it was not kept") as caught:
+        fetch(site, path, sha256="0" * 64)
+    assert "\n" not in str(caught.value)
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+    assert site.requests == 1
+
+
+def test_a_truncated_body_is_retried_then_refused(site: Site, tmp_path: Path) -> None:
+    site.missing_bytes = 1000
+    with pytest.raises(UserError, match="broke off"):
+        fetch(site, tmp_path / "question.jsonl")
+    assert list(tmp_path.iterdir()) == []
+    assert site.requests == ATTEMPTS
+
+
+def test_a_missing_page_is_not_retried(site: Site, tmp_path: Path) -> None:
+    site.statuses = [404]
+    with pytest.raises(UserError, match="HTTP 404"):
+        fetch(site, tmp_path / "question.jsonl")
+    assert list(tmp_path.iterdir()) == []
+    assert site.requests == 1
+
+
+def test_a_busy_server_is_asked_again(site: Site, tmp_path: Path) -> None:
+    site.statuses = [503, 503, 200]
+    assert fetch(site, tmp_path / "question.jsonl").read_bytes() == BODY
+    assert site.requests == 3
+
+
+def test_a_server_that_stays_busy_is_given_up(site: Site, tmp_path: Path) -> None:
+    site.statuses = [503]
+    with pytest.raises(UserError, match="HTTP 503"):
+        fetch(site, tmp_path / "question.jsonl")
+    assert site.requests == ATTEMPTS
+
+
+def test_redirects_are_followed(site: Site, tmp_path: Path) -> None:
+    site.statuses = [302, 200]
+    assert fetch(site, tmp_path / "question.jsonl").read_bytes() == BODY
+
+
+def test_nobody_listens(site: Site, tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        port = server.server_address[1]
+    with pytest.raises(UserError, match="cannot reach http://127.0.0.1"):
+        download(f"http://127.0.0.1:{port}/x", SHA, tmp_path / "x", pause=0.001)
+
+
+@pytest.mark.parametrize("url", ["question.jsonl", "ftp://host/file", "http://[", ""])
+def test_what_is_no_url(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a URL to download from"):
+        download(url, SHA, tmp_path / "x", pause=60)
+
+
+def test_a_folder_that_cannot_be_made(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        fetch(site, tmp_path / "file" / "question.jsonl")
+    assert site.requests == 0
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("SSBENCH_CACHE")
+    if __import__("sys").platform == "linux":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert cache_folder() == tmp_path / "xdg" / "ssbench"
