@@ -1,4 +1,4 @@
-"""On what a run was made: versions, processor, memory, GPU, revision. Nothing here ever fails; what is unknown is None."""
+"""On what a run was made: versions, processor, memory, GPU, revision. Never fails: what is unknown is None."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def environment() -> dict[str, Any]:
     """A JSON-ready description; memory in bytes, clocks in MHz, power limits in watts."""
     return {
         "python": platform.python_version(),
-        "packages": {name: _or_none(lambda name=name: metadata.version(name)) for name in PACKAGES},
+        "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "cpu": _cpu(),
         "threads": _or_none(_threads),
@@ -37,8 +37,9 @@ def machine_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [part for part in MACHINE if _stable(old.get(part)) != _stable(new.get(part))]
 
 
-def revision(folder: Path = Path(__file__).resolve().parent) -> dict[str, Any] | None:
+def revision() -> dict[str, Any] | None:
     """Commit of the checkout that the code runs from and whether it is changed; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None or _git(folder, "ls-files", "--error-unmatch", __file__) is None:
         return None
@@ -57,6 +58,10 @@ def _or_none(ask: Callable[[], T]) -> T | None:
         return ask()
     except Exception:  # a missing package, driver or file: unknown, not an error
         return None
+
+
+def _version(package: str) -> str | None:
+    return _or_none(lambda: metadata.version(package))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -16,12 +16,13 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
+from specbench_ss import jsonl
 from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.records import Step
@@ -39,7 +40,6 @@ IDENTITY = {  # what must be the same for two sessions to share a directory: whe
     ("model", "dtype"): "dtype",
     ("model", "device"): "device",
 }
-T = TypeVar("T")
 
 
 class RunDir:
@@ -50,7 +50,7 @@ class RunDir:
         self.rows = {row.key: row for row in rows}
         self.judged = set(judged)
         self._lock = lock
-        self._files = {name: open(path / name, "ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
+        self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
 
     @classmethod
     def open(cls, where: RunTarget, manifest: dict[str, Any], questions: Sequence[Question] = ()) -> RunDir:
@@ -64,9 +64,9 @@ class RunDir:
                 manifest = _same_run(path, manifest)
                 rows, judged = _recover(path)
             else:
-                _write_json(path / MANIFEST, manifest)
+                jsonl.write_json(path / MANIFEST, manifest)
             if not (path / QUESTIONS).exists():
-                _write_json(path / QUESTIONS, [asdict(q) for q in questions])
+                jsonl.write_json(path / QUESTIONS, [asdict(q) for q in questions])
             run_dir = cls(path, manifest, rows, judged, lock)
             on_error.pop_all()
         return run_dir
@@ -75,21 +75,21 @@ class RunDir:
         """Commit a sample: its steps, then its row, each flushed to the disk."""
         lines = [StepRow(*row.key, index=i, step=step).as_dict() for i, step in enumerate(steps)]
         with _writing(self.path):
-            _append(self._files[STEPS], lines)
-            _append(self._files[ROWS], [row.as_dict()])
+            jsonl.append(self._files[STEPS], lines)
+            jsonl.append(self._files[ROWS], [row.as_dict()])
         self.rows[row.key] = row
 
     def append_sameness(self, verdict: Sameness) -> None:
         """Commit one comparison with the reference."""
         with _writing(self.path):
-            _append(self._files[SAMENESS], [verdict.as_dict()])
+            jsonl.append(self._files[SAMENESS], [verdict.as_dict()])
         self.judged.add(verdict.key)
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest, atomically."""
         self.manifest |= changes
         with _writing(self.path):
-            _write_json(self.path / MANIFEST, self.manifest)
+            jsonl.write_json(self.path / MANIFEST, self.manifest)
 
     def close(self) -> None:
         """Close the files; what was appended is already on the disk."""
@@ -124,14 +124,17 @@ def check_out(where: RunTarget) -> bool:
 def read_run(path: Path) -> Run:
     """Everything that is committed in a run directory, without changing it. Raises UserError."""
     manifest = _read_manifest(path)
-    rows = _scan(path / ROWS, Row.of)[0]
+    rows = jsonl.scan(path / ROWS, Row.of)[0]
     done = {row.key for row in rows}
-    steps = _scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
+    steps = jsonl.scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
     _check_steps(path, rows, steps)
     questions = []
     if (path / QUESTIONS).exists():
-        questions = [_question(entry) for entry in json.loads((path / QUESTIONS).read_bytes())]
-    return Run(path, manifest, rows, steps, _scan(path / SAMENESS, Sameness.of)[0], questions)
+        try:
+            questions = [_question(entry) for entry in json.loads((path / QUESTIONS).read_bytes())]
+        except (ValueError, TypeError, KeyError) as e:
+            raise UserError(f"{path / QUESTIONS} is damaged") from e
+    return Run(path, manifest, rows, steps, jsonl.scan(path / SAMENESS, Sameness.of)[0], questions)
 
 
 def _question(data: Mapping[str, Any]) -> Question:
@@ -170,10 +173,10 @@ def _at(data: Any, keys: tuple[str, ...]) -> Any:
 
 def _recover(path: Path) -> tuple[list[Row], list[Key]]:
     """Cut off whatever a killed process left half-written; the committed rows and the keys already judged."""
-    rows = _cut(path / ROWS, Row.of)
+    rows = jsonl.cut(path / ROWS, Row.of)
     done = {row.key for row in rows}
-    _check_steps(path, rows, _cut(path / STEPS, StepRow.of, lambda step: step.key in done))
-    return rows, [verdict.key for verdict in _cut(path / SAMENESS, Sameness.of)]
+    _check_steps(path, rows, jsonl.cut(path / STEPS, StepRow.of, lambda step: step.key in done))
+    return rows, [verdict.key for verdict in jsonl.cut(path / SAMENESS, Sameness.of)]
 
 
 def _check_steps(path: Path, rows: list[Row], steps: list[StepRow]) -> None:
@@ -181,59 +184,6 @@ def _check_steps(path: Path, rows: list[Row], steps: list[StepRow]) -> None:
     for row in rows:
         if found[row.key] != (row.steps or 0):
             raise UserError(f"{path / STEPS} is damaged: {found[row.key]} of {row.steps} steps of sample {row.index}")
-
-
-def _scan(
-    file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True
-) -> tuple[list[T], int]:
-    """(records, bytes they take): up to a half-written last line or the first record that is not to be kept."""
-    records, end = [], 0
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            if not line.endswith(b"\n"):
-                break
-            record = make(json.loads(line))
-        except (ValueError, TypeError, AttributeError) as e:
-            if number == len(lines):
-                break
-            raise UserError(f"{file} is damaged in line {number}") from e
-        if not keep(record):
-            break
-        records.append(record)
-        end += len(line)
-    return records, end
-
-
-def _cut(file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
-    records, end = _scan(file, make, keep)
-    if file.exists() and file.stat().st_size > end:
-        with open(file, "r+b") as f:
-            f.truncate(end)
-            os.fsync(f.fileno())
-    return records
-
-
-def _append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
-    data = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode()
-    while data:
-        data = data[file.write(data) :]
-    os.fsync(file.fileno())
-
-
-def _write_json(file: Path, content: Any) -> None:
-    temporary = file.with_name(file.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as f:
-        json.dump(content, f, indent=1, allow_nan=False)
-        f.write("\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _lock(path: Path) -> int:

@@ -7,27 +7,23 @@ scoring, comparing and writing happen between samples.
 from __future__ import annotations
 
 import contextlib
-import gc
-import hashlib
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from specbench_ss import __version__, sameness
+from specbench_ss import sameness
 from specbench_ss.config import REFERENCE, RunConfig
 from specbench_ss.decoder import Decoder
 from specbench_ss.environment import environment, machine_changes
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
+from specbench_ss.manifest import now
+from specbench_ss.quiet import frozen_heap, peak_memory, quiet_collector
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row
-from specbench_ss.rundir import FORMAT, RunDir
+from specbench_ss.rundir import RunDir
 from specbench_ss.sampling import Sampling
 from specbench_ss.schedule import Sample, plan, sample_seed
 from specbench_ss.suite import Question, Suite, SuiteData
@@ -40,7 +36,7 @@ Decode = Callable[[Decoder, list[int], Limits, Sampling, Callable[[int], None] |
 
 
 class Events(Protocol):
-    """What a run tells whoever watches it. Must be quick: on_tokens is called while a sample is being timed."""
+    """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample."""
 
     def on_start(self, total: int) -> None:
         """Samples still to be made."""
@@ -56,61 +52,6 @@ class Events(Protocol):
 
     def on_warning(self, text: str) -> None:
         """Something that the user should know; the run goes on."""
-
-
-def fingerprint(config: RunConfig) -> str:
-    """sha256 of everything that decides what a run measures."""
-    return hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
-
-
-def manifest_for(
-    config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
-) -> dict[str, Any]:
-    """The manifest of a run that is about to start. JSON-ready."""
-    return {
-        "format": FORMAT,
-        "version": __version__,
-        "command": list(command),
-        "config": config.as_dict(),
-        "fingerprint": fingerprint(config),
-        "suite": {
-            "name": data.name,
-            "edition": data.edition,
-            "content_hash": data.content_hash,
-            "size": len(data.questions),
-            "prompts": sum(len(q.turns) for q in data.questions),
-            "max_new_tokens": config.max_new_tokens or data.max_new_tokens,
-            "notes": list(data.notes),
-        },
-        "model": {
-            "name": target.name,
-            "hash": target.weights_hash,
-            "parameters": target.parameter_count,
-            "dtype": str(target.dtype).removeprefix("torch."),
-            "device": str(target.device),
-            "context_length": target.context_length,
-            "vocab_size": target.vocab_size,
-            "is_lab": target.is_lab,
-        },
-        "methods": [_method_entry(label, decoder) for label, decoder in decoders.items()],
-        "environment": environment(),
-        "created": _now(),
-        "finished": None,
-        "status": "running",
-    }
-
-
-def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
-    options = decoder.options
-    values = {name: getattr(options, name) for name in getattr(options, "__dataclass_fields__", {})}
-    return {
-        "label": label,
-        "name": decoder.name,
-        "options": json.loads(json.dumps(values, default=str)),
-        "lossless": decoder.lossless,
-        "summary": decoder.summary,
-        "paper": decoder.paper,
-    }
 
 
 def run(
@@ -130,6 +71,7 @@ def run(
     """
     if REFERENCE not in decoders:
         raise UserError(f"the reference method {REFERENCE!r} must be among the methods")
+    _check_ids(suite_data)
     session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode)
     run_dir.update(status="running")
     try:
@@ -137,9 +79,15 @@ def run(
     except BaseException as e:
         interrupted = isinstance(e, KeyboardInterrupt)
         with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
-            run_dir.update(status="interrupted" if interrupted else "failed", finished=_now())
+            run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
         raise
-    run_dir.update(status="complete", finished=_now())
+    run_dir.update(status="complete", finished=now())
+
+
+def _check_ids(data: SuiteData) -> None:
+    for name, n in Counter(q.id for q in data.questions).items():
+        if n > 1:
+            raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
 
 
 class _Session:
@@ -167,7 +115,7 @@ class _Session:
         self.events.on_start(len(todo))
         if todo and self.config.warmup:
             warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self.events.on_warning)
-        with _frozen_heap():
+        with frozen_heap():
             for _, group in groupby(samples, key=lambda s: s.question.id):
                 of_question = list(group)
                 for sample in of_question:
@@ -236,7 +184,10 @@ class _Session:
 
     def _score(self, sample: Sample, answer: str) -> float | None:
         try:
-            return self.suite.score(sample.question, sample.turn, answer)
+            quality = self.suite.score(sample.question, sample.turn, answer)
+            if quality is not None and not 0 <= quality <= 1:
+                raise ValueError(f"{quality} is not in [0, 1]")
+            return quality
         except Exception as e:  # the times are still good
             self.events.on_warning(f"no quality for {sample.question.id}: the scorer failed: {type(e).__name__}: {e}")
             return None
@@ -290,43 +241,3 @@ class _Session:
             return "sampled, not greedy"
         other = Sample(sample.question, sample.turn, reference.repeat, REFERENCE, 0, 0)
         return "another history" if self._history(sample) != self._history(other) else ""
-
-
-@contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Collect garbage now and not again until the block is left: no pause falls into a timed sample."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@contextlib.contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """Spare the objects that exist now from collection, so that collecting before each sample costs little."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextlib.contextmanager
-def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Gives a function that, after the block, tells the peak bytes allocated on a CUDA device; None elsewhere."""
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-    peak: list[int] = []
-    yield lambda: peak[0] if peak else None
-    if on_gpu:
-        peak.append(torch.cuda.max_memory_allocated(device))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -45,10 +45,12 @@ class TreeShape:
     def ancestors(self) -> Tensor:
         """Bool [n, n]: entry (i, j) says that node j is node i or one of its ancestors."""
         n = len(self.parents)
-        see = torch.eye(n, dtype=torch.bool)
-        for i, p in enumerate(self.parents[1:], start=1):
-            see[i] |= see[p]
-        return see
+        rows: list[list[bool]] = []
+        for i, p in enumerate(self.parents):
+            row = rows[p].copy() if i else [False] * n
+            row[i] = True
+            rows.append(row)
+        return torch.tensor(rows)
 
     def paths(self) -> list[list[int]]:
         """The path root..node of every node."""

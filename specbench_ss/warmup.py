@@ -21,24 +21,30 @@ def warm_up(
     sample(label, prompt ids, max_new_tokens) -> seconds per token. A method that fails is warned of and left out.
     """
     times: dict[str, list[float]] = {label: [] for label in methods}
-    for number in range(len(prompts) + EXTRA_ROUNDS):
-        fixed = number >= len(prompts) - 1  # from here on always the same prompt: its times compare
-        restless = [label for label, own in times.items() if not settled(own)]
-        if not restless or not prompts:
-            return number
-        for label in restless if fixed and number >= len(prompts) else list(times):
+
+    def one_round(labels: Collection[str], prompt: list[int]) -> None:
+        for label in list(labels):
             try:
-                seconds = sample(label, prompts[min(number, len(prompts) - 1)], MAX_NEW_TOKENS)
+                times[label].append(sample(label, prompt, MAX_NEW_TOKENS))
             except Exception as e:  # the run itself will record it, sample by sample
                 warn(f"{label} failed during warm-up: {type(e).__name__}: {e}")
                 del times[label]
-                continue
-            if fixed:
-                times[label].append(seconds)
+
+    for prompt in prompts:
+        for own in times.values():
+            own.clear()  # times of different prompts do not compare
+        one_round(times, prompt)
+    rounds = len(prompts)
+    while prompts and rounds < len(prompts) + EXTRA_ROUNDS:
+        restless = [label for label, own in times.items() if not settled(own)]
+        if not restless:
+            return rounds
+        one_round(restless, prompts[-1])
+        rounds += 1
     restless = [label for label, own in times.items() if not settled(own)]
     if restless:
         warn(f"times had not settled after warm-up: {', '.join(restless)}")
-    return len(prompts) + EXTRA_ROUNDS
+    return rounds
 
 
 def settled(times: Sequence[float]) -> bool:

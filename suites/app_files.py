@@ -47,10 +47,12 @@ def read_dialogsum(path: Path) -> tuple[Question, ...]:
     """Dialogues with one summary, or with `summary1`, `summary2`, ..."""
     questions = []
     for index, (place, row) in enumerate(read_rows(path)):
-        summaries = tuple(str(row[key]) for key in sorted(row) if re.fullmatch(r"summary\d*", key) and row[key])
-        if not row.get("dialogue") or not summaries:
+        dialogue = row.get("dialogue")
+        texts = [row[key] for key in sorted(row) if re.fullmatch(r"summary\d*", key)]
+        summaries = tuple(text for text in texts if isinstance(text, str) and text)
+        if not isinstance(dialogue, str) or not dialogue or not summaries:
             raise UserError(f"{place}: expected 'dialogue' and 'summary'")
-        prompt = f"Summarize this dialogue:\n{row['dialogue']}"
+        prompt = f"Summarize this dialogue:\n{dialogue}"
         questions.append(Question(f"dialogsum-{index:04d}", "dialogue_summary", (prompt,), (summaries,), "rouge_l"))
     return _some(path, questions)
 

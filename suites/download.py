@@ -87,13 +87,18 @@ def _retry(action: Callable[[], None], pause: float) -> None:
 
     for attempt in range(ATTEMPTS):
         try:
-            return action()
-        except httpx.UnsupportedProtocol:
-            raise
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code not in _RETRY_STATUS or attempt == ATTEMPTS - 1:
-                raise
-        except httpx.TransportError:
-            if attempt == ATTEMPTS - 1:
+            action()
+            return
+        except httpx.HTTPError as error:
+            if attempt == ATTEMPTS - 1 or not _may_pass(error):
                 raise
         time.sleep(pause * 2**attempt)
+
+
+def _may_pass(error: httpx.HTTPError) -> bool:
+    """Whether the same request may succeed a little later."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in _RETRY_STATUS
+    return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)

@@ -29,8 +29,8 @@ class BaseSize:
     ffn: int = 640
     vocab: int = 4096
     context: int = 1024
-    tokens: int = 12_000_000
-    rows_per_step: int = 16
+    tokens: int = 9_600_000
+    rows_per_step: int = 12
     row_length: int = 512
     lr: float = 3e-3
     prompt_weight: float = 0.2

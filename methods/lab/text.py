@@ -16,7 +16,7 @@ from specbench_ss.suites.lab_text.catalog import GENERATORS
 from specbench_ss.suites.lab_text.example import Example, draw
 
 # share of conversations; tasks with computed answers need more of them than tasks of wording
-WEIGHTS = {"sql": 2.0, "math_reasoning": 2.5, "math": 1.5, "meaning_representation": 0.8, "writing": 0.8}
+WEIGHTS = {"sql": 2.0, "math_reasoning": 2.5, "math": 1.5, "meaning_representation": 0.8, "writing": 0.8, "qa": 1.6}
 
 Row = tuple[NDArray[np.int32], NDArray[np.bool_]]
 

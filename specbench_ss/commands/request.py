@@ -96,9 +96,9 @@ def method_specs(methods: str, settings: list[str] | tuple[str, ...]) -> tuple[M
         raise UserError("no method given: --methods NAME,NAME[option=value],...")
     specs = [MethodSpec(s.name, shared.get(s.name, {}) | s.options) for s in specs]
     if not any(s.label == REFERENCE for s in specs):
-        specs.append(MethodSpec(REFERENCE, shared.get(REFERENCE, {})))
+        specs.append(MethodSpec(REFERENCE))
     _check(specs, shared)
-    return tuple(sorted(specs, key=lambda s: s.name != REFERENCE))  # stable: the others keep their order
+    return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
 
 
 def _check(specs: list[MethodSpec], settings: Mapping[str, Any]) -> None:

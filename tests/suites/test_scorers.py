@@ -34,7 +34,7 @@ def test_every_metric_rewards_the_reference_and_not_something_else(metric: str) 
         ("SELECT a FROM t WHERE b != 1", "SELECT a FROM t WHERE b <> 1"),
         ("SELECT a FROM t INNER JOIN u ON t.i = u.i", "SELECT a FROM t JOIN u ON (t.i = u.i)"),
         ("SELECT a FROM t ORDER BY a", "SELECT a FROM t ORDER BY a ASC"),
-        ("SELECT a FROM t WHERE (b = \"O'Neil\") AND c = 1", "SELECT a FROM t WHERE b = 'O''Neil' AND c = 1"),
+        ('SELECT a FROM t WHERE (b = "O\'Neil") AND c = 1', "SELECT a FROM t WHERE b = 'O''Neil' AND c = 1"),
         ("SELECT T1.a FROM x AS T1", "select t1.a from x t1"),
         ("SELECT a FROM t", "Here:\n```sql\nSELECT a\nFROM t;\n```\nDone."),
         ("SELECT ((( A", "select  ((( a"),
@@ -54,6 +54,7 @@ def test_sql_written_differently_is_the_same(left: str, right: str) -> None:
         ("SELECT a FROM t WHERE (a = 1 OR b = 2) AND c = 3", "SELECT a FROM t WHERE a = 1 OR b = 2 AND c = 3"),
         ("SELECT a FROM t WHERE 2 = (a = 1)", "SELECT a FROM t WHERE 2 = a = 1"),
         ("SELECT a FROM t LIMIT 1", "SELECT a FROM t"),
+        ('SELECT a FROM t WHERE t."b" = 1', "SELECT a FROM t WHERE 'b' = 1"),
         ("SELECT a FROM t; SELECT b FROM t", "SELECT a FROM t"),
     ],
 )

@@ -174,10 +174,17 @@ Garten|m|garden|Gärten|gardens
 Bibliothek|f|library|Bibliotheken|libraries
 """)
 OBJECTS = {
-    "person": PEOPLE, "animal": ANIMALS, "thing": THINGS, "food": FOODS, "text": TEXTS, "building": BUILDINGS,
+    "person": PEOPLE,
+    "animal": ANIMALS,
+    "thing": THINGS,
+    "food": FOODS,
+    "text": TEXTS,
+    "building": BUILDINGS,
 }
 
-VERBS = [Verb(*row) for row in rows("""
+VERBS = [
+    Verb(*row)
+    for row in rows("""
 kaufen|kauft|kaufte|kauften|gekauft|buy|buys|bought|thing
 verkaufen|verkauft|verkaufte|verkauften|verkauft|sell|sells|sold|thing
 suchen|sucht|suchte|suchten|gesucht|look for|looks for|looked for|thing
@@ -210,7 +217,8 @@ fragen|fragt|fragte|fragten|gefragt|ask|asks|asked|person
 treffen|trifft|traf|trafen|getroffen|meet|meets|met|person
 hören|hört|hörte|hörten|gehört|hear|hears|heard|person
 grüßen|grüßt|grüßte|grüßten|gegrüßt|greet|greets|greeted|person
-""")]
+""")
+]
 
 # Stem and English; the stems take plain endings (no dunkel, teuer or hoch).
 ADJECTIVES = rows("""
@@ -309,7 +317,9 @@ heute Abend|this evening
 bald|soon
 im Mai|in May
 """)
-NUMBERS = rows("zwei|two\ndrei|three\nvier|four\nfünf|five\nsechs|six\nsieben|seven\nacht|eight\nzehn|ten\nzwölf|twelve")
+NUMBERS = rows(
+    "zwei|two\ndrei|three\nvier|four\nfünf|five\nsechs|six\nsieben|seven\nacht|eight\nzehn|ten\nzwölf|twelve"
+)
 
 # Intransitive: past singular, past plural, present, English past, English third person, infinitive pair.
 ACTIONS = rows("""

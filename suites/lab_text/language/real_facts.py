@@ -8,7 +8,9 @@ from specbench_ss.suites.lab_text.language.words import rows
 
 Entity = dict[str, str]
 
-_COUNTRIES = ("name|capital|currency|continent|language", """
+_COUNTRIES = (
+    "name|capital|currency|continent|language",
+    """
 France|Paris|euro|Europe|French
 Germany|Berlin|euro|Europe|German
 Italy|Rome|euro|Europe|Italian
@@ -64,8 +66,11 @@ Uruguay|Montevideo|Uruguayan peso|South America|Spanish
 Australia|Canberra|Australian dollar|Oceania|English
 New Zealand|Wellington|New Zealand dollar|Oceania|English
 Fiji|Suva|Fijian dollar|Oceania|English
-""")
-_ELEMENTS = ("name|symbol|number|state|use", """
+""",
+)
+_ELEMENTS = (
+    "name|symbol|number|state|use",
+    """
 hydrogen|H|1|gas|rocket fuel
 helium|He|2|gas|balloons
 lithium|Li|3|metal|batteries
@@ -103,8 +108,11 @@ gold|Au|79|metal|jewellery
 mercury|Hg|80|liquid|old thermometers
 lead|Pb|82|metal|car batteries
 uranium|U|92|metal|nuclear fuel
-""")
-_PLANETS = ("name|position|moons|feature", """
+""",
+)
+_PLANETS = (
+    "name|position|moons|feature",
+    """
 Mercury|first|no moons|is the smallest planet
 Venus|second|no moons|is the hottest planet
 Earth|third|one moon|is the only planet known to have life
@@ -113,8 +121,11 @@ Jupiter|fifth|dozens of moons|is the largest planet
 Saturn|sixth|dozens of moons|has the brightest rings
 Uranus|seventh|dozens of moons|spins on its side
 Neptune|eighth|more than ten moons|has the fastest winds
-""")
-_ANIMALS = ("name|group|young|food|home", """
+""",
+)
+_ANIMALS = (
+    "name|group|young|food|home",
+    """
 dog|mammal|puppy|meat|human homes
 cat|mammal|kitten|meat|human homes
 horse|mammal|foal|grass|open grassland
@@ -148,8 +159,11 @@ bee|insect|larva|nectar and pollen|hives
 spider|arachnid|spiderling|insects|webs
 turtle|reptile|hatchling|plants and small animals|warm waters
 crocodile|reptile|hatchling|fish and meat|warm rivers
-""")
-_WORKS = ("name|maker|verb|kind|country", """
+""",
+)
+_WORKS = (
+    "name|maker|verb|kind|country",
+    """
 Hamlet|William Shakespeare|wrote|play|England
 Don Quixote|Miguel de Cervantes|wrote|novel|Spain
 War and Peace|Leo Tolstoy|wrote|novel|Russia
@@ -179,8 +193,11 @@ The Four Seasons|Antonio Vivaldi|composed|set of concertos|Italy
 Finlandia|Jean Sibelius|composed|tone poem|Finland
 Fidelio|Ludwig van Beethoven|composed|opera|Germany
 Messiah|George Frideric Handel|composed|oratorio|Germany
-""")
-_MONTHS = ("name|position|days|after|before", """
+""",
+)
+_MONTHS = (
+    "name|position|days|after|before",
+    """
 January|first|31 days|February|December
 February|second|28 days, or 29 in a leap year|March|January
 March|third|31 days|April|February
@@ -193,7 +210,8 @@ September|ninth|30 days|October|August
 October|tenth|31 days|November|September
 November|eleventh|30 days|December|October
 December|twelfth|31 days|January|November
-""")
+""",
+)
 
 
 def _entities(table: tuple[str, str]) -> list[Entity]:
@@ -204,5 +222,11 @@ def _entities(table: tuple[str, str]) -> list[Entity]:
 @cache
 def real_world() -> dict[str, list[Entity]]:
     """Every real entity by kind."""
-    return {"country": _entities(_COUNTRIES), "element": _entities(_ELEMENTS), "planet": _entities(_PLANETS),
-            "animal": _entities(_ANIMALS), "work": _entities(_WORKS), "month": _entities(_MONTHS)}
+    return {
+        "country": _entities(_COUNTRIES),
+        "element": _entities(_ELEMENTS),
+        "planet": _entities(_PLANETS),
+        "animal": _entities(_ANIMALS),
+        "work": _entities(_WORKS),
+        "month": _entities(_MONTHS),
+    }

@@ -22,9 +22,15 @@ def generate(rng: random.Random) -> Example:
     """The key is the event with all its details; a remark that matters little is not to be summed up."""
     event = rng.choice(EVENTS)
     slots = {
-        "town": names.town(rng), "day": rng.choice(names.WEEKDAYS), "who": names.full_name(rng),
-        "other": names.full_name(rng), "n": str(rng.randrange(20, 900, 10)), "m": str(rng.randint(2, 19)),
-        "k": str(rng.randint(3, 40)), "month": rng.choice(names.MONTHS), "year": str(rng.randint(1880, 2015)),
+        "town": names.town(rng),
+        "day": rng.choice(names.WEEKDAYS),
+        "who": names.full_name(rng),
+        "other": names.full_name(rng),
+        "n": str(rng.randrange(20, 900, 10)),
+        "m": str(rng.randint(2, 19)),
+        "k": str(rng.randint(3, 40)),
+        "month": rng.choice(names.MONTHS),
+        "year": str(rng.randint(1880, 2015)),
     }
     slots.update({slot: rng.choice(values) for slot, values in event.lists.items()})
     body = list(event.body)
@@ -34,4 +40,5 @@ def generate(rng: random.Random) -> Example:
     # Only details the article always tells tell prompts apart.
     key = key_of(event.name, *(value for slot, value in slots.items() if f"{{{slot}}}" in told))
     prompt = rng.choice(_PROMPTS).format(article=article)
-    return Example("summarization", (prompt,), (variants(rng, event.summaries, slots),), key, "rouge_l")
+    summaries = [f"{summary} {more}" for summary in event.summaries for more in event.more]
+    return Example("summarization", (prompt,), (variants(rng, summaries, slots),), key, "rouge_l")

@@ -21,10 +21,16 @@ PROMPTS = (
     "Please give the English for: {german}",
     "German: {german} English?",
 )
-_DEFINITE = {"nom": {"m": "der", "f": "die", "n": "das"}, "acc": {"m": "den", "f": "die", "n": "das"},
-             "dat": {"m": "dem", "f": "der", "n": "dem"}}
-_INDEFINITE = {"nom": {"m": "ein", "f": "eine", "n": "ein"}, "acc": {"m": "einen", "f": "eine", "n": "ein"},
-               "dat": {"m": "einem", "f": "einer", "n": "einem"}}
+_DEFINITE = {
+    "nom": {"m": "der", "f": "die", "n": "das"},
+    "acc": {"m": "den", "f": "die", "n": "das"},
+    "dat": {"m": "dem", "f": "der", "n": "dem"},
+}
+_INDEFINITE = {
+    "nom": {"m": "ein", "f": "eine", "n": "ein"},
+    "acc": {"m": "einen", "f": "eine", "n": "ein"},
+    "dat": {"m": "einem", "f": "einer", "n": "einem"},
+}
 _MIXED_NOMINATIVE = {"m": "er", "f": "e", "n": "es"}
 _PRONOUNS = {"m": ("er", "he"), "f": ("sie", "she")}
 
@@ -90,8 +96,12 @@ def thing(rng: random.Random, kind: str) -> Phrase:
 
 
 def _scene(rng: random.Random) -> tuple[Phrase, Verb, Phrase]:
-    verb = rng.choice(lexicon.VERBS)
-    return subject(rng), verb, thing(rng, verb.objects)
+    verb, who = rng.choice(lexicon.VERBS), subject(rng)
+    what = thing(rng, verb.objects)
+    # Nobody greets the same noun: "the friend greets the friend".
+    while what.nom.split()[-1] == who.nom.split()[-1]:
+        what = thing(rng, verb.objects)
+    return who, verb, what
 
 
 def present(rng: random.Random) -> Pair:
@@ -99,9 +109,12 @@ def present(rng: random.Random) -> Pair:
     who, verb, what = _scene(rng)
     time, when = rng.choice(lexicon.PRESENT_TIMES)
     frequent = when in ("often", "sometimes", "always")
-    english = (f"{who.english} {when} {verb.english_third} {what.english}." if frequent
-               else f"[{who.english} {verb.english_third} {what.english} {when}.|"
-                    f"{when}, {who.english} {verb.english_third} {what.english}.]")
+    english = (
+        f"{who.english} {when} {verb.english_third} {what.english}."
+        if frequent
+        else f"[{who.english} {verb.english_third} {what.english} {when}.|"
+        f"{when}, {who.english} {verb.english_third} {what.english}.]"
+    )
     return f"{who.nom} {verb.present} {time} {what.acc}.", english
 
 
@@ -109,14 +122,17 @@ def perfect(rng: random.Random) -> Pair:
     """Gestern hat der Koch einen Hut gekauft."""
     who, verb, what = _scene(rng)
     time, when = rng.choice(lexicon.PAST_TIMES)
-    german = rng.choice((f"{time} hat {who.nom} {what.acc} {verb.participle}.",
-                         f"{who.nom} hat {time} {what.acc} {verb.participle}."))
+    german = rng.choice(
+        (f"{time} hat {who.nom} {what.acc} {verb.participle}.", f"{who.nom} hat {time} {what.acc} {verb.participle}.")
+    )
     return german, _past_english(who, verb, what, when)
 
 
 def _past_english(who: Phrase, verb: Verb, what: Phrase, when: str) -> str:
-    return (f"[{who.english} {verb.english_past} {what.english} {when}.|"
-            f"{when}[,|] {who.english} {verb.english_past} {what.english}.]")
+    return (
+        f"[{who.english} {verb.english_past} {what.english} {when}.|"
+        f"{when}[,|] {who.english} {verb.english_past} {what.english}.]"
+    )
 
 
 def in_year(rng: random.Random) -> Pair:
@@ -130,7 +146,7 @@ def at_place(rng: random.Random) -> Pair:
     """Der Koch wartete gestern am Bahnhof."""
     who, action, place = subject(rng), rng.choice(lexicon.ACTIONS), rng.choice(lexicon.PLACES)
     time, when = rng.choice(lexicon.PAST_TIMES)
-    english = (f"[{who.english} {action[3]} {place[1]} {when}.|{when}[,|] {who.english} {action[3]} {place[1]}.]")
+    english = f"[{who.english} {action[3]} {place[1]} {when}.|{when}[,|] {who.english} {action[3]} {place[1]}.]"
     return f"{time} {action[0]} {who.nom} {place[0]}.", english
 
 
@@ -149,12 +165,22 @@ def because(rng: random.Random) -> Pair:
 def reported(rng: random.Random) -> Pair:
     """Der Koch sagte, dass die Frau den Brief gelesen hat."""
     speaker, (who, verb, what) = subject(rng), _scene(rng)
-    word, english_word = rng.choice((("sagte", "said"), ("glaubte", "believed"), ("wusste", "knew"), ("erzählte", "[told us|reported]")))
-    english = f"{speaker.english} {english_word} that {who.english} [{verb.english_past}|had {_participle(verb)}] {what.english}."
+    word, english_word = rng.choice(
+        (("sagte", "said"), ("glaubte", "believed"), ("wusste", "knew"), ("erzählte", "[told us|reported]"))
+    )
+    done = f"[{verb.english_past}|had {_participle(verb)}]"
+    english = f"{speaker.english} {english_word} that {who.english} {done} {what.english}."
     return f"{speaker.nom} {word}, dass {who.nom} {what.acc} {verb.participle} hat.", english
 
 
-_ENGLISH_PARTICIPLES = {"saw": "seen", "ate": "eaten", "wrote": "written", "forgot": "forgotten", "drew": "drawn", "knew": "known"}
+_ENGLISH_PARTICIPLES = {
+    "saw": "seen",
+    "ate": "eaten",
+    "wrote": "written",
+    "forgot": "forgotten",
+    "drew": "drawn",
+    "knew": "known",
+}
 
 
 def _participle(verb: Verb) -> str:
@@ -166,8 +192,10 @@ def relative(rng: random.Random) -> Pair:
     who, verb, what = _scene(rng)
     action, place = rng.choice(lexicon.ACTIONS), rng.choice(lexicon.PLACES)
     pronoun = _DEFINITE["nom"][who.gender]
-    english = (f"[{who.english}, who {action[4]} {place[1]}, {verb.english_third} {what.english}.|"
-               f"{who.english} who {action[4]} {place[1]} {verb.english_third} {what.english}.]")
+    english = (
+        f"[{who.english}, who {action[4]} {place[1]}, {verb.english_third} {what.english}.|"
+        f"{who.english} who {action[4]} {place[1]} {verb.english_third} {what.english}.]"
+    )
     return f"{who.nom}, {pronoun} {place[0]} {action[2]}, {verb.present} {what.acc}.", english
 
 
@@ -176,8 +204,12 @@ def modal(rng: random.Random) -> Pair:
     who, verb, what = _scene(rng)
     word = rng.choice(lexicon.MODALS)
     time, when = rng.choice(lexicon.FUTURE_TIMES)
-    german = rng.choice((f"{who.nom} {word[0]} {time} {what.acc} {verb.infinitive}.",
-                         f"{time} {word[0]} {who.nom} {what.acc} {verb.infinitive}."))
+    german = rng.choice(
+        (
+            f"{who.nom} {word[0]} {time} {what.acc} {verb.infinitive}.",
+            f"{time} {word[0]} {who.nom} {what.acc} {verb.infinitive}.",
+        )
+    )
     core = f"{who.english} {word[3]} {verb.english} {what.english}"
     return german, f"[{core} {when}.|{when}[,|] {core}.]"
 
@@ -192,10 +224,13 @@ def we_modal(rng: random.Random) -> Pair:
 
 def giving(rng: random.Random) -> Pair:
     """Die Mutter gab dem Kind einen Apfel."""
-    who, whom, what = subject(rng), subject(rng), thing(rng, rng.choice(("thing", "food", "text")))
+    (giver, taker), what = rng.sample(lexicon.PEOPLE, 2), thing(rng, rng.choice(("thing", "food", "text")))
+    who, whom = singular(rng, giver, "person", True), singular(rng, taker, "person", rng.random() < 0.85)
     verb, english = rng.choice((("gab", "gave"), ("zeigte", "showed"), ("schenkte", "gave"), ("brachte", "brought")))
-    return (f"{who.nom} {verb} {whom.dat} {what.acc}.",
-            f"{who.english} {english} [{whom.english} {what.english}|{what.english} to {whom.english}].")
+    return (
+        f"{who.nom} {verb} {whom.dat} {what.acc}.",
+        f"{who.english} {english} [{whom.english} {what.english}|{what.english} to {whom.english}].",
+    )
 
 
 def there_is(rng: random.Random) -> Pair:
@@ -203,7 +238,10 @@ def there_is(rng: random.Random) -> Pair:
     place, noun = rng.choice(lexicon.PLACES[1:2] + lexicon.PLACES[12:]), rng.choice(lexicon.BUILDINGS)
     what = counted(rng, noun, "building") if rng.random() < 0.4 else singular(rng, noun, "building", False)
     be = "are" if what.plural else "is"
-    return f"{place[0]} gibt es {what.acc}.", f"[there {be} {what.english} {place[1]}.|{place[1]} there {be} {what.english}.]"
+    return (
+        f"{place[0]} gibt es {what.acc}.",
+        f"[there {be} {what.english} {place[1]}.|{place[1]} there {be} {what.english}.]",
+    )
 
 
 def lifted(pair: Pair) -> Pair:
@@ -220,14 +258,26 @@ def feeling(rng: random.Random) -> Pair:
 
 
 SENTENCES: tuple[Callable[[random.Random], Pair], ...] = (
-    present, perfect, perfect, in_year, at_place, because, because, reported, relative, modal, we_modal, giving, there_is,
+    present,
+    perfect,
+    perfect,
+    in_year,
+    at_place,
+    because,
+    because,
+    reported,
+    relative,
+    modal,
+    we_modal,
+    giving,
+    there_is,
 )
 
 
 def generate(rng: random.Random) -> Example:
     """One or two sentences; the text itself is the key, as it is all the content there is."""
     pairs = [lifted(rng.choice(SENTENCES)(rng))]
-    if rng.random() < 0.65:
+    if rng.random() < 0.85:
         pairs.append(lifted(rng.choice((*SENTENCES, feeling, feeling))(rng)))
     german, english = (" ".join(parts) for parts in zip(*pairs, strict=True))
     prompt = rng.choice(PROMPTS).format(german=german)

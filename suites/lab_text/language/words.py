@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from specbench_ss.suites.lab_text.example import Example
 
@@ -54,9 +55,7 @@ def say(rng: random.Random, template: str, slots: Slots) -> str:
     return _START.sub(lambda m: m.group(1) + m.group(2).upper(), text)
 
 
-def variants(
-    rng: random.Random, templates: Sequence[str], slots: Slots, count: int = REFERENCES
-) -> tuple[str, ...]:
+def variants(rng: random.Random, templates: Sequence[str], slots: Slots, count: int = REFERENCES) -> tuple[str, ...]:
     """Distinct wordings of an answer; the first is a uniform draw, so it is the one to train on."""
     return tuple(dict.fromkeys(say(rng, rng.choice(templates), slots) for _ in range(count)))
 
@@ -79,18 +78,17 @@ def key_of(*parts: str) -> str:
     return "\x1f".join(parts)
 
 
-def rows(table: str) -> list[tuple[str, ...]]:
+def rows(text: str) -> list[tuple[str, ...]]:
     """A table of one record a line, fields parted by `|`; blank lines are skipped."""
-    return [
-        tuple(field.strip() for field in line.split("|")) for line in table.strip().splitlines() if line.strip()
-    ]
+    return [tuple(field.strip() for field in line.split("|")) for line in text.strip().splitlines() if line.strip()]
 
 
-def listed(items: Sequence[str]) -> str:
-    """Items as a reader lists them: a, b and c."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+def table(name: str) -> list[tuple[str, ...]]:
+    """A table kept as a text file beside this module; lines that start with # say what it holds."""
+    text = (Path(__file__).parent / f"{name}.txt").read_text(encoding="utf-8")
+    return rows("\n".join(line for line in text.splitlines() if not line.startswith("#")))
 
 
-def pick(rng: random.Random, items: Sequence[str], count: int) -> list[str]:
-    """Distinct items in random order."""
-    return rng.sample(list(items), count)
+def terms(text: str) -> list[str]:
+    """A list written as one text, parted by commas."""
+    return [term.strip() for term in text.split(",")]

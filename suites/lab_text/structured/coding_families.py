@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """Families of small Python functions: what each does, its code, and a variant that a follow-up asks for.
 
 A family starts with `# kind | names | description`. `kind` says what the parameter holds and {p} is the

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """The domains that meaning representations describe: their attributes, values and how each is said.
 
 Every phrase of a fact follows the subject "it".
@@ -34,7 +35,9 @@ _NOUNS = several(
     "Eagle;Lantern;Harbour;Garden;Anchor;Fox;Mill;Crown;Olive;Bridge;Swan;Oak;Kettle;Tower;Rose;Lion;Barn;Star;"
     "Compass;Maple;Falcon;Orchard;Pearl;River"
 )
-_AREAS = several("riverside;city centre;old town;harbour;university quarter;market square;station district;north end")
+_AREAS = several(
+    "riverside area;city centre;old town;harbour;university quarter;market square;station district;north end"
+)
 _NEAR = tuple(
     f"the {name}" for name in several("town hall;central park;opera house;bus station;cathedral;library;stadium;zoo")
 )

@@ -1,14 +1,15 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """Dialogues of friends, families, students and colleagues, in the notation of dialogue_scenes_service."""
 
 LIFE = """
 # party | day=weekday time=evening food=food event=event
-A: [I am having|We are having|I am planning] a {event} on {day}. [Can you come|Would you like to come|Will you join us]?
+A: [I am having|We are having|I am planning] a(n) {event} on {day}. [Can you come|Would you like to come|Will you join us]?
 B: [I would love to|With pleasure|Sure]. [What time|When does it start]?
 A: [At {time}|It starts at {time}], at my [place|house].
 B: [Shall I bring anything|Can I bring something]?
 A: [You could bring|Maybe bring] some {food}[|, if you like].
 ?B: [No problem, I will|I will do that].
-= {A} invites {B} to a {event} on {day} at {time}. {B} will [come|be there] and bring some {food}.
+= {A} invites {B} to a(n) {event} on {day} at {time}. {B} will [come|be there] and bring some {food}.
 = {B} [agrees to come|will come] to {A}'s {event} on {day} at {time} and [will bring|brings] some {food}.
 # interview | job=job years=2-15 city=city month=month
 B: [Thank you for coming|Welcome]. [Why do you want to work here|Why did you apply for this job]?
@@ -60,7 +61,7 @@ B: I [do not like|am not fond of] {genre} films. [Let us eat out|I would rather 
 A: [Good idea|Why not]. [What would you like|What do you feel like]?
 B: [I would love some|I feel like] {food}. [Shall we meet|Let us meet] at {time}.
 A: [Fine, see you then|See you at {time}].
-= {A} suggests a {genre} on {day}, but {B} [does not like|is not fond of] such films. They will [eat|have] {food} together at {time} instead.
+= {A} suggests a(n) {genre} on {day}, but {B} [does not like|is not fond of] such films. They will [eat|have] {food} together at {time} instead.
 = {A} and {B} decide to have {food} on {day} at {time} because {B} [does not like|is not fond of] {genre} films.
 # homework | subject=subject n=3-20 day=weekday
 A: [Have you finished|Did you do|Are you done with] the {subject} homework?
@@ -81,12 +82,12 @@ A: Yes, [a small one|a nice one] for {price} euros a month.
 = {A} [tells|informs] {B} about a new job as a(n) {job} in {city}. {A} will move in {month} and pay {price} euros a month for a flat.
 # gift | who=relative item=clothing price=15-90 colour=colour day=weekday
 A: [What should we give my {who}|What could we buy my {who}] for [the birthday|the birthday party] on {day}?
-B: [How about|Maybe] a {colour} {item}[?|, that is always useful.]
+B: [How about|Maybe] a(n) {colour} {item}[?|, that is always useful.]
 A: [How much would that be|Is that expensive]?
 B: [About|Around] {price} dollars. [We could share the cost|We can each pay half].
 A: [Good|Great], [I will buy it tomorrow|I will get it tomorrow].
-= {A} and {B} will [give|buy] {hisA} {who} a {colour} {item} for about {price} dollars for the birthday on {day}. They will share the cost.
-= For the birthday of {hisA} {who} on {day}, {A} will buy a {colour} {item} for about {price} dollars and share the cost with {B}.
+= {A} and {B} will [give|buy] {hisA} {who} a(n) {colour} {item} for about {price} dollars for the birthday on {day}. They will share the cost.
+= For the birthday of {hisA} {who} on {day}, {A} will buy a(n) {colour} {item} for about {price} dollars and share the cost with {B}.
 # meeting | day=weekday day2=weekday time=clock topic=topic reason=excuse
 A: [Can we talk about|We need to discuss|I want to discuss] the {topic} on {day}.
 B: [I am afraid I cannot|That is difficult]. I have to {reason}[| on {day}].
@@ -97,13 +98,13 @@ A: [Good, {time} then|Then let us say {time}].
 = {A} wants to discuss the {topic} on {day}, but {B} has to {reason}. They will [meet|talk] on {day2} at {time} instead.
 = {A} and {B} will discuss the {topic} on {day2} at {time} because {B} has to {reason} on {day}.
 # bike | item=vehicle price=90-900 off=5-60 colour=colour years=2-9
-A: [Is this {colour} {item} for sale?|I saw that you sell a {colour} {item}.]
+A: [Is this {colour} {item} for sale?|I saw that you sell a(n) {colour} {item}.]
 B: [Yes, it is|Right]. It is {years} years old and I [want|am asking] {price} dollars for it.
 A: Would you [take|accept] {off} dollars less?
 B: [Hmm, it is in good shape|It is as good as new]. [But all right|Well, all right].
 A: [Great, I will pay in cash|Good, here is the money].
-= {A} [buys|gets] a {colour} {item} that is {years} years old from {B} for {off} dollars less than the [asking price|price] of {price} dollars.
-= {B} asks for {price} dollars for a {colour} {item} that is {years} years old and sells it to {A} for {off} dollars less.
+= {A} [buys|gets] a(n) {colour} {item} that is {years} years old from {B} for {off} dollars less than the [asking price|price] of {price} dollars.
+= {B} asks for {price} dollars for a(n) {colour} {item} that is {years} years old and sells it to {A} for {off} dollars less.
 # cook | food=food n=3-9 item=ingredient time=evening
 A: [I am cooking|I want to make|I will make] {food} for {n} people tonight, but I have no {item}[| left].
 B: [I can bring some|I have some at home]. [How much do you need|When do you need it]?

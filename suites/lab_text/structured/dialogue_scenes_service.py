@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """Dialogues of customers, patients and travellers with those who serve them.
 
 A scene starts with `# name | slots`; `A:` and `B:` are lines, `?` marks a line that may be left out, and
@@ -22,8 +23,8 @@ A: It [does not turn on|makes a strange noise and then stops|switches itself off
 ?A: [Yes, here it is|Of course, here you are].
 B: [We can repair it or give you back|You can have a repair or get back] the {price} dollars[| you paid].
 A: I would [prefer|rather have] the money[|, please].
-= {A} [complains|reports] that a {item} bought {days} days ago does not work. {B} offers a repair or a refund, and {A} [takes|chooses] the refund of {price} dollars.
-= {A}'s {item} [stopped working|does not work] {days} days after it was bought. {A} prefers a refund of {price} dollars to a repair.
+= {A} [complains|reports] that a(n) {item} bought {days} days ago does not work. {B} offers a repair or a refund, and {A} [takes|chooses] the refund of {price} dollars.
+= {A}'s {item} [stopped working|does not work] {days} days after it was bought. {A} prefers {B}'s offer of a refund of {price} dollars to a repair.
 # doctor | body=body days=2-14 drug=drug times=2-4
 B: [Good morning|Hello], what [brings you here|seems to be the problem|can I do for you] today?
 A: [I have had|I have been having] [pain|a bad pain] in my {body} for {days} days.
@@ -68,8 +69,8 @@ B: It is {price} dollars[|, and very warm].
 A: [That is too expensive for me|That is more than I wanted to spend]. [Is there a cheaper one|Can you make it cheaper]?
 B: I can take {off} dollars off [the price|it]. [We also have it in|It also comes in] {colour2}.
 A: [Then I will take the {colour2} one|All right, give me the {colour2} one].
-= {A} thinks a {item} for {price} dollars is too expensive. {B} takes {off} dollars off, and {A} [buys|takes] the {colour2} one.
-= {A} [buys|takes] a {colour2} {item} after {B} [takes|agrees to take] {off} dollars off the price of {price} dollars.
+= {A} thinks a(n) {item} for {price} dollars is too expensive. {B} takes {off} dollars off, and {A} [buys|takes] the {colour2} one.
+= {A} [buys|takes] a(n) {colour2} {item} after {B} [takes|agrees to take] {off} dollars off the price of {price} dollars.
 # repair | item=device day=weekday price=30-250 part=part
 A: [My|Hello, my] {item} is broken. [Can you repair it|Could you have a look at it]?
 B: [Let me see|One moment]. The {part} [is worn out|is damaged|has to be replaced].
@@ -80,12 +81,12 @@ A: [Fine, please repair it|Please go ahead].
 = {A} brings a broken {item} to {B}. The {part} must be replaced, which costs [about|around] {price} dollars, and it will be ready on {day}.
 = {B} will [repair|fix] {A}'s {item} by {day} for [about|around] {price} dollars because the {part} is [damaged|worn out].
 # parcel | city=city days=2-20 thing=clothing day=weekday
-A: [I ordered|Hello, I ordered] a {thing} {days} days ago and it [has not arrived|is not here yet].
+A: [I ordered|Hello, I ordered] a(n) {thing} {days} days ago and it [has not arrived|is not here yet].
 B: [Let me check|I will look it up]. Your parcel is [still|at the moment] in {city}.
 A: [Why does it take so long|What happened]?
 B: [There was a strike|There was heavy snow|A truck broke down]. It [will arrive|should be with you] on {day}.
 ?A: [I hope so|I really need it by then].
-= {A} asks about a {thing} ordered {days} days ago. {B} [finds|explains] that the parcel is still in {city} and will arrive on {day}.
+= {A} asks about a(n) {thing} ordered {days} days ago. {B} [finds|explains] that the parcel is still in {city} and will arrive on {day}.
 = {A}'s {thing}, ordered {days} days ago, has not arrived. {B} says that it is in {city} and will come on {day}.
 # library | subject=subject weeks=2-6 fine=2-15 n=2-5
 A: [I would like|I want] to borrow {n} books on {subject}[|, please].
@@ -96,12 +97,12 @@ A: [I am sorry, here is the money|Sorry about that, I will pay it now].
 = {A} borrows {n} books on {subject} for {weeks} weeks and pays a fine of {fine} dollars for [returning a book late|a late book].
 = {A} wants to borrow {n} books on {subject}. {B} [asks {himA} to pay|tells {himA} about] a fine of {fine} dollars for a late book and lends them for {weeks} weeks.
 # gym | sport=sport day=weekday time=clock price=15-90
-A: [Do you offer|Is there|Do you have] a {sport} class for beginners[| here]?
+A: [Do you offer|Is there|Do you have] a(n) {sport} class for beginners[| here]?
 B: [Yes, we have one|There is one] [every|each] {day} at {time}.
 A: [And how much does it cost|What is the price]?
 B: {price} euros a month. [The first class is free|You can try the first class for free].
 A: [Great, I will come and try it|Good, then I will try it].
-= {A} asks about a {sport} class for beginners. {B} says it is every {day} at {time} for {price} euros a month, and {A} will [try|come to] the free first class.
+= {A} asks about a(n) {sport} class for beginners. {B} says it is every {day} at {time} for {price} euros a month, and {A} will [try|come to] the free first class.
 = {B} tells {A} about the {sport} class [every {day}|on {day}s] at {time}, which costs {price} euros a month. {A} decides to try the free first class.
 # taxi | city=city time=clock min=15-70 price=12-90
 A: [I need a taxi|I want to order a taxi|I would like a taxi] to the airport at {time}[|, please].
@@ -125,8 +126,8 @@ A: [May I come and see it?|I would like to see it.]
 A: [I have lost|I think I lost|I cannot find] my {colour} {item}.
 B: Where [did you last see it|did you have it last]?
 A: [In|I had it in] the {place} at about {time}.
-B: [Someone handed in|We have] a {colour} {item} [an hour ago|this afternoon]. [Is this yours|Is it this one]?
+B: [Someone handed in|We have] a(n) {colour} {item} [an hour ago|this afternoon]. [Is this yours|Is it this one]?
 A: [Yes, that is mine|Yes, it is]! [Thank you so much|I am so glad].
-= {A} lost a {colour} {item} in the {place} at about {time}. {B} [has it|shows it to {himA}] because someone handed it in.
-= {A} is [looking for|asking about] a {colour} {item} lost in the {place} at about {time}, and {B} [gives|hands] it back to {himA}.
+= {A} lost a(n) {colour} {item} in the {place} at about {time}. {B} [has it|shows it to {himA}] because someone handed it in.
+= {A} is [looking for|asking about] a(n) {colour} {item} lost in the {place} at about {time}, and {B} [gives|hands] it back to {himA}.
 """

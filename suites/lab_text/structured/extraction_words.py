@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """Short texts with facts to extract: their slots, their wordings, their fields, and follow-up questions.
 
 A kind starts with `# name | slots | fields`; a field is `label=slot`. `T:` lines are ways to write the
@@ -36,8 +37,8 @@ Q: How many stars did it get? => ["{title}"|The film] got {stars} of 5 stars.
 Q: Who [directed|made] the film? => {who} [directed|made] "{title}" in {year}.
 Q: Is it longer than two hours? => [{yes}, the film lasts|{yes}, it lasts] {min} minutes.
 # car | brand=brand colour=colour year=1995-2023 km=5-190 price=9-60 city=city who=person | brand=brand colour=colour year=year mileage=km000 price=price000
-T: For sale in {city}: a {colour} {brand} [built in|from] {year} with {km000} kilometers. [The price is|It costs] {price000} euros. [Call|Contact] {who}.
-T: {who} [sells|is selling] a {colour} {brand} in {city}. The car [was built in|is from] {year}, has {km000} kilometers and costs {price000} euros.
+T: For sale in {city}: a(n) {colour} {brand} [built in|from] {year} with {km000} kilometers. [The price is|It costs] {price000} euros. [Call|Contact] {who}.
+T: {who} [sells|is selling] a(n) {colour} {brand} in {city}. The car [was built in|is from] {year}, has {km000} kilometers and costs {price000} euros.
 Q: Who sells the car? => {who} [sells|is selling] the {colour} {brand} in {city}.
 Q: Where is the car? => The {brand} is [for sale in|in] {city}.
 Q: What does the car cost? => [The {colour} {brand}|The car] costs {price000} euros.

@@ -11,7 +11,8 @@ from specbench_ss.suites.lab_text.structured.wording import key_of, pick, say, w
 _FRAMES = (
     "[Write|Give] a [short |]description [from|based on] [these|the following] attributes: {data}",
     "[Describe|Put into words|Turn into text]: {data}",
-    "[Data|Attributes|Facts]: {data}\n[Describe this {kind} in full sentences|Turn these attributes into sentences|Write this as fluent text].",
+    "[Data|Attributes|Facts]: {data}\n"
+    "[Describe this {kind} in full sentences|Turn these attributes into sentences|Write this as fluent text].",
 )
 _OPENINGS = (
     "{name} is a(n) {head} {place}",

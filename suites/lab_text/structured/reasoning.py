@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from specbench_ss.suites.lab_text.example import Example
 from specbench_ss.suites.lab_text.structured.reasoning_puzzles import PUZZLES, word
@@ -20,6 +21,6 @@ def generate(rng: random.Random) -> Example:
     """A puzzle and a follow-up; each answer says how it is found."""
     puzzle = pick(rng, PUZZLES)(rng)
     question, follow = (word(rng, template, puzzle) for template in puzzle.questions)
-    answers = tuple(wordings(lambda: word(rng, template, puzzle), 5) for template in puzzle.answers)
+    answers = tuple(wordings(partial(word, rng, template, puzzle), 5) for template in puzzle.answers)
     prompt = say(rng, pick(rng, _FRAMES), {"question": question})
     return Example("reasoning", (prompt, follow), answers, puzzle.key, "rouge_l")

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """The puzzles of the reasoning category: comparing, excluding, families, rules, days, places and classes.
 
 Each puzzle draws its content and gives the two questions, a way to word each answer, and its key.

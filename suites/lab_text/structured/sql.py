@@ -54,7 +54,7 @@ def _condition(rng: random.Random, column: Column, prefix: str = "") -> tuple[st
 
 def _where(rng: random.Random, columns: list[Column], count: int) -> tuple[str, str]:
     """`whose ...` and `WHERE ...` with some conditions; both empty for none."""
-    if not count:
+    if not count or not columns:
         return "", ""
     pairs = [_condition(rng, column) for column in rng.sample(columns, min(count, len(columns)))]
     word = "or" if rng.random() < 0.25 else "and"

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """The tables, columns and values that the SQL questions are about."""
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from specbench_ss.suites.lab_text.structured.wording import key_of, punctuated, say, wordings
 from specbench_ss.suites.lab_text.structured.words import draw_slots, people, person_forms
@@ -27,6 +28,7 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 # Drawn for every story, so that its texts may name any of them.
 _COMMON = "T=things F=fruit D=weekday E=weekday Z=weekday I=clothing S=subject P=city Q=city d=2-30"
 _HIGHEST = 199
+_LEADS = "[||Let us work it out. |We go step by step. ]"
 _DERIVED = re.compile(r"(\w+)=(\w+)\*(\w+)(?:([+-])(\w+))?$")
 
 
@@ -124,7 +126,7 @@ def _answer(rng: random.Random, steps: tuple[Step, ...], worked: list[str], slot
     pairs = zip(steps, worked, strict=True)
     sentences = [say(rng, step.sentence.replace("{=}", done), slots) for step, done in pairs]
     result = worked[-1].rpartition(" ")[2]
-    return " ".join([*sentences, f"The answer is {result}."])
+    return say(rng, _LEADS, {}) + " ".join([*sentences, f"The answer is {result}."])
 
 
 def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, ...]], str]:
@@ -137,7 +139,7 @@ def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, .
         part = worked[done : done + len(steps)]
         done += len(steps)
         questions.append(punctuated(say(rng, text, slots)))
-        answers.append(wordings(lambda: _answer(rng, steps, part, slots), 3))
+        answers.append(wordings(partial(_answer, rng, steps, part, slots), 3))
     first = story.turns[0][0]
     used = [
         value for name, value in slots.items() if f"{{{name}}}" in first and name.lower() not in ("he", "his", "him")

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a template or a word list is one line
 """The word problems, in the notation of stories."""
 
 STORIES = """
@@ -40,7 +41,7 @@ n - s1: {He} gets {=} dollars back.
 a + n: There are {=} {T} in total.
 s1 / c: Each child gets {=} {T}.
 # save | a=3-12 b=3-10 c=5-60 I=device
-{A} saves {a} dollars [a|every|each] week for {b} weeks. Then {he} spends {c} dollars on a {I}. How many dollars [are left|does {he} have left]?
+{A} saves {a} dollars [a|every|each] week for {b} weeks. Then {he} spends {c} dollars on a(n) {I}. How many dollars [are left|does {he} have left]?
 a * b: {He} saves {=} dollars.
 s1 - c: [After buying the {I},|Then|After that] {he} has {=} dollars.
 # earn | a=8-15 b=2-8 c=2-8 D=weekday E=weekday
@@ -48,7 +49,7 @@ s1 - c: [After buying the {I},|Then|After that] {he} has {=} dollars.
 b + c: {He} works {=} hours.
 a * s1: {He} earns {=} dollars.
 # pages | a=60-190 b=5-20 c=2-7 S=subject
-{A} reads a {S} book with {a} pages. {He} reads {b} pages [a|each|every] day for {c} days. How many pages [are left|does {he} still have to read]?
+{A} reads a(n) {S} book with {a} pages. {He} reads {b} pages [a|each|every] day for {c} days. How many pages [are left|does {he} still have to read]?
 b * c: In {c} days {he} reads {=} pages.
 a - s1: [There are|That leaves] {=} pages.
 # bus | a=10-50 b=2-9 c=2-15 d=2-15 P=city
@@ -100,7 +101,7 @@ s1 + s2: [Together|In total] they pay {=} dollars.
 a + b: [Each|Every] day they drink {=} glasses.
 s1 * 7: In a week they drink {=} glasses.
 # discount | a=30-150 b=5-25 c=2-20 I=device
-A {I} costs {a} dollars. It is {b} dollars cheaper [this week|on {D}], but {A} pays {c} dollars for delivery. How much does {he} pay?
+A(n) {I} costs {a} dollars. It is {b} dollars cheaper [this week|on {D}], but {A} pays {c} dollars for delivery. How much does {he} pay?
 a - b: The cheaper price is {=} dollars.
 s1 + c: With delivery {he} pays {=} dollars.
 # race | a=3-12 b=2-6 c=1-9 D=weekday E=weekday
@@ -126,7 +127,7 @@ s1 - d: [Then|After that] the first pile has {=} {T}.
 a + b: On {E} it is {=} {T}.
 2 * s1: On {Z} it is {=} {T}.
 # left_money | a=40-150 b=5-30 c=5-30 d=5-30 I=clothing
-{A} has {a} dollars. {He} spends {b} dollars on a {I} and {c} dollars on {F}. Then {B} gives {him} {d} dollars. How many dollars does {he} have now?
+{A} has {a} dollars. {He} spends {b} dollars on a(n) {I} and {c} dollars on {F}. Then {B} gives {him} {d} dollars. How many dollars does {he} have now?
 a - b: After the {I} {he} has {=} dollars.
 s1 - c: After the {F} {he} has {=} dollars.
 s2 + d: With the money from {B} {he} has {=} dollars.

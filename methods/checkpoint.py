@@ -1,0 +1,89 @@
+"""Reading and writing a drafter's folder: safetensors, a JSON config, a hash of the base it belongs to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench_ss.errors import UserError
+from specbench_ss.target import Target
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors or (weights only) .pt/.bin file. Raises UserError where it cannot be read."""
+    if not path.is_file():
+        raise UserError(f"no weight file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # truncated, not a weight file, or a pickle that wants to run code
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"cannot read weights {path}: {first}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise UserError(f"{path} holds no dictionary of tensors")
+    return loaded
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a drafter's folder. Raises UserError where it is missing or no JSON object."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"no config.json in {folder}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return config
+
+
+def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], name: str = "model.safetensors") -> None:
+    """The module's parameters in float16, and its config."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in module.state_dict().items()}
+    save_file(tensors, folder / name)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def load_into(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+    """Copy tensors into the module; names and shapes must match exactly. Raises UserError that names what does not."""
+    expected = module.state_dict()
+    for kind, names in (("lacks", expected.keys() - tensors.keys()), ("has unknown", tensors.keys() - expected.keys())):
+        if names:
+            raise UserError(f"{what} {kind} tensors: {', '.join(sorted(names)[:3])} ({len(names)} in all)")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise UserError(
+                f"{what}: tensor {name} has shape {tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}"
+            )
+    module.load_state_dict(tensors)
+
+
+def drafter_folder(given: str, companion: Path | None, method: str, target: Target) -> Path:
+    """The folder the user named, or the one that came with the target. Raises UserError where there is none."""
+    if given:
+        path = Path(given)
+        if not path.exists():
+            raise UserError(f"{method}: no such file or folder: {given}")
+        return path
+    if companion is None:
+        raise UserError(f"{method}: no weights for model {target.name!r}; give them with --set {method}.weights=PATH")
+    return companion
+
+
+def check_base(config: dict[str, Any], target: Target, what: str) -> None:
+    """Raise UserError where the drafter was trained for another base (its config carries the base's hash)."""
+    trained_for = config.get("base_hash")
+    if trained_for and target.weights_hash and trained_for != target.weights_hash:
+        if config.get("base_dtype") in (None, str(target.dtype)):
+            raise UserError(f"{what} was trained for another base (hash {trained_for}, this one is {target.weights_hash})")

@@ -1,0 +1,89 @@
+"""Medusa-1: extra heads on the last hidden state draft a fixed sparse tree; the base is untouched. Lossless."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.methods.checkpoint import check_base, drafter_folder, read_config, read_tensors
+from specbench_ss.methods.medusa.heads import MedusaHeads, heads_from_tensors
+from specbench_ss.methods.medusa.trees import PUBLISHED, Choice, MedusaTree, best_tree, read_tree, tree_of
+from specbench_ss.target import FINAL, Target
+from specbench_ss.tree import DraftTree
+
+WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaOptions:
+    """Options of `medusa`."""
+
+    weights: str = field(default="", metadata={"help": "folder or file with the heads; empty = those of the model"})
+    tree: str = field(
+        default="auto",
+        metadata={"help": "auto (from the heads' measured accuracies, else published), published, or a JSON file"},
+    )
+    nodes: int = field(default=0, metadata={"help": "drafted nodes of the auto tree; 0 = as the heads' config says"})
+    heads: int = field(default=0, metadata={"help": "use only this many heads; 0 = all"})
+
+
+class Medusa(Decoder):
+    """Head i reads the state that chose the root and predicts the token i + 1 places after the root."""
+
+    name = "medusa"
+    summary = "Medusa-1 heads on the frozen base, sparse tree"
+    paper = "Cai et al. 2024, arXiv:2401.10774"
+    Options = MedusaOptions  # type: ignore[assignment]
+
+    def __init__(self, target: Target, options: MedusaOptions, heads: MedusaHeads, tree: MedusaTree) -> None:
+        super().__init__(target, options)
+        deepest = max(tree.heads) + 1
+        if deepest > heads.count:
+            raise UserError(f"medusa: the tree is {deepest} deep, there are {heads.count} heads")
+        self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.tree, self.depth = tree, deepest
+        flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
+        self.gather = torch.tensor(flat, device=target.device)
+        self.unembed = target.family.head.weight
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> Medusa:
+        """Heads from the folder or file that the user named, or those that came with the model."""
+        path = drafter_folder(options.weights, target.companion(cls.name), cls.name, target)
+        config: dict[str, Any] = {}
+        if path.is_dir():
+            config = read_config(path)
+            check_base(config, target, "medusa")
+            file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+            if file is None:
+                raise UserError(f"medusa: no weights in {path}; looked for {', '.join(WEIGHT_FILES)}")
+            path = file
+        heads = heads_from_tensors(read_tensors(path), target.hidden_size, target.vocab_size)
+        choices = cls.choices(options, config, options.heads or heads.count)
+        return cls(target, options, heads, tree_of(choices))
+
+    @staticmethod
+    def choices(options: MedusaOptions, config: dict[str, Any], heads: int) -> list[Choice]:
+        """The tree that the options ask for, no deeper than the heads."""
+        if options.tree == "auto" and config.get("accuracies"):
+            chosen = best_tree(config["accuracies"][:heads], options.nodes or config.get("nodes", 63))
+        elif options.tree in ("auto", "published"):
+            chosen = [c for c in PUBLISHED if len(c) <= heads]
+        else:
+            return read_tree(Path(options.tree))
+        return chosen
+
+    def max_rows(self) -> int:
+        """The tree, root included."""
+        return len(self.tree.shape.parents)
+
+    def propose(self, state: State) -> DraftTree:
+        """Top tokens of every head, placed on the tree."""
+        logits = self.heads(state.taps[FINAL][0], self.unembed, self.depth)  # [n, 1, V]
+        candidates = logits[:, 0].topk(self.tree.width).indices.flatten()  # [n * width]
+        return DraftTree(torch.cat((state.root, candidates[self.gather])), self.tree.shape)

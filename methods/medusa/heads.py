@@ -1,0 +1,105 @@
+"""Medusa heads: residual blocks and a vocabulary projection each, and the checkpoint layouts they come in.
+
+Knows tensors, not decoding. Cai et al. 2024, eq. 1.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench_ss.errors import UserError
+
+
+class MedusaHeads(nn.Module):
+    """n heads of L residual blocks, kept stacked so that all heads are one product.
+
+    weight [n, L, h, h], bias [n, L, h]; unembed [n, V, h], or None where the heads share the base's LM head.
+    """
+
+    def __init__(self, heads: int, layers: int, hidden: int, vocab: int, own_unembed: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, layers, hidden, hidden))  # zero: a new head is the identity
+        self.bias = nn.Parameter(torch.zeros(heads, layers, hidden))
+        self.unembed = nn.Parameter(torch.zeros(heads, vocab, hidden)) if own_unembed else None
+
+    @property
+    def count(self) -> int:
+        """Number of heads."""
+        return self.weight.shape[0]
+
+    def forward(self, x: Tensor, shared: Tensor, heads: int | None = None) -> Tensor:
+        """x [m, h], the final normed states -> logits [heads, m, V]. shared [V, h]: the base's LM head."""
+        n = self.count if heads is None else heads
+        x = x.expand(n, *x.shape)  # [n, m, h]
+        for layer in range(self.weight.shape[1]):
+            x = x + F.silu(torch.baddbmm(self.bias[:n, layer, None], x, self.weight[:n, layer].mT))
+        if self.unembed is None:
+            return x @ shared.mT
+        return x @ self.unembed[:n].mT
+
+
+_BLOCK = re.compile(r"^(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)$")
+_UNEMBED = re.compile(r"^(?:medusa_head\.)?(\d+)\.(\d+)\.weight$")
+
+
+def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
+    """Heads from the published layouts; counts are read from the tensors, never from a config.
+
+    v0.1: `{i}.{j}.linear.{weight,bias}` and `{i}.{L}.weight`; v2: without the latter (the base's LM head serves);
+    ours: `weight`, `bias`, `unembed`. Raises UserError for unknown, missing or misshapen tensors.
+    """
+    if set(tensors) <= {"weight", "bias", "unembed"} and {"weight", "bias"} <= set(tensors):
+        return _stacked(tensors, hidden, vocab)
+    blocks: dict[tuple[int, int, str], Tensor] = {}
+    unembeds: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if match := _BLOCK.match(name):
+            blocks[int(match[1]), int(match[2]), match[3]] = tensor
+        elif match := _UNEMBED.match(name):
+            unembeds[int(match[1])] = tensor
+        else:
+            raise UserError(f"Medusa heads: unknown tensor {name!r}")
+    if not blocks:
+        raise UserError("Medusa heads: no residual block found")
+    n, layers = 1 + max(k[0] for k in blocks), 1 + max(k[1] for k in blocks)
+    stacked = {
+        "weight": _grid(blocks, n, layers, "weight"),
+        "bias": _grid(blocks, n, layers, "bias"),
+    }
+    if unembeds:
+        missing = [i for i in range(n) if i not in unembeds]
+        if missing:
+            raise UserError(f"Medusa heads: head {missing[0]} has no vocabulary projection")
+        stacked["unembed"] = _stack([unembeds[i] for i in range(n)])
+    return _stacked(stacked, hidden, vocab)
+
+
+def _grid(blocks: dict[tuple[int, int, str], Tensor], n: int, layers: int, part: str) -> Tensor:
+    for i in range(n):
+        for j in range(layers):
+            if (i, j, part) not in blocks:
+                raise UserError(f"Medusa heads: tensor {i}.{j}.linear.{part} is missing")
+    return torch.stack([_stack([blocks[i, j, part] for j in range(layers)]) for i in range(n)])
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    if len({t.shape for t in tensors}) != 1:
+        raise UserError(f"Medusa heads differ in shape: {sorted({tuple(t.shape) for t in tensors})}")
+    return torch.stack(tensors)
+
+
+def _stacked(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
+    weight, unembed = tensors["weight"], tensors.get("unembed")
+    if weight.ndim != 4 or weight.shape[2:] != (hidden, hidden):
+        raise UserError(f"Medusa heads are for hidden size {weight.shape[-1]}, the model has {hidden}")
+    if unembed is not None and unembed.shape[1:] != (vocab, hidden):
+        raise UserError(f"Medusa heads are for a vocabulary of {unembed.shape[1]}, the model has {vocab}")
+    heads = MedusaHeads(weight.shape[0], weight.shape[1], hidden, vocab, unembed is not None)
+    if tensors["bias"].shape != heads.bias.shape:
+        raise UserError(f"Medusa heads: biases have shape {tuple(tensors['bias'].shape)}, not {tuple(heads.bias.shape)}")
+    heads.load_state_dict({k: v.float() for k, v in tensors.items()})
+    return heads

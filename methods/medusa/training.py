@@ -1,0 +1,30 @@
+"""Training Medusa-1 heads: cross-entropy of head i on the token i + 2 ahead, weight 0.8^i (Medusa sec. 2.2.1)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specbench_ss.methods.medusa.heads import MedusaHeads
+from specbench_ss.methods.training import Anchors, BaseStates, Trainee, head_loss
+from specbench_ss.target import Target
+
+
+class MedusaTrainee(Trainee):
+    """Heads that start as copies of the base's LM head behind an identity block."""
+
+    name = "medusa"
+
+    def __init__(self, target: Target, heads: int = 4, lr: float = 1e-3) -> None:
+        self.module: MedusaHeads = MedusaHeads(heads, 1, target.hidden_size, target.vocab_size)
+        self.shared = target.family.head.weight
+        assert self.module.unembed is not None
+        self.module.unembed.data.copy_(self.shared.float().expand_as(self.module.unembed))
+        self.lr = lr
+
+    def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        """Eq. 1-2 of Medusa."""
+        x = states.at(states.final, anchors).flatten(0, 1)  # [B*A, h]
+        logits = self.module(x, self.shared).transpose(0, 1)  # [B*A, n, V]
+        n = self.module.count
+        labels = anchors.labels[..., 1 : n + 1].flatten(0, 1)
+        return head_loss(logits, labels, [0.8**i for i in range(n)])

@@ -1,0 +1,77 @@
+"""Medusa's sparse trees: the published one, and those built from measured accuracies (Medusa sec. 2.3.3).
+
+A tree is a list of choices; choice (1, 0) is: the second-best token of head 0, then the best of head 1.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench_ss.errors import UserError
+from specbench_ss.tree import TreeShape, shape_of
+
+Choice = tuple[int, ...]
+
+# the 63 nodes published for 7B models (FasterDecoding/Medusa, medusa_choices.py), as branches: prefix -> ranks
+_PUBLISHED: dict[Choice, int] = {
+    (): 10, (0,): 10, (0, 0): 10, (1,): 7, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1, (8,): 1, (9,): 1,
+    (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1, (1, 0): 2, (2, 0): 1, (0, 0, 0): 2,
+}  # fmt: skip
+PUBLISHED: tuple[Choice, ...] = tuple(
+    sorted(((*prefix, rank) for prefix, width in _PUBLISHED.items() for rank in range(width)), key=lambda c: (len(c), c))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaTree:
+    """shape of the tree; for each drafted node its head and its rank in that head's top-k."""
+
+    shape: TreeShape
+    heads: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """How many candidates are needed of every head."""
+        return max(self.ranks) + 1
+
+
+def tree_of(choices: Sequence[Choice]) -> MedusaTree:
+    """Choices -> tree. Raises UserError where a choice lacks its prefix or there is none."""
+    ordered = sorted(set(choices), key=lambda c: (len(c), c))
+    if not ordered:
+        raise UserError("a Medusa tree needs at least one choice")
+    index: dict[Choice, int] = {(): 0}
+    parents = [-1]
+    for choice in ordered:
+        if not choice or min(choice) < 0 or choice[:-1] not in index:
+            raise UserError(f"Medusa tree: choice {list(choice)} has no parent in the tree")
+        index[choice] = len(parents)
+        parents.append(index[choice[:-1]])
+    return MedusaTree(shape_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
+
+
+def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]:
+    """The `nodes` choices with the greatest expected acceptance: accuracies[head][rank], heads independent."""
+    best: list[Choice] = []
+    heap: list[tuple[float, Choice]] = [(-p, (rank,)) for rank, p in enumerate(accuracies[0])]
+    heapq.heapify(heap)
+    while heap and len(best) < nodes:
+        score, choice = heapq.heappop(heap)
+        best.append(choice)
+        if len(choice) < len(accuracies):
+            for rank, p in enumerate(accuracies[len(choice)]):
+                heapq.heappush(heap, (score * p, (*choice, rank)))
+    return best
+
+
+def read_tree(path: Path) -> list[Choice]:
+    """Choices from a JSON file: a list of lists of ranks. Raises UserError where it is not that."""
+    try:
+        return [tuple(int(rank) for rank in choice) for choice in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read Medusa tree {path}: {error}") from None

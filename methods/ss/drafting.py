@@ -1,0 +1,86 @@
+"""From stream logits to a draft tree, and from early-exit logits to a pruned one. Knows trees, not models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from specbench_ss.tree import DraftTree, TreeShape, shape_of
+
+# breaks ties between a node and its parent when a transition has probability one: the parent wins
+DEPTH_PENALTY = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class FullTree:
+    """The Cartesian tree (ACL sec. 2.2): every token of level g under every token of level g - 1.
+
+    shape: 1 + sum_g k^g nodes. slots int64 [nodes - 1]: level * k + rank of each drafted node, into flattened top-k.
+    path bool [nodes - 1, gamma * k]: which slots lie on the path to each node, itself included.
+    """
+
+    shape: TreeShape
+    slots: Tensor
+    path: Tensor
+    depths: Tensor
+
+
+@lru_cache(maxsize=64)
+def full_tree(gamma: int, k: int, device: torch.device) -> FullTree:
+    """The tree for gamma streams with k candidates each."""
+    parents, slots, on_path = [-1], [0], [0]
+    level = [0]
+    for g in range(gamma):
+        following = []
+        for node in level:
+            for rank in range(k):
+                following.append(len(parents))
+                parents.append(node)
+                slots.append(g * k + rank)
+                on_path.append(on_path[node] | 1 << (g * k + rank))
+        level = following
+    shape = shape_of(tuple(parents))
+    path = torch.tensor([[bool(bits >> s & 1) for s in range(gamma * k)] for bits in on_path[1:]], dtype=torch.float32)
+    depths = torch.tensor(shape.depths[1:], dtype=torch.float32)
+    return FullTree(shape, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device))
+
+
+def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
+    """Stream logits [gamma, V] -> tree: all of the Cartesian tree, or its n_draft best nodes by joint probability.
+
+    n_draft counts drafted nodes; 0 = all.
+    """
+    top = logits.topk(k, dim=-1)
+    tree = full_tree(logits.shape[0], k, logits.device)
+    tokens = torch.cat((root, top.indices.flatten()[tree.slots]))
+    drafted = DraftTree(tokens, tree.shape)
+    if not 0 < n_draft < len(tree.slots):
+        return drafted
+    log_p = top.values - logits.logsumexp(-1, keepdim=True)  # [gamma, k]
+    joint = tree.path @ log_p.flatten().float() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
+    best = joint.topk(n_draft).indices.sort().values + 1
+    return drafted.select([0, *best.tolist()])
+
+
+def prune(tree: DraftTree, exit_logits: Tensor, visible: Tensor, n_keep: int, threshold: float) -> list[int]:
+    """ACL sec. 2.3: the nodes that stay, ascending, ancestor-closed, root included, at most n_keep.
+
+    exit_logits [n, V]: early-exit logits of every node. A node's transition probability is its parent's
+    softmax at its token; below the threshold it goes with its whole subtree; then the best by path probability stay.
+    """
+    parents = torch.tensor(tree.shape.parents[1:], device=tree.tokens.device)
+    log_p = exit_logits.log_softmax(-1)[parents, tree.tokens[1:]].float()  # [n - 1]
+    if threshold > 0:
+        log_p = log_p.masked_fill(log_p.exp() < threshold, float("-inf"))
+    finite = log_p.clamp_min(-1e4)  # products with zero of the mask below must not make NaN of -inf
+    depths = visible.sum(-1)[1:]
+    score = visible[1:, 1:].float() @ finite - DEPTH_PENALTY * depths  # [n - 1]
+    keep = min(n_keep - 1, len(tree) - 1)
+    best = score.topk(keep) if keep else None
+    if best is None:
+        return [0]
+    alive = best.indices[best.values > -1e4 + 1] if threshold > 0 else best.indices
+    return [0, *(alive.sort().values + 1).tolist()]

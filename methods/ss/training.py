@@ -1,0 +1,69 @@
+"""Training lossless streams and the pruning map on a frozen base (ACL eq. 6 with alpha_0 = 0, alpha_j = 1).
+
+Segment attention (appendix I): prompt positions carry no streams; anchors are taken in segments, the streams of a
+segment see the main keys before them and their own position's streams, and only one segment is in a product at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench_ss.cache import StreamCache
+from specbench_ss.methods.ss.streams import StreamConfig, Streams, run_msa
+from specbench_ss.methods.training import Anchors, BaseStates, Trainee, head_loss
+from specbench_ss.target import Target
+
+
+class StreamsTrainee(Trainee):
+    """P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta."""
+
+    def __init__(
+        self, target: Target, config: StreamConfig, lr: float = 5e-4, segment: int = 32, prune_weight: float = 0.5,
+        name: str = "ss",
+    ) -> None:  # fmt: skip
+        self.name, self.target, self.config = name, target, config
+        self.lo = target.n_layers - config.n_msa_layers
+        self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
+        self.taps = tuple(sorted({self.lo, self.prune_layer}))
+        self.kv_from = self.lo
+        self.lr, self.segment, self.prune_weight = lr, segment, prune_weight
+        self.module: Streams = Streams(config, target.hidden_size)
+
+    def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        """Stream losses over all segments, plus the pruning map's next-token loss."""
+        parts = [
+            self.stream_logits(states, anchors.at[:, i : i + self.segment])
+            for i in range(0, anchors.at.shape[1], self.segment)
+        ]
+        logits = torch.cat(parts, 1)  # [B, A, gamma, V]
+        g = self.config.gamma
+        total, right = head_loss(logits, anchors.labels[..., 1 : g + 1], [1.0] * g)
+        return total + self.prune_weight * self._prune_loss(states, anchors), right
+
+    def stream_logits(self, states: BaseStates, at: Tensor) -> Tensor:
+        """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V]."""
+        target, g = self.target, self.config.gamma
+        b, a = at.shape
+        low = states.taps[self.lo]
+        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])))  # [B, a*gamma, h]
+        ahead = torch.arange(1, g + 1, device=at.device)
+        positions = (at[..., None] + ahead).clamp_max(target.context_length - 1).flatten(1)  # [B, a*gamma]
+        mask = self._mask(at, low.shape[1], next(iter(states.kv.values()))[0].dtype)
+        x = run_msa(target, self.module, x, 0, StreamCache(states.kv), mask, target.rotary(positions))
+        return target.logits(target.family.norm(x)).unflatten(1, (a, g))
+
+    def _mask(self, at: Tensor, t: int, dtype: torch.dtype) -> Tensor:
+        """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself."""
+        g, a = self.config.gamma, at.shape[1]
+        main = torch.arange(t, device=at.device) <= at[..., None]  # [B, a, T]
+        own = torch.block_diag(*[torch.ones(g, g, dtype=torch.bool).tril()] * a).to(at.device)
+        see = torch.cat((main.repeat_interleave(g, 1), own.expand(at.shape[0], -1, -1)), 2)
+        mask = torch.zeros(see.shape, device=at.device, dtype=dtype)
+        return mask.masked_fill_(~see, torch.finfo(dtype).min)[:, None]
+
+    def _prune_loss(self, states: BaseStates, anchors: Anchors) -> Tensor:
+        """Next-token loss of the early-exit logits at the pruning layer (sec. 2.3)."""
+        x = self.module.early_exit(states.at(states.taps[self.prune_layer], anchors))
+        logits = self.target.logits(self.target.family.norm(x))[..., None, :]
+        return head_loss(logits, anchors.labels[..., :1], [1.0])[0]

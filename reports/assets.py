@@ -1,0 +1,58 @@
+"""The fixed parts of the page: templates, style, scripts, and the policy that lets only those scripts run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+FOLDER = Path(__file__).parent / "templates"
+
+
+@cache
+def plotly_js() -> str:
+    """Plotly's whole library, embedded once."""
+    from plotly.offline import get_plotlyjs
+
+    return _newlines(str(get_plotlyjs()))
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of report.css or report.js."""
+    return _newlines((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def policy() -> str:
+    """Content-Security-Policy: no request to anywhere, and no script but the page's own two, by their hashes.
+
+    Plotly sets style attributes and makes its image download from a blob.
+    """
+    scripts = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly_js(), asset("report.js")))
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def render(name: str, **values: Any) -> str:
+    """A template, filled; every value is escaped unless the template says otherwise."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
+    )
+    return environment.get_template(name).render(
+        policy=policy(), css=asset("report.css"), js=asset("report.js"), plotly=plotly_js(), **values
+    )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _newlines(text: str) -> str:
+    """As a browser reads it: the hash is taken over that."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")

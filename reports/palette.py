@@ -1,0 +1,55 @@
+"""Colours: one per method throughout, told apart by colour-blind eyes, always with a pattern or symbol beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specbench_ss.config import REFERENCE
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+REFERENCE_COLOUR = "#7A8089"
+PATTERNS = ("", "/", "\\", "x", ".", "+")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+# Where a step's time goes: not methods, so another scale: one hue, dark to light, with patterns.
+PARTS = {
+    "prefill": ("#3B4A63", "x"),
+    "draft": ("#5B6F94", "/"),
+    "verify": ("#8397BC", ""),
+    "accept": ("#AFBEDA", "\\"),
+    "host": ("#D3DCEC", "."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one method is drawn. index: its CSS class is m<index>."""
+
+    index: int
+    colour: str
+    pattern: str
+    symbol: str
+    dash: str
+
+    @property
+    def css(self) -> str:
+        """The class of its swatch."""
+        return f"m{self.index}"
+
+    def marker(self) -> dict[str, object]:
+        """Plotly marker of a bar."""
+        return {"color": self.colour, "pattern": {"shape": self.pattern, "fgcolor": "#fff", "fgopacity": 0.55, "size": 7}}
+
+
+def styles(labels: Sequence[str]) -> dict[str, Style]:
+    """A style for each method in order; the reference is grey. After six colours the patterns change."""
+    drawn = [label for label in labels if label != REFERENCE]
+    made = {REFERENCE: Style(0, REFERENCE_COLOUR, "", "circle-open", "dot")}
+    for i, label in enumerate(drawn):
+        again, colour = divmod(i, len(COLOURS))
+        made[label] = Style(
+            i + 1, COLOURS[colour], PATTERNS[again % len(PATTERNS)], SYMBOLS[i % len(SYMBOLS)], DASHES[again % len(DASHES)]
+        )
+    return {label: made[label] for label in labels}

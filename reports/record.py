@@ -1,0 +1,101 @@
+"""What was run, on what: the record that lets somebody else run it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from specbench_ss.options import value_text
+from specbench_ss.reports.view import Fact
+from specbench_ss.rows import Run
+
+
+def chips(run: Run) -> list[tuple[str, str]]:
+    """The handful of settings that stand under the title."""
+    model, suite = run.manifest["model"], run.manifest["suite"]
+    environment = run.manifest["environment"]
+    return [
+        ("Model", f"{model['name']}, {size(model['parameters'])}"),
+        ("Suite", f"{suite['name']}, {suite['edition']} edition, {suite['prompts']} prompts"),
+        ("Decoding", decoding(run.manifest["config"])),
+        ("On", f"{machine(environment, model['device'])}, {model['dtype']}"),
+        ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
+    ]
+
+
+def facts(run: Run) -> list[Fact]:
+    """Everything that the manifest knows."""
+    manifest = run.manifest
+    model, suite, environment = manifest["model"], manifest["suite"], manifest["environment"]
+    known = [
+        Fact("Command", shlex.join(manifest["command"]), code=True),
+        Fact("Version", f"{manifest['version']}, {revision(environment.get('revision'))}"),
+        Fact("Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"),
+        Fact("Model", f"{model['name']}, {size(model['parameters'])}, context {model['context_length']:,}"),
+        Fact("Model hash", model["hash"], code=True),
+        Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
+        Fact("Suite", f"{suite['name']}, {suite['edition']} edition: {suite['size']} questions, {suite['prompts']} prompts"),
+        Fact("Suite hash", suite["content_hash"], code=True),
+        *(Fact("Suite note", note) for note in suite["notes"]),
+        *(Fact(f"Method {m['label']}", _method(m)) for m in manifest["methods"]),
+        Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if _plain(v))),
+        Fact("Processor", _processor(environment)),
+        *(Fact("GPU", ", ".join(f"{k.replace('_', ' ')} {_short(v)}" for k, v in gpu.items())) for gpu in environment["gpus"]),
+        Fact("Driver, CUDA", f"{environment.get('driver') or 'none'}, {environment.get('cuda') or 'none'}"),
+        Fact("System", f"{environment['platform']}, Python {environment['python']}"),
+        Fact("Packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)),
+        Fact("Fingerprint", manifest["fingerprint"], code=True),
+    ]
+    return [fact for fact in known if fact.value]
+
+
+def size(parameters: int) -> str:
+    """'12.3 M parameters'."""
+    return f"{parameters / 1e9:.1f} B parameters" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M parameters"
+
+
+def decoding(config: Mapping[str, Any]) -> str:
+    """'greedy' or how it was sampled."""
+    if not config["temperature"]:
+        return "greedy"
+    parts = [f"temperature {config['temperature']:g}"]
+    parts += [f"top-p {config['top_p']:g}"] if config["top_p"] < 1 else []
+    parts += [f"top-k {config['top_k']}"] if config["top_k"] else []
+    return ", ".join(parts)
+
+
+def machine(environment: Mapping[str, Any], device: str) -> str:
+    """What the model ran on, in a few words."""
+    gpus = environment.get("gpus") or []
+    if device.startswith("cuda") and gpus:
+        return str(gpus[0]["name"])
+    cpu = environment.get("cpu") or {}
+    return f"{cpu.get('model') or 'CPU'} ({cpu.get('available') or '?'} cores)"
+
+
+def revision(known: Mapping[str, Any] | None) -> str:
+    """The commit, and whether the tree was changed."""
+    if not known:
+        return "revision unknown"
+    return f"revision {known['commit'][:12]}{' with changes' if known['dirty'] else ''}"
+
+
+def _method(method: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
+    return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"])))
+
+
+def _processor(environment: Mapping[str, Any]) -> str:
+    cpu, memory = environment.get("cpu") or {}, environment.get("memory_bytes")
+    threads = (environment.get("threads") or {}).get("intra_op")
+    text = f"{cpu.get('model')}, {cpu.get('cores')} cores, {cpu.get('available')} available"
+    return text + (f", {threads} threads" if threads else "") + (f", {memory / 2**30:.1f} GiB" if memory else "")
+
+
+def _plain(value: Any) -> bool:
+    return not isinstance(value, (list, tuple, dict)) or not value
+
+
+def _short(value: Any) -> str:
+    return value_text(value) if not isinstance(value, (list, tuple, dict)) else "all"

@@ -1,0 +1,101 @@
+"""What `ssbench run` does once it knows what is wanted: check, load, run, tell."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from specbench_ss import registry
+from specbench_ss.commands.report import open_in_browser, write_report
+from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.options import options_text
+from specbench_ss.suite import Suite, SuiteData, SuiteRequest
+
+if TYPE_CHECKING:
+    from specbench_ss.target import Target
+
+
+def describe(config: RunConfig, where: RunTarget) -> None:
+    """Print what `run` would do, without loading the model."""
+    options = {spec.label: registry.method_options(spec) for spec in config.methods}
+    data = _questions(config, registry.load_suite(config.suite))
+    prompts = sum(len(q.turns) for q in data.questions)
+    print(f"model      {config.model}, dtype {config.dtype}, device {config.device}")
+    print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
+    print(f"questions  {len(data.questions)} ({prompts} prompts), repeats {config.repeats}")
+    print(f"decoding   {_decoding(config, data)}")
+    for label, values in options.items():
+        print(f"method     {label}: {options_text(values) or 'no options'}")
+    print(f"samples    {prompts * config.repeats * len(options)}")
+    print(f"out        {where.out}")
+
+
+def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
+    """Make the run, print its tables, write its report. What the user got wrong is found before anything is loaded."""
+    from specbench_ss import runner
+    from specbench_ss.manifest import manifest_for
+    from specbench_ss.models import load_target
+    from specbench_ss.progress import Progress
+    from specbench_ss.rundir import RunDir, check_out
+
+    for spec in config.methods:
+        registry.method_options(spec)
+    suite = registry.load_suite(config.suite)
+    data = _questions(config, suite)
+    check_out(where)
+    console = Console(stderr=True)
+    target = load_target(
+        config.model, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code
+    )
+    decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
+    console.print(_title(config, target, data), highlight=False)
+    manifest = manifest_for(config, target, data, decoders, ["ssbench", *sys.argv[1:]])
+    with RunDir.open(where, manifest, data.questions) as run_dir, Progress(list(decoders), console) as progress:
+        runner.run(config, target, suite, data, decoders, run_dir, progress)
+    tell(where.out, open_report)
+
+
+def tell(out: Path, open_report: bool) -> None:
+    """The tables, the report, and where it all is."""
+    from specbench_ss.rundir import read_run
+    from specbench_ss.table import print_tables
+
+    print_tables(read_run(out), Console())
+    report = write_report(out)
+    print(f"report: {report}")
+    if open_report:
+        open_in_browser(report)
+
+
+def _questions(config: RunConfig, suite: Suite) -> SuiteData:
+    data = None if config.data is None else Path(config.data)
+    return suite.load(SuiteRequest(config.categories, config.limit, config.seed, data, _is_lab(config.model)))
+
+
+def _is_lab(model: str) -> bool:
+    """Whether the model is one of the project's own, told without loading it."""
+    from specbench_ss.models import available
+
+    embedded = {known.name: known.folder for known in available()}
+    return model in embedded or (Path(model).parent / "lab.json").exists()
+
+
+def _decoding(config: RunConfig, data: SuiteData) -> str:
+    how = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
+    if config.top_p < 1:
+        how += f", top-p {config.top_p:g}"
+    if config.top_k:
+        how += f", top-k {config.top_k}"
+    return f"{how}, at most {config.max_new_tokens or data.max_new_tokens} tokens, seed {config.seed}"
+
+
+def _title(config: RunConfig, target: Target, data: SuiteData) -> str:
+    dtype = str(target.dtype).removeprefix("torch.")
+    size = target.parameter_count / 1e6
+    return (
+        f"[bold]{target.name}[/] ({size:,.0f} M parameters, {dtype}, {target.device}) on "
+        f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {_decoding(config, data)}"
+    )

@@ -1,0 +1,70 @@
+"""Files that outlive a process killed at any byte: JSON lines that are only appended, JSON that is replaced whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specbench_ss.errors import UserError
+
+T = TypeVar("T")
+
+
+def scan(
+    file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True
+) -> tuple[list[T], int]:
+    """(records, bytes they take): up to a half-written last line or the first record that is not to be kept."""
+    records: list[T] = []
+    end = 0
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if not line.endswith(b"\n"):
+                break
+            record = make(json.loads(line))
+        except (ValueError, TypeError, AttributeError) as e:
+            if number == len(lines):
+                break
+            raise UserError(f"{file} is damaged in line {number}") from e
+        if not keep(record):
+            break
+        records.append(record)
+        end += len(line)
+    return records, end
+
+
+def cut(file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
+    """scan, then truncate the file to what was read: what a killed process left half-written is gone."""
+    records, end = scan(file, make, keep)
+    if file.exists() and file.stat().st_size > end:
+        with open(file, "r+b") as f:
+            f.truncate(end)
+            os.fsync(f.fileno())
+    return records
+
+
+def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append lines to a file opened unbuffered, down to the disk. Raises ValueError for a number that is not finite."""
+    data = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode()
+    while data:
+        data = data[file.write(data) :]
+    os.fsync(file.fileno())
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file so that a reader sees the old content or the new, and nothing between."""
+    temporary = file.with_name(file.name + ".tmp")
+    with open(temporary, "w", encoding="utf-8") as f:
+        json.dump(content, f, indent=1, allow_nan=False)
+        f.write("\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

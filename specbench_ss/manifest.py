@@ -1,0 +1,79 @@
+"""What a run directory says about its run: who was measured, on what, with which questions and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss import __version__
+from specbench_ss.config import RunConfig
+from specbench_ss.decoder import Decoder
+from specbench_ss.environment import environment
+from specbench_ss.rundir import FORMAT
+from specbench_ss.suite import SuiteData
+
+if TYPE_CHECKING:
+    from specbench_ss.target import Target
+
+
+def fingerprint(config: RunConfig) -> str:
+    """sha256 of everything that decides what a run measures."""
+    return hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def manifest_for(
+    config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
+) -> dict[str, Any]:
+    """The manifest of a run that is about to start. JSON-ready."""
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "command": list(command),
+        "config": config.as_dict(),
+        "fingerprint": fingerprint(config),
+        "suite": {
+            "name": data.name,
+            "edition": data.edition,
+            "content_hash": data.content_hash,
+            "size": len(data.questions),
+            "prompts": sum(len(q.turns) for q in data.questions),
+            "max_new_tokens": config.max_new_tokens or data.max_new_tokens,
+            "notes": list(data.notes),
+        },
+        "model": {
+            "name": target.name,
+            "hash": target.weights_hash,
+            "parameters": target.parameter_count,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "device": str(target.device),
+            "context_length": target.context_length,
+            "vocab_size": target.vocab_size,
+            "is_lab": target.is_lab,
+        },
+        "methods": [_method_entry(label, decoder) for label, decoder in decoders.items()],
+        "environment": environment(),
+        "created": now(),
+        "finished": None,
+        "status": "running",
+    }
+
+
+def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
+    options = decoder.options
+    values = {name: getattr(options, name) for name in getattr(options, "__dataclass_fields__", {})}
+    return {
+        "label": label,
+        "name": decoder.name,
+        "options": json.loads(json.dumps(values, default=str)),
+        "lossless": decoder.lossless,
+        "summary": decoder.summary,
+        "paper": decoder.paper,
+    }
+
+
+def now() -> str:
+    """The time, UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

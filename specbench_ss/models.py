@@ -1,0 +1,118 @@
+"""Loading a target: the embedded lab model, a folder, or a hub id. Weights only through safetensors or weights_only.
+
+Knows where models come from, not what is done with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+    from specbench_ss.target import Target
+
+LAB = Path(__file__).parent / "lab"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that needs no download."""
+
+    name: str
+    summary: str
+    folder: Path
+
+
+def available() -> list[ModelInfo]:
+    """The embedded models."""
+    base = LAB / "base"
+    return [ModelInfo("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
+
+
+def resolve_device(device: str) -> str:
+    """'auto' -> cuda where there is one, else cpu. Raises UserError for a device that is not there."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def resolve_dtype(dtype: str, device: str) -> torch.dtype:
+    """'auto' -> float32 on CPU, bfloat16 elsewhere."""
+    import torch
+
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r}{did_you_mean(dtype, DTYPES)}; one of {', '.join(DTYPES)}")
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
+
+
+def load_target(
+    model: str, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
+) -> Target:
+    """A target by name of an embedded model, folder or hub id. Raises UserError where it cannot be loaded."""
+    from specbench_ss.target import Target
+
+    where = resolve_device(device)
+    kind = resolve_dtype(dtype, where)
+    embedded = {m.name: m for m in available()}
+    folder = embedded[model].folder if model in embedded else Path(model)
+    if model in embedded and not folder.is_dir():
+        raise UserError(f"the embedded model {model!r} is not part of this installation")
+    source = str(folder) if folder.is_dir() else model
+    if not folder.is_dir() and ("/" not in model or Path(model).is_absolute() or model.startswith(".")):
+        hint = did_you_mean(model, embedded)
+        raise UserError(f"no model {model!r}: neither an embedded model, a folder nor a hub id{hint}")
+    weights, tokenizer = _load(source, kind, where, trust_remote_code)
+    target = Target(weights, tokenizer, name=model, folder=folder if folder.is_dir() else None)
+    target.is_lab = folder.is_dir() and (folder.parent / "lab.json").exists()
+    target.weights_hash = hash_weights(weights)
+    return target
+
+
+def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except Exception as error:  # the loaders raise a dozen kinds; every one of them is about what the user named
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"cannot load model {source!r}: {type(error).__name__}: {first}") from error
+    missing = [k for k in info["missing_keys"] if "rotary" not in k]
+    if missing:
+        raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
+    return model.to(device), tokenizer
+
+
+def hash_weights(model: Any) -> str:
+    """A short sha256 over names, shapes and a sample of every parameter: tells checkpoints apart in milliseconds."""
+    digest = hashlib.sha256()
+    for name, p in sorted(model.named_parameters()):
+        flat = p.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 64)].float().cpu().numpy().tobytes()
+        digest.update(f"{name}{tuple(p.shape)}".encode() + sample)
+    return digest.hexdigest()[:16]

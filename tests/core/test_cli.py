@@ -1,0 +1,167 @@
+"""The command line: what it asks for, what it says when that is wrong, what it leaves alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss.cli import main
+from specbench_ss.commands import execute
+from specbench_ss.commands.request import default_out, method_specs
+from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.errors import UserError
+
+Asked = list[tuple[RunConfig, RunTarget]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What `ssbench run` would have run, instead of running it."""
+    seen: Asked = []
+    monkeypatch.setattr(execute, "run", lambda config, where, open_report: seen.append((config, where)))
+    return seen
+
+
+def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a failing command prints."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ssbench: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (["rn"], "'rn'"),
+        (["run"], "--methods"),
+        (["run", "--methods", "ss", "--limit", "few"], "--limit"),
+        (["run", "--methods", "ss", "--nonsense"], "--nonsense"),
+        (["run", "--methods", "ss["], "cannot read method"),
+        (["run", "--methods", ","], "no method given"),
+        (["run", "--methods", "ss,ss"], "asked for twice"),
+        (["run", "--methods", "ss", "--set", "ss"], "expected method.option=value"),
+        (["run", "--methods", "ss", "--set", "medsa.k=1"], "not part of this run"),
+        (["run", "--methods", "ss", "--top-p", "0"], "--top-p"),
+        (["run", "--methods", "ss", "--resume"], "--out"),
+        (["run", "--methods", "ss", "--dtype", "float8"], "--dtype"),
+        (["run", "--methods", "arr", "--dry-run"], "did you mean ar?"),
+        (["run", "--methods", "ar", "--suite", "specbnch", "--dry-run"], "did you mean specbench?"),
+        (["run", "--methods", "ar", "--config", "nowhere.yaml"], "cannot read nowhere.yaml"),
+        (["report", "nowhere"], "nowhere is not a run directory"),
+        (["suites", "fetch", "specbnch"], "did you mean specbench?"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in failing(arguments, capsys)
+
+
+def test_reference_is_added_first(asked: Asked) -> None:
+    assert main(["run", "--methods", "ss[k=1,prune=off],medusa"]) == 0
+    assert [spec.label for spec in asked[0][0].methods] == ["ar", "ss[k=1,prune=off]", "medusa"]
+
+
+def test_reference_is_not_added_twice() -> None:
+    assert [s.label for s in method_specs("ss,ar", ())] == ["ar", "ss"]
+
+
+def test_set_holds_for_every_variant_that_does_not_say_otherwise() -> None:
+    specs = method_specs("ss,ss[k=1]", ["ss.k=4", "ss.prune=off"])
+    assert [s.options for s in specs[1:]] == [{"k": "4", "prune": "off"}, {"k": "1", "prune": "off"}]
+    with pytest.raises(UserError, match="asked for twice"):
+        method_specs("ss,ss[k=1]", ["ss.k=1"])
+
+
+def test_options_reach_the_configuration(asked: Asked, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = "--suite apps --categories sql, --limit 3 --repeats 2 --temperature 0.7 --top-k 5 --history own --seed 9"
+    assert main(["run", "--methods", "ss", "--out", str(out), "--resume", *arguments.split()]) == 0
+    config, where = asked[0]
+    assert where == RunTarget(out, resume=True)
+    assert (config.suite, config.categories, config.limit, config.repeats) == ("apps", ("sql",), 3, 2)
+    assert (config.temperature, config.top_k, config.history, config.seed) == (0.7, 5, "own", 9)
+    assert (config.model, config.warmup, config.data) == ("lab", RunConfig(methods=()).warmup, None)
+
+
+CONFIG = """
+methods: [ss, "medusa[k=2]"]
+limit: 5
+max-new-tokens: 32
+temperature: 1
+trust_remote_code: true
+set:
+  ss: {prune: off, depth: 3, weights: null}
+"""
+
+
+def test_config_file_and_command_line_wins(asked: Asked, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(CONFIG)
+    assert main(["run", "--config", str(file), "--limit", "7"]) == 0
+    config = asked[0][0]
+    assert [s.label for s in config.methods] == ["ar", "ss[prune=off,depth=3,weights=none]", "medusa[k=2]"]
+    assert (config.limit, config.max_new_tokens, config.temperature, config.trust_remote_code) == (7, 32, 1.0, True)
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("limt: 3", "no option 'limt' (did you mean limit?)"),
+        ("config: other.yaml", "no option 'config'"),
+        ("limit: [1", "is not YAML"),
+        ("- ss", "option: value"),
+        ("limit: many", "--limit"),
+        ("set: ss", "'set' must be"),
+    ],
+)
+def test_bad_config_files_are_one_line(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert words in failing(["run", "--methods", "ss", "--config", str(file)], capsys)
+
+
+def test_interrupt_says_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "run", interrupted)
+    arguments = ["run", "--methods", "ss[k=1]", "--out", str(tmp_path / "a b")]
+    monkeypatch.setattr(sys, "argv", ["ssbench", *arguments])
+    assert main(arguments) == 130
+    line = capsys.readouterr().err.strip()
+    assert line.endswith(f"ssbench run --methods 'ss[k=1]' --out '{tmp_path}/a b' --resume")
+
+
+def test_default_out_has_only_plain_characters() -> None:
+    config = RunConfig(methods=(), model="some org/Model: 7B", suite="apps")
+    assert default_out(config, datetime(2026, 1, 2, 3, 4, 5)) == Path("runs/20260102-030405-Model-7B-apps")
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ssbench ")
+    assert main(["run", "--help"]) == 0
+    assert "--max-new-tokens" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "torch transformers pandas numpy scipy plotly pyarrow"
+    code = (
+        "import sys\n"
+        "from specbench_ss.cli import main\n"
+        "main(['run', '--help'])\n"
+        f"print(*set({heavy!r}.split()) & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""

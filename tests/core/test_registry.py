@@ -1,0 +1,137 @@
+"""Plugins by name, and options as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from specbench_ss import registry
+from specbench_ss.config import MethodSpec
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.options import describe_options, options_text, parse_options
+from specbench_ss.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    k: int = field(default=4, metadata={"help": "drafted tokens"})
+    rate: float = 0.5
+    prune: bool = True
+    shape: Literal["wide", "deep"] = "wide"
+    limit: int | None = None
+    weights: Path | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError("k must be at least 1")
+
+
+class Plain(Decoder):
+    name, summary = "plain", "drafts nothing"
+    Options = Options
+
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.root_only(state.root)
+
+
+NOT_A_METHOD = object()
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Registered methods, name -> value; filled in by the test."""
+    values = {"plain": f"{__name__}:Plain"}
+
+    def fake(group: str) -> list[EntryPoint]:
+        return [EntryPoint(name, value, group) for name, value in values.items()] if "methods" in group else []
+
+    monkeypatch.setattr(registry, "entry_points", fake)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.attr] if self.module == __name__ else _fail(self))
+    return values
+
+
+def _fail(point: EntryPoint) -> None:
+    raise ImportError(f"no module named {point.module}\nand a second line")
+
+
+def test_every_kind_of_option_is_read() -> None:
+    given = {"k": "2", "rate": "0.25", "prune": "off", "shape": "deep", "limit": "none", "weights": "a/b", "note": "x=y"}
+    parsed = parse_options(Options, given, "method 'm'")
+    assert parsed == Options(2, 0.25, False, "deep", None, Path("a/b"), "x=y")
+    assert parse_options(Options, {"limit": "7"}, "m").limit == 7
+
+
+@pytest.mark.parametrize("text,value", [("on", True), ("TRUE", True), ("yes", True), ("off", False), ("False", False)])
+def test_switches(text: str, value: bool) -> None:
+    assert parse_options(Options, {"prune": text}, "m").prune is value
+
+
+def test_options_text_reads_back() -> None:
+    options = Options(k=2, prune=False, weights=Path("w"))
+    given = dict(part.split("=", 1) for part in options_text(options).split(", "))
+    assert parse_options(Options, given, "m") == options
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        ({"kk": "1"}, "no option 'kk' (did you mean k?)"),
+        ({"k": "two"}, "option k='two' is not int"),
+        ({"k": "0"}, "k must be at least 1"),
+        ({"prune": "maybe"}, "is not on|off"),
+        ({"shape": "tall"}, "is not wide|deep"),
+        ({"limit": "many"}, "is not int or none"),
+    ],
+)
+def test_bad_options_are_one_line(given: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_options(Options, given, "method 'm'")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("method 'm'")
+    assert "\n" not in str(caught.value)
+
+
+def test_described_options() -> None:
+    first, *_, last = describe_options(Options)
+    assert (first.name, first.type, first.default, first.help) == ("k", "int", "4", "drafted tokens")
+    assert (last.name, last.type) == ("note", "text")
+
+
+def test_the_project_registers_its_own() -> None:
+    assert {"ar", "medusa", "ss"} <= set(registry.names(registry.METHODS))
+    assert {"apps", "specbench"} <= set(registry.names(registry.SUITES))
+    assert "html" in registry.names(registry.REPORTS)
+
+
+def test_a_method_is_found_and_configured(plugins: dict[str, str]) -> None:
+    assert registry.method_class("plain") is Plain
+    assert registry.method_options(MethodSpec.parse("plain[k=2]")) == Options(k=2)
+
+
+def test_unknown_name_suggests_a_known_one(plugins: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"no method 'plian' \(did you mean plain\?\); known: plain"):
+        registry.method_class("plian")
+
+
+def test_broken_plugin_is_named_and_stops_nothing_else(plugins: dict[str, str]) -> None:
+    plugins["broken"] = "nowhere:Nothing"
+    with pytest.warns(registry.PluginWarning, match="method 'broken' does not load: ImportError: no module") as caught:
+        assert registry.load_all(registry.METHODS) == {"plain": Plain}
+    assert all("\n" not in str(w.message) for w in caught)
+
+
+def test_wrong_base_class_is_refused(plugins: dict[str, str]) -> None:
+    plugins["odd"] = f"{__name__}:NOT_A_METHOD"
+    with pytest.raises(UserError, match="not a subclass of Decoder"):
+        registry.method_class("odd")
+
+
+def test_listing_loads_nothing(plugins: dict[str, str]) -> None:
+    plugins["broken"] = "nowhere:Nothing"
+    assert registry.names(registry.METHODS) == ["broken", "plain"]

@@ -1,0 +1,193 @@
+"""Both editions of Spec-Bench, files of one's own, and fetching the official one from a loopback server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss.errors import UserError
+from specbench_ss.suite import SuiteData, SuiteRequest
+from specbench_ss.suites.specbench import FULL_SIZE, SpecBench
+
+SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+OFFICIAL = SHARED / "data" / "specbench" / "question.jsonl"
+needs_official = pytest.mark.skipif(not OFFICIAL.is_file(), reason="the official questions are not here")
+GOOD: dict[str, Any] = {"question_id": 1, "category": "qa", "turns": ["Who?"], "reference": [["Ada", "Ada L."]]}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SSBENCH_SPECBENCH_URL", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(OFFICIAL.parent)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/{OFFICIAL.name}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def counts(data: SuiteData) -> dict[str, int]:
+    return dict(Counter(question.category for question in data.questions))
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows),
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_the_generated_edition_has_the_shape_of_the_official_one() -> None:
+    data = SpecBench().load(SuiteRequest(lab=True, limit=0))
+    assert data.edition == "generated"
+    assert counts(data) == FULL_SIZE and len(data.questions) == 480
+    assert list(counts(data)) == list(SpecBench.categories)
+    assert len({question.id for question in data.questions}) == 480
+
+
+def test_a_limit_is_a_prefix_and_the_seed_of_a_run_changes_nothing() -> None:
+    suite = SpecBench()
+    whole = suite.load(SuiteRequest(lab=True, limit=7, categories=("rag", "math"))).questions
+    some = suite.load(SuiteRequest(lab=True, limit=3, categories=("math", "rag"), seed=5))
+    assert [q for q in whole if int(q.id[-4:]) < 3] == list(some.questions)
+    default = suite.load(SuiteRequest(lab=True))
+    assert set(counts(default).values()) == {2} and len(default.questions) == 26
+    assert default.content_hash == suite.load(SuiteRequest(lab=True, limit=2)).content_hash
+    assert len(suite.load(SuiteRequest(lab=True, limit=999, categories=("math",))).questions) == 10
+
+
+@needs_official
+def test_the_official_file() -> None:
+    data = SpecBench().load(SuiteRequest(data=OFFICIAL))
+    assert (data.edition, data.notes, data.max_new_tokens) == ("official", (), 1024)
+    assert counts(data) == FULL_SIZE
+    by_id = {question.id: question for question in data.questions}
+    assert by_id["81"].references == () and by_id["81"].metric is None and len(by_id["81"].turns) == 2
+    assert by_id["111"].references == (("Area is 3",), ("5pi",)) and by_id["111"].metric is None
+    assert by_id["131"].references[1] == ()  # the file has an empty text there
+    assert by_id["161"].metric == "bleu" and by_id["241"].metric == "rouge_l"
+    assert by_id["321"].metric is None  # the file has no references for qa
+    assert by_id["482"].references == (("James Ray", "George Harrison"),) and by_id["482"].metric == "token_f1"
+    suite = SpecBench()
+    assert suite.score(by_id["401"], 0, "400 + 600 is 1000. The answer is $1,000.") == 1.0
+    assert suite.score(by_id["401"], 0, "The answer is 999.") == 0.0
+    assert suite.score(by_id["482"], 0, "It was George Harrison") == pytest.approx(2 * 2 / (4 + 2))
+    assert suite.score(by_id["111"], 0, "Area is 3") is None
+
+
+@needs_official
+def test_selecting_from_the_official_file_also_for_the_lab() -> None:
+    for lab in (False, True):
+        data = SpecBench().load(SuiteRequest(data=OFFICIAL, categories=("rag", "stem"), limit=2, lab=lab))
+        assert [question.id for question in data.questions] == ["141", "142", "481", "482"]
+        assert data.edition == "official"
+
+
+@needs_official
+def test_fetch_then_load(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = SpecBench()
+    with pytest.raises(UserError, match="ssbench suites fetch specbench.*--data FILE") as caught:
+        suite.load(SuiteRequest())
+    assert "\n" not in str(caught.value)
+    path = suite.fetch(url)
+    assert path == cache / "specbench" / "question.jsonl" and path.read_bytes() == OFFICIAL.read_bytes()
+    assert suite.load(SuiteRequest()).edition == "official"
+    monkeypatch.setenv("SSBENCH_SPECBENCH_URL", "http://127.0.0.1:1/unused")
+    assert suite.fetch() == path  # there already: nothing is asked of the network
+    path.write_text("spoilt")
+    with pytest.raises(UserError, match="damaged"):
+        suite.load(SuiteRequest())
+    monkeypatch.setenv("SSBENCH_SPECBENCH_URL", url)
+    assert suite.fetch().read_bytes() == OFFICIAL.read_bytes()
+
+
+@needs_official
+def test_fetching_something_else_keeps_nothing(url: str, cache: Path) -> None:
+    with pytest.raises(UserError, match="HTTP 404"):
+        SpecBench().fetch(url + ".gone")
+    with pytest.raises(UserError, match="sha256"):
+        SpecBench().fetch(url.rpartition("/")[0] + "/")  # the server's listing of the folder
+    assert not any(file.is_file() for file in cache.rglob("*"))
+
+
+@needs_official
+def test_a_changed_file_is_custom(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    shutil.copyfile(OFFICIAL, path)
+    with path.open("a") as file:
+        file.write("\n")
+    data = SpecBench().load(SuiteRequest(data=path))
+    assert data.edition == "custom" and data.notes == ("mine.jsonl differs from the official Spec-Bench file",)
+    assert len(data.questions) == 480
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    own = {"question_id": "x", "category": "law", "turns": ["a\u2028b"], "reference": ["c"], "metric": "em"}
+    data = SpecBench().load(SuiteRequest(data=write(tmp_path / "q.jsonl", "\ufeff" + json.dumps(GOOD), "", own)))
+    assert data.edition == "custom"
+    assert [(q.id, q.category, q.metric) for q in data.questions] == [("1", "qa", "token_f1"), ("x", "law", "em")]
+    assert data.questions[0].references == (("Ada", "Ada L."),)
+    with pytest.raises(UserError, match="no question of category 'rag'"):
+        SpecBench().load(SuiteRequest(data=tmp_path / "q.jsonl", categories=("rag",)))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("{", ":2: not valid JSON"),
+        ("[1]", ":2: expected a JSON object"),
+        (GOOD, "'1' occurs twice"),
+        (GOOD | {"question_id": None}, "'question_id'"),
+        (GOOD | {"category": 3}, "'category'"),
+        (GOOD | {"turns": "Who?"}, "'turns'"),
+        (GOOD | {"turns": []}, "'turns'"),
+        (GOOD | {"turns": ["a", 3]}, "'turns'"),
+        (GOOD | {"turns": ["a", "b"]}, "each of the 2 turn"),
+        (GOOD | {"reference": "Ada"}, "each of the 1 turn"),
+        (GOOD | {"reference": [3]}, "'reference' must hold texts"),
+        (GOOD | {"metric": "blue"}, "did you mean bleu"),
+        (GOOD | {"metric": ["bleu"]}, "unknown metric"),
+    ],
+)
+def test_a_bad_line_is_named(row: object, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        SpecBench().load(SuiteRequest(data=write(tmp_path / "q.jsonl", GOOD, row)))
+    assert "q.jsonl:2" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_bad_file(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty").write_text("\n")
+    for name, words in {"none": "cannot read", "latin": "UTF-8", "empty": "no questions", ".": "cannot read"}.items():
+        with pytest.raises(UserError, match=words):
+            SpecBench().load(SuiteRequest(data=tmp_path / name))
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(UserError, match=r"no category 'codin' \(did you mean coding\?\)"):
+        SpecBench().load(SuiteRequest(lab=True, categories=("codin",)))
+    with pytest.raises(UserError, match="limit"):
+        SpecBench().load(SuiteRequest(lab=True, limit=-1))
