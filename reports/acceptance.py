@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from specbench_ss.reports import frames
 from specbench_ss.reports.palette import Style
-from specbench_ss.reports.view import Cell, Chart, Column, Table, figure, number, percent
+from specbench_ss.reports.view import Cell, Chart, Column, Table, figure
+from specbench_ss.stats import SummaryRow
+from specbench_ss.words import percent
 
 GIVEN = "Share of the steps that accepted this draft position, among those that had accepted the one before it"
 AT = "Share of the steps that accepted this draft position, among those that drafted it"
 
 
-def charts(steps: pd.DataFrame, styles: Mapping[str, Style]) -> list[Chart]:
-    """Histogram of tokens per step; acceptance by draft position."""
-    drafting = {label: style for label, style in styles.items() if (steps["method"] == label).any()}
-    return [_histogram(steps, drafting), _by_position(steps, drafting)]
-
-
-def _histogram(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
+def histogram(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
+    """Share of steps by the tokens they kept."""
     counted = frames.tokens_per_step(steps)
-    of = {label: counted[counted["method"] == label] for label in styles}
+    of = {label: own for label in styles if len(own := counted[counted["method"] == label])}
     data = [
         {
             "type": "bar",
             "name": label,
-            "x": of[label]["tokens"].tolist(),
-            "y": of[label]["share"].tolist(),
-            "customdata": of[label]["steps"].tolist(),
-            "marker": style.marker(),
+            "x": own["tokens"].tolist(),
+            "y": own["share"].tolist(),
+            "customdata": own["steps"].tolist(),
+            "marker": styles[label].marker(),
             "hovertemplate": "%{x} tokens: %{y:.1%} of steps (%{customdata:,})",
         }
-        for label, style in styles.items()
+        for label, own in of.items()
     ]
     rows = [
-        [Cell(label, label, swatch=styles[label].css), figure(row.tokens, 0), figure(row.steps, 0), _share(row.share)]
-        for label in styles
-        for row in of[label].itertuples()
+        [styles[label].cell(), figure(tokens, 0), figure(n, 0), _share(share)]
+        for label, own in of.items()
+        for tokens, n, share in zip(own["tokens"], own["steps"], own["share"], strict=True)
     ]
     columns = [Column("method", False), Column("tokens"), Column("steps"), Column("share of steps")]
     return Chart(
@@ -56,57 +54,52 @@ def _histogram(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
     )
 
 
-def _by_position(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
-    found = frames.acceptance(steps)
-    data, rows = [], []
-    for label, style in styles.items():
-        own = found[found["method"] == label]
-        if own.empty:
-            continue
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": label,
-                "x": own["position"].tolist(),
-                "y": own["given"].tolist(),
-                "customdata": own["n"].tolist(),
-                "line": {"color": style.colour, "dash": style.dash, "width": 2},
-                "marker": {"color": style.colour, "symbol": style.symbol, "size": 9},
-                "hovertemplate": "position %{x}: %{y:.1%} (n = %{customdata:,})",
-            }
-        )
-        rows += [
-            [
-                Cell(label, label, swatch=style.css),
-                figure(row.position, 0),
-                Cell(percent(row.given, 1), row.given),
-                Cell(number(row.n, 0), row.n),
-                Cell(percent(row.at, 1), row.at),
-                Cell(number(row.drafted, 0), row.drafted),
-            ]
-            for row in own.itertuples()
-        ]
+def by_position(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Chart:
+    """Conditional acceptance by draft position."""
+    drafting = {label: row for label, row in overall.items() if row.acceptance_given}
+    rows = [cells for label, row in drafting.items() for cells in _positions(row, styles[label])]
     columns = [
         Column("method", False),
-        Column("draft position"),
+        Column("position"),
         Column("accepted, given the one before", help=GIVEN),
         Column("n"),
         Column("accepted at", help=AT),
-        Column("drafted"),
+        Column("n"),
     ]
     return Chart(
         "acceptance",
         "Acceptance by draft position",
         "Line chart: for each method, the share of steps that accept a draft position once the one before is accepted.",
-        data,
+        [_line(row, styles[label]) for label, row in drafting.items()],
         {
             "xaxis": {"title": {"text": "draft position"}, "dtick": 1},
-            "yaxis": {"title": {"text": "accepted, given the one before"}, "tickformat": ".0%", "range": [0, 1.02]},
+            "yaxis": {"title": {"text": "accepted, given the one before"}, "tickformat": ".0%", "range": [0, 1.04]},
         },
         Table("acceptance", columns, rows),
-        "Given that every earlier position of the draft was accepted; n falls from left to right and is in the table.",
+        "Given that every earlier position was accepted. The table has the number of steps behind each point.",
     )
+
+
+def _line(row: SummaryRow, style: Style) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": row.method,
+        "x": list(range(1, len(row.acceptance_given) + 1)),
+        "y": list(row.acceptance_given),
+        "customdata": list(row.acceptance_given_n),
+        "line": {"color": style.colour, "dash": style.dash, "width": 2},
+        "marker": {"color": style.colour, "symbol": style.symbol, "size": 9},
+        "hovertemplate": "position %{x}: %{y:.1%} (n = %{customdata:,})",
+    }
+
+
+def _positions(row: SummaryRow, style: Style) -> list[list[Cell]]:
+    columns = (row.acceptance_given, row.acceptance_given_n, row.acceptance_at, row.acceptance_at_n)
+    return [
+        [style.cell(), figure(i, 0), _share(given), figure(given_n, 0), _share(at), figure(at_n, 0)]
+        for i, (given, given_n, at, at_n) in enumerate(zip(*columns, strict=False), start=1)
+    ]
 
 
 def _share(value: float) -> Cell:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from specbench_ss.config import REFERENCE
 from specbench_ss.reports.palette import Style
-from specbench_ss.reports.view import number, title
 from specbench_ss.rows import Key, Row, Run, Sameness
+from specbench_ss.words import number, title
 
 VERDICTS = {
     "identical": ("same output", "good"),

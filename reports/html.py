@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specbench_ss import __version__, stats
+from specbench_ss import __version__
 from specbench_ss.report import Report
-from specbench_ss.reports import acceptance, answers, assets, frames, health, record, speed, timing
+from specbench_ss.reports import acceptance, answers, assets, bars, frames, health, record, speed, timing
 from specbench_ss.reports.palette import styles
 from specbench_ss.rows import Run
+from specbench_ss.stats import OVERALL, summarise
 
 
 class HtmlReport(Report):
@@ -30,26 +31,28 @@ class HtmlReport(Report):
 
 def page(run: Run) -> dict[str, Any]:
     """Everything that the template shows."""
-    manifest, look = run.manifest, styles(run.labels)
-    cells = speed.by_task(stats.summarise(run))
-    samples, steps = frames.samples(run), frames.steps(run)
-    impossible, unstable = stats.impossible(run), stats.unstable(run)
+    manifest, look, steps = run.manifest, styles(run.labels), frames.steps(run)
+    summaries = summarise(run)
+    cells = speed.by_task(summaries)
+    overall = {s.method: s for s in summaries if s.category == OVERALL}
+    findings = health.notices(run, list(overall.values()))
     return {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
         "styles": list(look.values()),
         "chips": record.chips(run),
-        "alerts": health.alerts(run, impossible),
+        "alerts": health.alerts(findings),
         "cards": speed.cards(cells, look),
         "matrix": speed.matrix(cells, look),
-        "speedups": speed.bars(cells, look),
+        "speedups": bars.speedups(cells, look),
         "everything": speed.everything(cells, look),
-        "acceptance": acceptance.charts(steps, look),
-        "time": timing.per_token(samples, steps, look),
-        "steps": timing.decomposition(steps, look),
+        "acceptance": [acceptance.histogram(steps, look), acceptance.by_position(overall, look)],
+        "time": timing.per_token(overall, look),
+        "steps": timing.decomposition(overall, frames.median_step_ms(steps), look),
         "examples": answers.examples(run, look),
-        "notices": health.notices(run, impossible, unstable),
+        "notices": findings,
+        "differences": health.differences(run),
         "sameness_note": health.sameness_note(run),
-        "sameness": health.sameness(run, look),
+        "sameness": health.sameness(overall, look),
         "facts": record.facts(run),
     }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specbench_ss.config import REFERENCE
+from specbench_ss.reports.view import Cell
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 REFERENCE_COLOUR = "#7A8089"
@@ -27,6 +28,7 @@ PARTS = {
 class Style:
     """How one method is drawn. index: its CSS class is m<index>."""
 
+    label: str
     index: int
     colour: str
     pattern: str
@@ -38,18 +40,26 @@ class Style:
         """The class of its swatch."""
         return f"m{self.index}"
 
+    def cell(self) -> Cell:
+        """The method's name in a table."""
+        return Cell(self.label, self.label, swatch=self.css)
+
     def marker(self) -> dict[str, object]:
         """Plotly marker of a bar."""
-        return {"color": self.colour, "pattern": {"shape": self.pattern, "fgcolor": "#fff", "fgopacity": 0.55, "size": 7}}
+        return {"color": self.colour, "pattern": hatch(self.pattern)}
+
+
+def hatch(shape: str) -> dict[str, object]:
+    """Plotly pattern laid over a bar's own colour; '' is none."""
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": "#fff", "fgopacity": 0.6, "size": 7, "solidity": 0.25}
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
     """A style for each method in order; the reference is grey. After six colours the patterns change."""
     drawn = [label for label in labels if label != REFERENCE]
-    made = {REFERENCE: Style(0, REFERENCE_COLOUR, "", "circle-open", "dot")}
+    made = {REFERENCE: Style(REFERENCE, 0, REFERENCE_COLOUR, "", "circle-open", "dot")}
     for i, label in enumerate(drawn):
         again, colour = divmod(i, len(COLOURS))
-        made[label] = Style(
-            i + 1, COLOURS[colour], PATTERNS[again % len(PATTERNS)], SYMBOLS[i % len(SYMBOLS)], DASHES[again % len(DASHES)]
-        )
+        pattern, dash = PATTERNS[again % len(PATTERNS)], DASHES[again % len(DASHES)]
+        made[label] = Style(label, i + 1, COLOURS[colour], pattern, SYMBOLS[i % len(SYMBOLS)], dash)
     return {label: made[label] for label in labels}

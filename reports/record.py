@@ -31,20 +31,30 @@ def facts(run: Run) -> list[Fact]:
     known = [
         Fact("Command", shlex.join(manifest["command"]), code=True),
         Fact("Version", f"{manifest['version']}, {revision(environment.get('revision'))}"),
-        Fact("Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"),
+        Fact(
+            "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"
+        ),
         Fact("Model", f"{model['name']}, {size(model['parameters'])}, context {model['context_length']:,}"),
         Fact("Model hash", model["hash"], code=True),
         Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
-        Fact("Suite", f"{suite['name']}, {suite['edition']} edition: {suite['size']} questions, {suite['prompts']} prompts"),
+        Fact(
+            "Suite",
+            f"{suite['name']}, {suite['edition']} edition: {suite['size']} questions, {suite['prompts']} prompts",
+        ),
         Fact("Suite hash", suite["content_hash"], code=True),
         *(Fact("Suite note", note) for note in suite["notes"]),
         *(Fact(f"Method {m['label']}", _method(m)) for m in manifest["methods"]),
         Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if _plain(v))),
         Fact("Processor", _processor(environment)),
-        *(Fact("GPU", ", ".join(f"{k.replace('_', ' ')} {_short(v)}" for k, v in gpu.items())) for gpu in environment["gpus"]),
+        *(
+            Fact("GPU", ", ".join(f"{k.replace('_', ' ')} {_short(v)}" for k, v in gpu.items()))
+            for gpu in environment["gpus"]
+        ),
         Fact("Driver, CUDA", f"{environment.get('driver') or 'none'}, {environment.get('cuda') or 'none'}"),
         Fact("System", f"{environment['platform']}, Python {environment['python']}"),
-        Fact("Packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)),
+        Fact(
+            "Packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
+        ),
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
     return [fact for fact in known if fact.value]

@@ -3,57 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import pandas as pd
+from specbench_ss.reports.palette import PARTS, Style, hatch
+from specbench_ss.reports.view import Cell, Chart, Column, Table, figure
+from specbench_ss.stats import SummaryRow
 
-from specbench_ss.config import REFERENCE
-from specbench_ss.reports import frames
-from specbench_ss.reports.palette import PARTS, Style
-from specbench_ss.reports.view import Cell, Chart, Column, Table, figure, times
-
+STEP_PARTS = ("draft", "verify", "accept", "host")
 WORDS = {
-    "prefill": "reading the prompt",
-    "draft": "making the draft",
-    "verify": "the model's pass over the draft",
-    "accept": "choosing the accepted path, compacting the cache",
-    "host": "time that no part accounts for",
+    "prefill": "Reading the prompt",
+    "draft": "Making the draft",
+    "verify": "The model's pass over the draft",
+    "accept": "Choosing the accepted path, compacting the cache",
+    "host": "The rest of the step",
 }
 
 
-def per_token(samples: pd.DataFrame, steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
+def per_token(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Chart:
     """Stacked bars: milliseconds per kept token."""
-    frame = frames.time_per_token(samples, steps)
-    labels = [label for label in styles if label in frame.index]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": part,
-            "y": labels,
-            "x": [float(frame.loc[label, part]) for label in labels],
-            "marker": {
-                "color": colour,
-                "line": {"color": "var(--raised)", "width": 1},
-                "pattern": {"shape": pattern, "fgcolor": "#fff", "fgopacity": 0.5, "size": 7},
-            },
-            "hovertemplate": f"{part} (%{{y}}): %{{x:.2f}} ms per token",
-        }
-        for part, (colour, pattern) in PARTS.items()
-    ]
+    parts = {label: found for label, row in overall.items() if (found := _ms_per_token(row))}
     rows = [
         [
-            Cell(label, label, swatch=styles[label].css),
-            *(figure(float(frame.loc[label, part]), 2) for part in PARTS),
-            figure(float(frame.loc[label].sum()), 2, strong=True),
+            styles[label].cell(),
+            *(figure(found[part], 2) for part in PARTS),
+            figure(sum(found.values()), 2, strong=True),
         ]
-        for label in labels
+        for label, found in parts.items()
     ]
     columns = [Column("method", False), *(Column(part, help=WORDS[part]) for part in PARTS), Column("sum")]
     return Chart(
         "time-per-token",
         "Time per kept token",
         "Stacked bars: milliseconds per kept token and method, by part of the work.",
-        data,
+        [_layer(part, parts) for part in PARTS],
         {
             "barmode": "stack",
             "xaxis": {"title": {"text": "milliseconds per kept token"}, "rangemode": "tozero"},
@@ -61,38 +43,63 @@ def per_token(samples: pd.DataFrame, steps: pd.DataFrame, styles: Mapping[str, S
             "legend": {"traceorder": "normal"},
         },
         Table("time-per-token", columns, rows, "Milliseconds per kept token"),
-        height=130 + 46 * len(labels),
+        height=140 + 44 * len(parts),
     )
 
 
-def decomposition(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Table:
-    """Speed in decoding = tokens per step x how much longer a step takes than the reference's."""
-    frame = frames.step_times(steps)
-    reference = frame.loc[REFERENCE, "total"] if REFERENCE in frame.index else None
-    rows = []
-    for label in (label for label in styles if label in frame.index):
-        row = frame.loc[label]
-        cost = None if reference is None else row["total"] / reference
-        rows.append(
-            [
-                Cell(label, label, swatch=styles[label].css),
-                figure(row["steps"], 0),
-                *(figure(row[part], 3) for part in frames.PARTS),
-                figure(row["total"], 3),
-                figure(row["median"], 3),
-                Cell(times(cost), cost),
-                figure(row["tau"], 2),
-                Cell(times(None if cost is None else row["tau"] / cost), None if cost is None else row["tau"] / cost),
-            ]
-        )
+def _ms_per_token(row: SummaryRow) -> dict[str, float]:
+    """Mean milliseconds of each part for one kept token; nothing where nothing was measured."""
+    if not row.tokens or row.target_calls is None or row.prefill_s is None:
+        return {}
+    of_step = {"draft": row.draft_s, "verify": row.verify_s, "accept": row.accept_s, "host": row.host_s}
+    per_token = {part: (seconds or 0.0) * row.target_calls / row.tokens * 1000 for part, seconds in of_step.items()}
+    return {"prefill": row.prefill_s / row.tokens * 1000, **per_token}
+
+
+def _layer(part: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    colour, pattern = PARTS[part]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": part,
+        "y": list(parts),
+        "x": [found[part] for found in parts.values()],
+        "marker": {
+            "color": colour,
+            "line": {"color": "var(--raised)", "width": 1},
+            "pattern": hatch(pattern),
+        },
+        "hovertemplate": "%{x:.2f} ms per token",
+    }
+
+
+def decomposition(
+    overall: Mapping[str, SummaryRow], medians: Mapping[str, float], styles: Mapping[str, Style]
+) -> Table:
+    """Speedup = tokens per step x the reference's step time over the method's x a residual."""
     columns = [
         Column("method", False),
-        Column("steps"),
-        *(Column(f"{part}, ms", help=WORDS[part]) for part in frames.PARTS),
-        Column("step, ms", help="Mean time of a step: the sum of its parts"),
-        Column("median, ms"),
-        Column("step cost", help="Mean time of a step over that of the reference"),
+        *(Column(part, help=f"{WORDS[part]}, milliseconds a step") for part in STEP_PARTS),
+        Column("step", help="Mean milliseconds of a step: the sum of its parts"),
+        Column("median", help="Median milliseconds of a step"),
         Column("τ", help="Tokens per step, pooled over all steps"),
-        Column("τ / cost", help="Speedup of the decoding steps: tokens per step over step cost (prefill left out)"),
+        Column("step ratio", help="The reference's step time over the method's: below 1 where a step costs more"),
+        Column("residual", help="What the two leave unexplained: prefill, the first token, answers of other lengths"),
+        Column("speedup", help="τ times step ratio times residual"),
     ]
-    return Table("step-times", columns, rows, "One step, on average: why more accepted tokens may still be slower")
+    rows = [_decomposed(row, medians.get(label), styles[label]) for label, row in overall.items() if row.step_s]
+    caption = "One step on average, in milliseconds, and why more accepted tokens may still be slower"
+    return Table("step-times", columns, rows, caption)
+
+
+def _decomposed(row: SummaryRow, median: float | None, style: Style) -> list[Cell]:
+    parts = (row.draft_s, row.verify_s, row.accept_s, row.host_s, row.step_s)
+    return [
+        style.cell(),
+        *(figure(None if seconds is None else seconds * 1000, 2) for seconds in parts),
+        figure(median, 2),
+        figure(row.tau, 2, "×" if row.tau else ""),
+        figure(row.step_ratio, 2, "×"),
+        figure(row.residual, 2, "×"),
+        figure(row.speedup, 2, "×", strong=True),
+    ]

@@ -1,25 +1,24 @@
-"""What the page is made of: tables, charts, and numbers as text. Knows neither runs nor HTML."""
+"""What the page is made of: tables, charts, and their cells. Knows neither runs nor HTML."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MISSING = "–"
+from specbench_ss.words import number
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table. sort: the raw value; small: a second, quieter line; swatch: a method's colour class."""
+    """One cell of a table. sort: the raw value; small: quieter lines below; swatch: a method's colour class."""
 
     text: str
     sort: float | str | None = None
-    small: str = ""
+    small: Sequence[str] = ()
     swatch: str = ""
     strong: bool = False
-    tag: str = ""  # 'good', 'bad', 'flat', 'note': a labelled pill, never colour alone
+    tag: str = ""  # 'good', 'bad', 'note', 'flat': the text stands in a pill of that kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,7 @@ class Column:
     title: str
     numeric: bool = True
     help: str = ""
+    swatch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +77,6 @@ class Notice:
     level: str
     title: str
     lines: Sequence[str] = field(default=())
-
-
-def number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """'1,234.50 ms'; a dash for what is unknown."""
-    if value is None or not math.isfinite(value):
-        return MISSING
-    return f"{value:,.{digits}f}{unit}"
-
-
-def times(value: float | None) -> str:
-    """A speedup: '1.84×'."""
-    return number(value, 2, "×")
-
-
-def percent(value: float | None, digits: int = 0) -> str:
-    """A share of 1 as '43%'."""
-    return number(None if value is None else 100 * value, digits, "%")
-
-
-def interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
-    """'1.71 – 1.97'."""
-    return "" if bounds is None else f"{number(bounds[0], digits)}–{number(bounds[1], digits)}"
-
-
-def title(name: str) -> str:
-    """'math_reasoning' -> 'math reasoning'."""
-    return name.replace("_", " ")
 
 
 def plain(text: str, sort: str | None = None) -> Cell:

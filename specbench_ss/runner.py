@@ -113,9 +113,9 @@ class _Session:
         todo = [s for s in samples if s.key not in self.run_dir.rows]
         self._note_resumption(len(samples), len(todo))
         self.events.on_start(len(todo))
-        if todo and self.config.warmup:
-            warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self.events.on_warning)
         with frozen_heap():
+            if todo and self.config.warmup:
+                warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self.events.on_warning)
             for _, group in groupby(samples, key=lambda s: s.question.id):
                 of_question = list(group)
                 for sample in of_question:

@@ -29,7 +29,7 @@ class BaseSize:
     ffn: int = 640
     vocab: int = 4096
     context: int = 1024
-    tokens: int = 9_600_000
+    tokens: int = 8_000_000
     rows_per_step: int = 12
     row_length: int = 512
     lr: float = 3e-3

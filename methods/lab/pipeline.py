@@ -19,10 +19,29 @@ from numpy.typing import NDArray
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.lab import base as base_stage
-from specbench_ss.methods.lab.text import conversations, pack, render, tokenize
+from specbench_ss.methods.lab import cards
+from specbench_ss.methods.checkpoint import write_checkpoint
+from specbench_ss.methods.lab.answers import own_conversations
+from specbench_ss.methods.lab.text import completion_mask, conversations, pack, render, tokenize
 from specbench_ss.methods.lab.tokenizer import train_tokenizer
+from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
+from specbench_ss.methods.ss.streams import StreamConfig
+from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.training import Budget, TogetherTrainer, Trainee
+from specbench_ss.models import hash_weights, load_target, resolve_device
+from specbench_ss.target import Target
 
 Log = Callable[[str], None]
+
+DRAFTER_TALKS = {"s": 30_000, "m": 200_000}
+CALIBRATION_TALKS = 1_000
+CALIBRATION_BATCHES = 12
+DRAFTER_STEPS = 1_000
+LAB_STREAMS = {"s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=64), "m": StreamConfig(adapter_rank=32)}
+STREAM_LR = 3e-3
+# what pays on two CPU cores: see docs/log.md
+MEDUSA_NODES = 15
+SS_ADVICE = {"k": 3, "n_draft": 20, "n_keep": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,19 @@ class Workshop:
         if not (path / "tokenizer.json").exists():
             raise UserError(f"no tokenizer in {self.out}: run stage 'tokenizer' first")
         return AutoTokenizer.from_pretrained(path)
+
+
+    def base_target(self) -> Target:
+        """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
+        from transformers import AutoModelForCausalLM
+
+        path = self.out / "base" / "model"
+        if not (path / "model.safetensors").exists():
+            raise UserError(f"no base model in {self.out}: run stage 'base' first")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(self.device)
+        target = Target(model, self.tokenizer(), "lab", path)
+        target.weights_hash = hash_weights(model)
+        return target
 
 
 def special_ids(tokenizer: Any) -> dict[str, int]:
@@ -118,9 +150,94 @@ def stage_base(shop: Workshop) -> None:
     _train_base(shop, shop.size, "base", shop.seed + 1)
 
 
+def stage_answers(shop: Workshop) -> None:
+    """The base's own answers to training and calibration prompts, packed like its training text."""
+    tokenizer = shop.tokenizer()
+    target = shop.base_target()
+    for split, count in (("train", DRAFTER_TALKS[shop.size]), ("calibration", CALIBRATION_TALKS)):
+        path = shop.folder("answers") / f"{split}.npy"
+        if path.exists():
+            continue
+        docs: list[NDArray[np.int32]] = []
+        examples = conversations(split, shop.seed + 2)
+        for batch in own_conversations(target.model, tokenizer, examples, max(256, int(count * shop.scale))):
+            docs += batch
+            shop.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
+        rows = pack(docs, shop.base_size(shop.size).row_length, special_ids(tokenizer)["pad"])
+        np.save(path, rows)
+
+
+def _together(shop: Workshop, target: Target, trainees: list[Trainee], split: str, steps: int) -> TogetherTrainer:
+    special = special_ids(shop.tokenizer())
+    rows = np.load(shop.out / "answers" / f"{split}.npy", mmap_mode="r")
+    return TogetherTrainer(
+        target,
+        trainees,
+        rows,
+        lambda row: completion_mask(row, special["assistant"], special["eos"]),
+        special["eos"],
+        Budget(max(20, int(steps * shop.scale))),
+        shop.folder(f"drafters-{split}"),
+        shop.seed + 3,
+    )
+
+
+def stage_drafters(shop: Workshop) -> None:
+    """Medusa heads and streams side by side: same batches, same steps, same frozen base."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 3)
+    medusa = MedusaTrainee(target, heads=4)
+    streams = StreamsTrainee(target, LAB_STREAMS[shop.size], lr=STREAM_LR)
+    trainer = _together(shop, target, [medusa, streams], "train", DRAFTER_STEPS)
+    trainer.train(shop.log)
+    steps = trainer.budget.steps
+    calibration = _together(shop, target, [medusa, streams], "calibration", steps)
+    accuracies = mean_accuracies(calibration, medusa, CALIBRATION_BATCHES)
+    base = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": steps}}
+    heads = {**base, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
+    write_checkpoint(shop.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
+    config = {**base, "streams": LAB_STREAMS[shop.size].as_dict(), "advice": SS_ADVICE}
+    write_checkpoint(shop.folder("ss"), streams.module, config)
+
+
+def stage_draft(shop: Workshop) -> None:
+    """The small draft model for two-model speculative decoding, on the same text."""
+    _train_base(shop, "draft", "draft", shop.seed + 1)
+
+
+def stage_export(shop: Workshop) -> None:
+    """Everything that is shipped, into one folder: base, draft and a folder a drafter."""
+    import shutil
+
+    out = shop.folder("export")
+    for name, source in (("base", "base/model"), ("draft", "draft/model"), ("medusa", "medusa"), ("ss", "ss")):
+        shutil.copytree(shop.out / source, out / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("done.json"))
+    (out / "lab.json").write_text(json.dumps({"size": shop.size, "seed": shop.seed}) + "\n")
+    shop.log(f"export: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB in {out}")
+
+
+def stage_cards(shop: Workshop) -> None:
+    """Measure the family and write its cards."""
+    out = shop.out / "export"
+    target = load_target(str(out / "base"), dtype="float32", device=shop.device)
+    special = special_ids(target.tokenizer)
+    loss = cards.held_out_loss(target.model, target.tokenizer, special)
+    shop.log(f"cards: held-out loss {loss:.4f}")
+    scores = cards.task_scores(target)
+    shop.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
+    taus = cards.taus(target)
+    shop.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
+    cards.write_cards(out, target, cards.Measured(loss, scores, taus))
+
+
 STAGES: dict[str, Callable[[Workshop], None]] = {
     "tokenizer": stage_tokenizer,
     "base": stage_base,
+    "answers": stage_answers,
+    "drafters": stage_drafters,
+    "draft": stage_draft,
+    "export": stage_export,
+    "cards": stage_cards,
 }
 
 
@@ -139,7 +256,7 @@ def train(
             raise UserError(f"unknown stage {name!r}; stages: {', '.join(STAGES)}")
     if size not in ("s", "m"):
         raise UserError(f"unknown size {size!r}; sizes: s, m")
-    shop = Workshop(out, size, device, seed, budget_scale, log)
+    shop = Workshop(out, size, resolve_device(device), seed, budget_scale, log)
     for name, run in STAGES.items():
         done = shop.folder(name) / "done.json"
         if stages and name not in stages:

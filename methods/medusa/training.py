@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.training import Anchors, BaseStates, Trainee, head_loss
+from specbench_ss.methods.training import Anchors, BaseStates, TogetherTrainer, Trainee, head_loss
 from specbench_ss.target import Target
 
 
@@ -28,3 +29,24 @@ class MedusaTrainee(Trainee):
         n = self.module.count
         labels = anchors.labels[..., 1 : n + 1].flatten(0, 1)
         return head_loss(logits, labels, [0.8**i for i in range(n)])
+
+    @torch.no_grad()
+    def accuracies(self, states: BaseStates, anchors: Anchors, top: int = 10) -> tuple[Tensor, Tensor]:
+        """How often the r-th guess of head i is right: (hits [n, top], positions [n])."""
+        n = self.module.count
+        logits = self.module(states.at(states.final, anchors).flatten(0, 1), self.shared)  # [n, B*A, V]
+        guesses = logits.topk(top).indices  # [n, B*A, top]
+        labels = anchors.labels[..., 1 : n + 1].flatten(0, 1).T  # [n, B*A]
+        return (guesses == labels[..., None]).sum(1), (labels != -100).sum(1)
+
+
+def mean_accuracies(trainer: TogetherTrainer, medusa: MedusaTrainee, batches: int) -> list[list[float]]:
+    """Top-k accuracies [head][rank] over some batches of the trainer's text: what the auto tree is built from."""
+    medusa.module.eval()
+    hits, seen = torch.zeros(()), torch.zeros(())
+    for step in range(batches):
+        ids, anchors = trainer.batch(step)
+        with torch.autocast(trainer.target.device.type, dtype=torch.bfloat16), torch.no_grad():
+            new_hits, new_seen = medusa.accuracies(trainer.states(ids), anchors)
+        hits, seen = hits + new_hits.cpu(), seen + new_seen.cpu()
+    return [[round(x, 4) for x in row] for row in (hits / seen.clamp_min(1)[:, None]).tolist()]

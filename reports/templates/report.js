@@ -6,19 +6,20 @@
   const template = () => {
     const axis = {
       gridcolor: css("--grid"), linecolor: css("--line-strong"), zerolinecolor: css("--line-strong"),
-      tickfont: { color: css("--muted"), size: 12 }, title: { font: { color: css("--muted"), size: 12.5 } },
+      tickfont: { color: css("--muted"), size: 12 }, title: { font: { color: css("--muted"), size: 12.5 }, standoff: 10 },
       automargin: true, zeroline: false,
     };
     return { layout: {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif', size: 12.5, color: css("--text") },
-      margin: { l: 60, r: 24, t: 16, b: 46 }, xaxis: axis, yaxis: axis,
+      margin: { l: 60, r: 24, t: 16, b: 58 }, xaxis: axis, yaxis: axis,
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: css("--text"), size: 12.5 } },
       hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line-strong"), font: { color: css("--text") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--muted"), activecolor: css("--text") },
       hovermode: "closest", bargap: 0.28, bargroupgap: 0.08,
     } };
   };
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+  const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
   // "var(--x)" anywhere in a figure stands for a colour of the page.
   const resolved = (value) => {
     if (typeof value === "string") return value.startsWith("var(") ? css(value.slice(4, -1)) : value;
@@ -40,7 +41,7 @@
   addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((d) => { d.dataset.was = d.open; d.open = true; }); draw(); });
   addEventListener("afterprint", () => { document.querySelectorAll("details").forEach((d) => { d.open = d.dataset.was === "true"; }); draw(); });
 
-  // Tables sort by the raw values; rows that belong together at the top stay there.
+  // Tables sort by the raw values; a row that sums up the others stays on top.
   const value = (row, i) => {
     const raw = row.cells[i].dataset.sort;
     return raw === undefined || raw === "" ? null : Number.isNaN(Number(raw)) ? raw : Number(raw);
@@ -50,7 +51,7 @@
     const down = th.getAttribute("aria-sort") ? th.getAttribute("aria-sort") === "ascending" : th.classList.contains("num");
     table.querySelectorAll("th[aria-sort]").forEach((h) => h.removeAttribute("aria-sort"));
     th.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const rows = [...body.rows].map((row) => ({ row, v: value(row, i) }));
+    const rows = [...body.rows].filter((row) => !row.classList.contains("total")).map((row) => ({ row, v: value(row, i) }));
     rows.sort((a, b) => {
       if (a.v === null || b.v === null) return (a.v === null) - (b.v === null);
       const order = typeof a.v === "string" || typeof b.v === "string" ? String(a.v).localeCompare(String(b.v)) : a.v - b.v;

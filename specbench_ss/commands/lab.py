@@ -30,12 +30,13 @@ def train(
 ) -> None:
     """Train a lab model and the methods' weights for it."""
     from specbench_ss.methods.lab import pipeline
+    from specbench_ss.models import resolve_device
 
     pipeline.train(
         size=size,
         stages=tuple(name.strip() for name in stages.split(",") if name.strip()),
         out=out,
-        device=device,
+        device=resolve_device(device),
         seed=seed,
         budget_scale=budget_scale,
     )

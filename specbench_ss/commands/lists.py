@@ -12,7 +12,7 @@ def methods() -> None:
         output = "same output as the model" if method.lossless else "may change the output"
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
         for option in describe_options(method.Options):
-            print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default})".rstrip())
+            print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
 
 
 def models() -> None:

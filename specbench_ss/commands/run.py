@@ -39,7 +39,9 @@ def command(
     ] = DEFAULT.limit,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="A method's option; repeatable.", rich_help_panel=WHAT),
+        typer.Option(
+            "--set", metavar="METHOD.OPTION=VALUE", help="A method's option; repeatable.", rich_help_panel=WHAT
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="File or folder with the suite's questions.", rich_help_panel=WHAT)

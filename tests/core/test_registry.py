@@ -52,7 +52,9 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         return [EntryPoint(name, value, group) for name, value in values.items()] if "methods" in group else []
 
     monkeypatch.setattr(registry, "entry_points", fake)
-    monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.attr] if self.module == __name__ else _fail(self))
+    monkeypatch.setattr(
+        EntryPoint, "load", lambda self: globals()[self.attr] if self.module == __name__ else _fail(self)
+    )
     return values
 
 
@@ -61,7 +63,15 @@ def _fail(point: EntryPoint) -> None:
 
 
 def test_every_kind_of_option_is_read() -> None:
-    given = {"k": "2", "rate": "0.25", "prune": "off", "shape": "deep", "limit": "none", "weights": "a/b", "note": "x=y"}
+    given = {
+        "k": "2",
+        "rate": "0.25",
+        "prune": "off",
+        "shape": "deep",
+        "limit": "none",
+        "weights": "a/b",
+        "note": "x=y",
+    }
     parsed = parse_options(Options, given, "method 'm'")
     assert parsed == Options(2, 0.25, False, "deep", None, Path("a/b"), "x=y")
     assert parse_options(Options, {"limit": "7"}, "m").limit == 7

@@ -1,0 +1,120 @@
+"""Model cards of the lab family: held-out loss, task scores and tau, measured, with the command that repeats them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from specbench_ss.decoder import Decoder
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.lab.answers import greedy_batch
+from specbench_ss.methods.lab.text import completion_mask, conversations, render, tokenize
+from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.sampling import Sampling
+from specbench_ss.suite import Question
+from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES, questions
+from specbench_ss.suites.scorers import score_turn
+from specbench_ss.target import Target
+
+COMMAND = "ssbench lab train --stages cards"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """loss: nats per answer token, held out. scores: category -> (metric, mean, n). taus: method -> tau."""
+
+    loss: float
+    scores: Mapping[str, tuple[str, float, int]]
+    taus: Mapping[str, float]
+
+
+@torch.inference_mode()
+def held_out_loss(model: Any, tokenizer: Any, special: Mapping[str, int], count: int = 400) -> float:
+    """Mean cross-entropy, nats per answer token, on evaluation conversations."""
+    total, tokens = 0.0, 0
+    for ids in tokenize(tokenizer, [render(e) for e in islice(conversations("eval", 0), count)]):
+        mask = torch.from_numpy(completion_mask(ids, special["assistant"], special["eos"]))[1:]
+        row = torch.from_numpy(ids).long()[None].to(model.device)
+        losses = F.cross_entropy(model(row).logits[0, :-1].float(), row[0, 1:], reduction="none").cpu()
+        total, tokens = total + float(losses[mask].sum()), tokens + int(mask.sum())
+    return total / tokens
+
+
+def task_scores(target: Target, per_category: int = 60, batch: int = 60) -> dict[str, tuple[str, float, int]]:
+    """Mean score of greedy answers to evaluation questions, by category, all turns, history the model's own."""
+    scores: dict[str, tuple[str, float, int]] = {}
+    for category in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES):
+        asked = questions([category], "eval", per_category)
+        found = [s for i in range(0, len(asked), batch) for s in _scores_of(target, asked[i : i + batch])]
+        if found:
+            scores[category] = (asked[0].metric or "", sum(found) / len(found), len(found))
+    return scores
+
+
+def _scores_of(target: Target, asked: Iterable[Question]) -> list[float]:
+    talks: list[tuple[Question, list[dict[str, str]]]] = [(q, []) for q in asked]
+    found: list[float] = []
+    for turn in range(max(len(q.turns) for q, _ in talks)):
+        going = [(q, talk) for q, talk in talks if turn < len(q.turns)]
+        for q, talk in going:
+            talk.append({"role": "user", "content": q.turns[turn]})
+        prompts = [target.encode_chat(talk) for _, talk in going]
+        eos = next(iter(target.eos_ids))
+        answers = greedy_batch(target.model, prompts, target.tokenizer.pad_token_id, eos, 256)
+        for (q, talk), ids in zip(going, answers, strict=True):
+            text = target.decode_text(ids)
+            talk.append({"role": "assistant", "content": text})
+            score = score_turn(q, turn, text)
+            if score is not None:
+                found.append(score)
+    return found
+
+
+def taus(target: Target, per_category: int = 3) -> dict[str, float]:
+    """Tau of every drafter over evaluation questions of the 13 categories, first turns, greedy, default settings."""
+    decoders: dict[str, Decoder] = {
+        "ar": Autoregressive(target),
+        "medusa": Medusa.load(target, MedusaOptions()),
+        "ss": SpeculativeStreaming.load(target, SSOptions()),
+    }
+    prompts = [
+        target.encode_chat([{"role": "user", "content": q.turns[0]}])
+        for q in questions(SPECBENCH_CATEGORIES, "eval", per_category)
+    ]
+    found = {}
+    for name, decoder in decoders.items():
+        runs = [generate(decoder, p, Limits(256, target.eos_ids), Sampling()) for p in prompts]
+        steps = [s for r in runs for s in r.steps]
+        found[name] = sum(s.tokens for s in steps) / len(steps)
+    return found
+
+
+def write_cards(out: Path, target: Target, measured: Measured) -> None:
+    """README.md in every folder, and all numbers in lab.json."""
+    n = target.parameter_count
+    lines = "\n".join(f"| {c} | {m} | {v:.3f} | {k} |" for c, (m, v, k) in measured.scores.items())
+    numbers = f"Held-out loss: {measured.loss:.4f} nats per answer token.\n\n| category | metric | score | n |\n|---|---|---|---|\n{lines}\n"
+    tau = "\n".join(f"- {name}: tau {value:.2f}" for name, value in measured.taus.items())
+    again = f"\nMeasured on held-out questions of the generated suites with `{COMMAND}`; greedy, float32.\n"
+    cards = {
+        "base": f"# lab base\n\nLlama architecture, {n:,} parameters, trained from nothing on generated text"
+        f" (`ssbench lab train`). English, a little German; knows the lab's world and nothing else.\n\n{numbers}{again}",
+        "draft": "# lab draft\n\nA Llama more than ten times smaller than the base, on the same text and tokenizer.\n",
+        "medusa": f"# lab Medusa heads\n\nFour Medusa-1 heads for the lab base.\n\n{tau}\n{again}",
+        "ss": f"# lab streams\n\nLossless Speculative Streaming for the lab base.\n\n{tau}\n{again}",
+    }
+    for name, text in cards.items():
+        if (out / name).is_dir():
+            (out / name / "README.md").write_text(text)
+    known = json.loads((out / "lab.json").read_text())
+    known["measured"] = {"loss": measured.loss, "scores": measured.scores, "tau": measured.taus}
+    (out / "lab.json").write_text(json.dumps(known, indent=1) + "\n")

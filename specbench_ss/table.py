@@ -1,0 +1,74 @@
+"""The tables that end a run in the terminal: every task, then all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from specbench_ss.rows import Run
+from specbench_ss.stats import OVERALL, SummaryRow, summarise
+from specbench_ss.words import interval, number, sameness, times, title
+
+COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "n")
+LEFT = ("task", "method", "output")
+WIDTH = 110  # where there is no terminal to ask
+
+
+def print_tables(run: Run, console: Console) -> None:
+    """Both tables, and what the reader must know about them."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    rows = summarise(run)
+    console.print(_by_task([row for row in rows if row.category != OVERALL]))
+    overall = [row for row in rows if row.category == OVERALL]
+    console.print(_overall(overall))
+    if any(row.verdict == "not distinguishable" for row in rows):
+        console.print("≈ not distinguishable from the reference: the interval covers 1", style="dim")
+    for row in overall:
+        for finding in row.health:
+            console.print(f"[yellow]![/] {escape(row.method)}: {escape(finding)}", highlight=False)
+
+
+def _by_task(rows: Sequence[SummaryRow]) -> Table:
+    table = _table("By task", ("task", *COLUMNS))
+    for category, group in groupby(rows, key=lambda row: row.category):
+        for i, row in enumerate(group):
+            table.add_row(title(category) if i == 0 else "", *_cells(row))
+        table.add_section()
+    return table
+
+
+def _overall(rows: Sequence[SummaryRow]) -> Table:
+    table = _table("Overall", COLUMNS)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _table(name: str, columns: Sequence[str]) -> Table:
+    table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=column != "output")
+    return table
+
+
+def _cells(row: SummaryRow) -> list[str]:
+    speedup = times(row.speedup)
+    if row.verdict == "not distinguishable":
+        speedup = f"≈ {speedup}"
+    failed = f" ({row.n_failed} failed)" if row.n_failed else ""
+    return [
+        escape(row.method),
+        f"[bold]{speedup}[/]" if row.verdict in ("faster", "slower") else speedup,
+        "reference" if row.verdict == "reference" else interval(row.speedup_interval) or "too few",
+        number(row.tokens_per_s, 1),
+        number(row.tau),
+        "" if row.verdict == "reference" and not row.sameness else sameness(row.sameness),
+        number(row.quality),
+        f"{row.n_prompts}{failed}",
+    ]

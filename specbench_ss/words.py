@@ -1,0 +1,54 @@
+"""Numbers and verdicts as text, the same in the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+MISSING = "–"
+
+
+def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    """'1,234.50 ms'; a dash for what is unknown."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:,.{digits}f}{unit}"
+
+
+def times(value: float | None) -> str:
+    """A speedup: '1.84×'."""
+    return number(value, 2, "×")
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share of 1 as '43%'."""
+    return number(None if value is None else 100 * value, digits, "%")
+
+
+def interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
+    """'1.71–1.97'; with a longer separator where a bound is negative."""
+    if bounds is None:
+        return ""
+    between = " to " if bounds[0] < 0 else "–"
+    return between.join(number(bound, digits).replace("-", "−") for bound in bounds)
+
+
+def title(name: str) -> str:
+    """'math_reasoning' -> 'math reasoning'."""
+    return name.replace("_", " ")
+
+
+def sameness(verdicts: Mapping[str, int]) -> str:
+    """Verdicts on many answers in a few words, the worst first: 'identical', '2 near-ties of 80'."""
+    total = sum(verdicts.values())
+    if not total:
+        return MISSING
+    plural = {"mismatch": "mismatches", "near-tie": "near-ties", "length": "lengths differ"}
+    found = [
+        f"{n} {many if n > 1 or kind == 'length' else kind}"
+        for kind, many in plural.items()
+        if (n := verdicts.get(kind, 0))
+    ]
+    if found:
+        return f"{', '.join(found)} of {total}"
+    return "identical" if verdicts.get("identical") else "not compared"

@@ -1,0 +1,71 @@
+"""The description of the machine: JSON-ready, and never a reason to fail."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+import pytest
+
+from specbench_ss import environment as env
+
+
+def test_it_is_json_and_says_the_essentials() -> None:
+    found = env.environment()
+    assert json.loads(json.dumps(found)) == found
+    assert found["packages"]["torch"]
+    assert found["cpu"]["model"]
+    assert found["cpu"]["available"] >= 1
+    assert found["memory_bytes"] > 2**20
+
+
+def test_nothing_that_is_missing_makes_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] in ("pynvml", "psutil", "torch"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(env.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("git")))
+    found = env.environment()
+    assert found["gpus"] == []
+    assert found["revision"] is None
+    assert found["memory_bytes"] is None
+
+
+class FakeNvml:
+    NVML_CLOCK_SM = 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("nvmlInit", "nvmlShutdown"):
+            return lambda: None
+        if name == "nvmlDeviceGetCount":
+            return lambda: 1
+        if name == "nvmlDeviceGetName":
+            return lambda handle: b"A GPU"
+        if name == "nvmlSystemGetDriverVersion":
+            return lambda: "999.1"
+        if name == "nvmlDeviceGetHandleByIndex":
+            return lambda i: i
+        raise RuntimeError("not supported")
+
+
+def test_a_gpu_that_answers_half_the_questions_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
+    found = env.environment()
+    assert found["gpus"][0]["name"] == "A GPU"
+    assert found["gpus"][0]["memory_bytes"] is None
+    assert found["driver"] == "999.1"
+
+
+def test_machine_changes_names_what_differs_but_not_the_clock_of_the_moment() -> None:
+    old = {"cpu": {"model": "x"}, "gpus": [{"name": "g", "sm_clock_mhz_now": 100}], "python": "3.11"}
+    new = {"cpu": {"model": "x"}, "gpus": [{"name": "g", "sm_clock_mhz_now": 900}], "python": "3.12"}
+    assert env.machine_changes(old, new) == []
+    assert env.machine_changes(old, {**new, "cpu": {"model": "y"}}) == ["cpu"]
+    assert env.machine_changes(old, {**new, "gpus": []}) == ["gpus"]

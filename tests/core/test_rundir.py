@@ -1,0 +1,258 @@
+"""The run directory: a process killed at any byte loses at most the sample in flight."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss.config import RunTarget
+from specbench_ss.errors import UserError
+from specbench_ss.records import Generation, Step
+from specbench_ss.rows import Row, Sameness
+from specbench_ss.rundir import FORMAT, MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
+from specbench_ss.suite import Question
+
+QUESTIONS = (Question("q0", "c", ("é\u2028?", "two"), (("yes",), ()), "rouge_l"),)
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "fingerprint": "f",
+        "suite": {"content_hash": "s"},
+        "model": {"hash": "m", "dtype": "float32", "device": "cpu"},
+        "methods": [{"label": "ar"}],
+        "status": "running",
+        **changes,
+    }
+
+
+def sample(i: int) -> tuple[Row, list[Step]]:
+    row = Row(f"q{i}", 0, "ar", 0, "c", i, 0, 7, "e", "s", "ok")
+    steps = [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01) for _ in range(i % 3)]
+    row.fill(Generation([5] * (1 + len(steps)), 3, "length", 0.1, 1, steps))
+    row.text = "answer é\n\u2028 \ud800"  # line separators and a lone surrogate: one line of the file all the same
+    return row, steps
+
+
+def fill(path: Path, numbers: range) -> None:
+    with RunDir.open(RunTarget(path), manifest(), QUESTIONS) as run:
+        for i in numbers:
+            run.append(*sample(i))
+            run.append_sameness(Sameness(*sample(i)[0].key, verdict="identical"))
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    fill(tmp_path / "run", range(5))
+    run = read_run(tmp_path / "run")
+    assert run.rows == [sample(i)[0] for i in range(5)]
+    assert [run.steps_by_sample[r.key] for r in run.rows] == [sample(i)[1] for i in range(5)]
+    assert tuple(run.questions) == QUESTIONS
+    assert [s.verdict for s in run.sameness] == ["identical"] * 5
+    assert run.labels == ["ar"]
+
+
+@pytest.mark.parametrize("file", [ROWS, STEPS, SAMENESS])
+def test_a_file_cut_at_any_byte_recovers_or_is_refused(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rows: a sample fewer at each missing row, its steps forgotten. The others are whole before the row is there."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of files: the disk is not what is tested
+    path = tmp_path / "run"
+    fill(path, range(1, 3))
+    whole = {name: (path / name).read_bytes() for name in (ROWS, STEPS, SAMENESS)}
+    content = whole[file]
+    for size in range(len(content) + 1):
+        put(path, {**whole, file: content[:size]})
+        if file == STEPS and size < len(content):  # not a crash: a committed sample's steps are gone
+            with pytest.raises(UserError, match="damaged"):
+                read_run(path)
+        else:
+            kept = content[:size].count(b"\n")
+            assert len(read_run(path).rows) == (kept if file == ROWS else 2)
+            _resume_and_finish(path, range(1, 3))
+
+
+def put(path: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+
+
+def _resume_and_finish(path: Path, numbers: range) -> None:
+    with RunDir.open(RunTarget(path, resume=True), manifest(), QUESTIONS) as run:
+        for i in numbers:
+            row, steps = sample(i)
+            if row.key not in run.rows:
+                run.append(row, steps)
+            if row.key not in run.judged:
+                run.append_sameness(Sameness(*row.key, verdict="identical"))
+    done = read_run(path)
+    assert sorted(r.index for r in done.rows) == list(numbers)
+    assert [done.steps_by_sample[r.key] for r in done.rows] == [sample(r.index)[1] for r in done.rows]
+    assert len({s.key for s in done.sameness}) == len(done.sameness) == len(numbers)
+
+
+def test_steps_cut_at_any_byte_before_their_row_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    path = tmp_path / "run"
+    fill(path, range(2))
+    before = {name: (path / name).read_bytes() for name in (ROWS, STEPS, SAMENESS)}
+    with RunDir.open(RunTarget(path, resume=True), manifest(), QUESTIONS) as run:
+        run.append(*sample(2))
+    content = (path / STEPS).read_bytes()
+    for size in range(len(before[STEPS]), len(content) + 1):
+        put(path, {**before, STEPS: content[:size]})
+        assert len(read_run(path).steps) == 1
+        _resume_and_finish(path, range(3))
+
+
+@pytest.mark.parametrize("file", [ROWS, STEPS])
+def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) -> None:
+    fill(tmp_path / "run", range(4))
+    path = tmp_path / "run" / file
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"{]\n", *lines[1:]]))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="damaged in line 2"):
+        RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest())
+    assert path.read_bytes() == before
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    fill(tmp_path / "run", range(3))
+    rows = tmp_path / "run" / ROWS
+    rows.write_bytes(rows.read_bytes()[:-3])
+    assert len(read_run(tmp_path / "run").rows) == 2
+    assert not rows.read_bytes().endswith(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"fingerprint": "other"}, "configuration"),
+        ({"suite": {"content_hash": "other"}}, "suite content"),
+        ({"model": {"hash": "other", "dtype": "float32", "device": "cpu"}}, "model"),
+        ({"model": {"hash": "m", "dtype": "bfloat16", "device": "cpu"}}, "dtype"),
+        ({"model": {"hash": "m", "dtype": "float32", "device": "cuda:0"}}, "device"),
+    ],
+)
+def test_another_run_is_not_continued(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
+    fill(tmp_path, range(1))
+    with pytest.raises(UserError, match=f"from another configuration: its {name} differs"):
+        RunDir.open(RunTarget(tmp_path, resume=True), manifest(**changes))
+
+
+def test_a_directory_with_something_in_it_needs_resume(tmp_path: Path) -> None:
+    fill(tmp_path, range(1))
+    with pytest.raises(UserError, match="not empty"):
+        RunDir.open(RunTarget(tmp_path), manifest())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 999}', b"\xff"])
+def test_a_manifest_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes) -> None:
+    fill(tmp_path, range(1))
+    (tmp_path / MANIFEST).write_bytes(content)
+    with pytest.raises(UserError):
+        RunDir.open(RunTarget(tmp_path, resume=True), manifest())
+    with pytest.raises(UserError):
+        read_run(tmp_path)
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="not a run directory"):
+        RunDir.open(RunTarget(tmp_path, resume=True), manifest())
+    with pytest.raises(UserError, match="not a run directory"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_resume_starts_afresh_where_nothing_was_begun(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / f"{MANIFEST}.tmp").write_text("{half")  # killed while writing the first manifest
+    with RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest(), QUESTIONS) as run:
+        assert not run.rows
+    assert read_run(tmp_path / "run").manifest["status"] == "running"
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        check_out(RunTarget(tmp_path / "file" / "run"))
+    with pytest.raises(UserError, match="cannot write to"):
+        check_out(RunTarget(tmp_path / "file"))
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with RunDir.open(RunTarget(tmp_path / "run"), manifest(), QUESTIONS) as run:
+        run._files[ROWS].close()
+        run._files[ROWS] = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        with pytest.raises(UserError, match="cannot write to .*no space left"):
+            run.append(*sample(0))
+        assert not run.rows
+
+
+def test_two_processes_cannot_write_to_one_directory(tmp_path: Path) -> None:
+    with RunDir.open(RunTarget(tmp_path), manifest(), QUESTIONS), pytest.raises(UserError, match="in use"):
+        RunDir.open(RunTarget(tmp_path, resume=True), manifest(), QUESTIONS)
+    RunDir.open(RunTarget(tmp_path, resume=True), manifest(), QUESTIONS).close()
+
+
+def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
+    row, steps = sample(0)
+    row.quality = float("nan")
+    with RunDir.open(RunTarget(tmp_path), manifest(), QUESTIONS) as run, pytest.raises(ValueError, match="JSON"):
+        run.append(row, steps)
+
+
+def test_update_replaces_the_manifest_whole(tmp_path: Path) -> None:
+    with RunDir.open(RunTarget(tmp_path), manifest(), QUESTIONS) as run:
+        run.update(status="complete")
+    assert json.loads((tmp_path / MANIFEST).read_text())["status"] == "complete"
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from specbench_ss.config import RunTarget
+    from specbench_ss.records import Generation, Step
+    from specbench_ss.rows import Row
+    from specbench_ss.rundir import RunDir
+    manifest = {manifest!r}
+    with RunDir.open(RunTarget(Path(sys.argv[1])), manifest) as run:
+        for i in range(100000):
+            row = Row(f"q{{i}}", 0, "ar", 0, "c", i, 0, 7, "e", "s", "ok")
+            steps = [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01)] * 3
+            row.fill(Generation([5] * 4, 3, "length", 0.1, 1, steps))
+            run.append(row, steps)
+            print(i, flush=True)
+"""
+
+
+def test_kill_nine_loses_at_most_the_sample_in_flight(tmp_path: Path) -> None:
+    code = textwrap.dedent(WRITER).format(manifest=manifest())
+    root = str(Path(__file__).resolve().parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert process.stdout is not None
+    for _ in range(20):
+        last = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    last = max([last, *map(int, process.stdout.read().split())])
+    process.wait()
+    with RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest()) as run:
+        assert len(run.rows) in (last + 1, last + 2)
+    assert len(read_run(tmp_path / "run").steps) == 3 * len(run.rows)

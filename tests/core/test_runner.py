@@ -1,0 +1,340 @@
+"""The runner: what is run when, what is committed, and that stopping anywhere loses nothing."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from specbench_ss.config import MethodSpec, RunConfig, RunTarget
+from specbench_ss.decoder import Decoder
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits
+from specbench_ss.manifest import manifest_for
+from specbench_ss.records import Generation, Step
+from specbench_ss.rows import Row, Run
+from specbench_ss.rundir import RunDir, read_run
+from specbench_ss.runner import run
+from specbench_ss.sampling import Sampling
+from specbench_ss.suite import Question, Suite, SuiteData
+from specbench_ss.warmup import EXTRA_ROUNDS, warm_up
+
+DATA = SuiteData(
+    "fake",
+    "generated",
+    (Question("a", "x", ("hi", "more", "last")), Question("b", "y", ("go",)), Question("c", "y", ("c",))),
+)
+
+
+class FakeTarget:
+    """A character is a token."""
+
+    name, weights_hash, is_lab = "fake", "0" * 64, True
+    device, dtype = torch.device("cpu"), torch.float32
+    eos_ids: frozenset[int] = frozenset({0})
+    context_length, vocab_size, parameter_count = 1000, 256, 10
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return list("".join(f"<{m['role'][0]}>{m['content']}" for m in messages).encode())
+
+    def decode_text(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
+
+    def next_logits(self, ids: list[int]) -> torch.Tensor:
+        return torch.arange(256.0)
+
+
+class FakeDecoder(Decoder):
+    name, summary = "fake", "a fake"
+
+    def propose(self, state: Any) -> Any:
+        raise NotImplementedError
+
+
+class Lossy(FakeDecoder):
+    lossless = False
+
+
+class FakeSuite(Suite):
+    name, summary, categories = "fake", "a fake", ("x", "y")
+
+    def load(self, request: Any) -> SuiteData:
+        return DATA
+
+    def score(self, question: Question, turn: int, answer: str) -> float | None:
+        return 0.5
+
+
+class Recorder:
+    """Events, kept."""
+
+    def __init__(self) -> None:
+        self.total, self.rows, self.warnings, self.tokens = 0, list[Row](), list[str](), 0
+
+    def on_start(self, total: int) -> None:
+        self.total = total
+
+    def on_sample_start(self, label: str, question_id: str) -> None:
+        pass
+
+    def on_tokens(self, n: int) -> None:
+        self.tokens += n
+
+    def on_sample(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def on_warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+class Bench:
+    """A run of fakes; `calls` holds (label, prompt text, seed) of every measured or warm-up request."""
+
+    def __init__(self, path: Path, labels: tuple[str, ...] = ("ar", "m"), lossy: bool = False, **config: Any) -> None:
+        self.path = path
+        self.config = RunConfig(tuple(map(MethodSpec, labels)), **{"warmup": 0, **config})
+        self.target: Any = FakeTarget()
+        kind = Lossy if lossy else FakeDecoder
+        self.decoders: dict[str, Decoder] = {x: (FakeDecoder if x == "ar" else kind)(self.target) for x in labels}
+        self.calls: list[tuple[str, str, int]] = []
+        self.events, self.suite = Recorder(), FakeSuite()
+        self.answer: Callable[[str, str], str] = lambda label, prompt: f"[{prompt.count('<')}]"
+        self.before: Callable[[str, str], None] = lambda label, prompt: None
+
+    def decode(
+        self, decoder: Decoder, prompt: list[int], limits: Limits, sampling: Sampling, on_step: Any
+    ) -> Generation:
+        label = next(x for x, d in self.decoders.items() if d is decoder)
+        text = bytes(prompt).decode()
+        self.calls.append((label, text, sampling.seed))
+        self.before(label, text)
+        ids = list(self.answer(label, text).encode())
+        steps = [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01) for _ in ids[1:]]
+        if on_step:
+            on_step(len(ids))
+        return Generation(ids, len(prompt), "length", 0.1, 1, steps)
+
+    def run(self, resume: bool = False) -> Run:
+        manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
+        with RunDir.open(RunTarget(self.path, resume), manifest, DATA.questions) as run_dir:
+            run(self.config, self.target, self.suite, DATA, self.decoders, run_dir, self.events, self.decode)
+        return read_run(self.path)
+
+
+def test_every_sample_is_made_once_and_committed_with_its_steps(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ("ar", "m", "n"), repeats=2)
+    done = bench.run()
+    assert len({r.key for r in done.rows}) == len(done.rows) == bench.events.total == 5 * 3 * 2
+    assert done.manifest["status"] == "complete"
+    assert [r.key for r in bench.events.rows] == [r.key for r in done.rows]
+    for row in done.rows:
+        steps = done.steps_by_sample[row.key]
+        assert row.tokens == len(row.token_ids or []) == (row.prefill_tokens or 0) + sum(s.tokens for s in steps)
+        assert row.wall_s == pytest.approx((row.prefill_s or 0) + sum(s.total_s for s in steps))
+        assert (row.quality, row.suite_hash, row.status) == (0.5, DATA.content_hash, "ok")
+    assert bench.events.tokens == sum(r.tokens or 0 for r in done.rows)
+
+
+def test_all_methods_continue_the_reference_answers(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.answer = lambda label, prompt: f"{label} says"
+    bench.run()
+    third = [prompt for label, prompt, _ in bench.calls if prompt.endswith("last")]
+    assert set(third) == {"<u>hi<a>ar says<u>more<a>ar says<u>last"}
+
+
+def test_own_history_continues_each_method_and_is_not_compared(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, history="own")
+    bench.answer = lambda label, prompt: f"{label} says"
+    done = bench.run()
+    assert {(label, p) for label, p, _ in bench.calls if p.endswith("last")} == {
+        (x, f"<u>hi<a>{x} says<u>more<a>{x} says<u>last") for x in ("ar", "m")
+    }
+    later = [s for s in done.sameness if s.turn]
+    assert later
+    assert {(s.verdict, s.reason) for s in later} == {("not compared", "another history")}
+
+
+def test_a_failing_method_leaves_a_row_without_numbers_and_the_run_goes_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    def fail(label: str, prompt: str) -> None:
+        if label == "m" and prompt.endswith("more"):
+            raise RuntimeError("out of luck")
+
+    bench.before = fail
+    done = bench.run()
+    bad = [r for r in done.rows if not r.ok]
+    assert [(r.method, r.question_id, r.turn) for r in bad] == [("m", "a", 1)]
+    assert bad[0].error == "RuntimeError: out of luck"
+    numbers = ("tokens", "steps", "wall_s", "prefill_s", "decode_s", "accepted", "quality", "text", "token_ids")
+    assert [getattr(bad[0], n) for n in numbers] == [None] * len(numbers)
+    assert len(done.rows) == 10
+    assert any("out of luck" in w for w in bench.events.warnings)
+    assert [s.reason for s in done.sameness if s.verdict == "not compared"] == ["the sample failed"]
+
+
+def test_when_the_reference_fails_later_turns_cannot_be_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    def fail(label: str, prompt: str) -> None:
+        if label == "ar" and prompt == "<u>hi":
+            raise RuntimeError("no")
+
+    bench.before = fail
+    failed = {(r.method, r.turn) for r in bench.run().rows if not r.ok}
+    assert failed == {("ar", 0), ("ar", 1), ("m", 1), ("ar", 2), ("m", 2)}
+
+
+def test_counts_that_do_not_add_up_are_a_failed_sample(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    honest = bench.decode
+
+    def lie(*arguments: Any) -> Generation:
+        made = honest(*arguments)
+        made.tokens.append(65)
+        return made
+
+    bench.decode = lie  # type: ignore[method-assign]
+    assert {r.status for r in bench.run().rows} == {"failed"}
+
+
+@pytest.mark.parametrize("after", range(11))
+def test_an_interrupted_run_is_finished_by_resuming(tmp_path: Path, after: int) -> None:
+    whole = Bench(tmp_path / "whole")
+    expected = whole.run()
+    bench = Bench(tmp_path / "cut")
+
+    def interrupt(label: str, prompt: str) -> None:
+        if len(bench.calls) > after:
+            raise KeyboardInterrupt
+
+    bench.before = interrupt
+    if after < 10:
+        with pytest.raises(KeyboardInterrupt):
+            bench.run()
+        assert read_run(tmp_path / "cut").manifest["status"] == "interrupted"
+    again = Bench(tmp_path / "cut")
+    done = again.run(resume=True)
+    assert again.events.total == len(again.calls) == 10 - after
+    strip = [(r.key, r.index, r.position, r.seed, r.text, r.tokens) for r in done.rows]
+    assert strip == [(r.key, r.index, r.position, r.seed, r.text, r.tokens) for r in expected.rows]
+    assert sorted(s.key for s in done.sameness) == sorted(s.key for s in expected.sameness)
+    assert done.manifest["status"] == "complete"
+
+
+def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
+    Bench(tmp_path, warmup=2).run()
+    again = Bench(tmp_path, warmup=2)
+    again.run(resume=True)
+    assert (again.calls, again.events.total) == ([], 0)
+
+
+def test_seeds_differ_by_prompt_and_repeat_but_not_by_method(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, repeats=2, temperature=1.0)
+    done = bench.run()
+    seeds: dict[Any, set[int]] = {}
+    for row in done.rows:
+        seeds.setdefault((row.question_id, row.turn, row.repeat), set()).add(row.seed)
+    assert all(len(s) == 1 for s in seeds.values())
+    assert len({min(s) for s in seeds.values()}) == len(seeds) == 10
+    assert [seed for *_, seed in bench.calls] == [row.seed for row in done.rows]
+
+
+def test_sameness_holds_every_sample_against_the_reference(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, repeats=2)
+    bench.answer = lambda label, prompt: "xyA" if label == "m" and prompt == "<u>go" else "xyz"
+    done = bench.run()
+    verdicts = Counter((s.method, s.verdict) for s in done.sameness)
+    # the reference's second repeat is held against its first
+    assert verdicts == {("m", "identical"): 8, ("m", "mismatch"): 2, ("ar", "identical"): 5}
+    assert {s.first_difference for s in done.sameness if s.verdict == "mismatch"} == {2}
+    assert any("differs" in w for w in bench.events.warnings)
+
+
+@pytest.mark.parametrize(("options", "reason"), [({"lossy": True}, "promise"), ({"temperature": 0.5}, "sampled")])
+def test_where_equality_is_not_promised_it_is_not_compared(tmp_path: Path, options: Any, reason: str) -> None:
+    done = Bench(tmp_path, **options).run()
+    assert {s.verdict for s in done.sameness} == {"not compared"}
+    assert all(reason in s.reason for s in done.sameness)
+
+
+def test_the_collector_is_off_during_samples_and_on_afterwards(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, warmup=1)
+    states: list[bool] = []
+    bench.before = lambda label, prompt: states.append(gc.isenabled())
+    bench.run()
+    assert states
+    assert not any(states)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_warm_up_precedes_and_is_not_recorded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, warmup=2)
+    done = bench.run()
+    warm = len(bench.calls) - len(done.rows)
+    assert [c[1] for c in bench.calls[:4]] == ["<u>hi"] * 2 + ["<u>go"] * 2
+    assert warm == 2 * 4  # the fake's times agree at once: two prompts, and two more rounds of the last
+    assert len(done.rows) == 10
+
+
+def test_a_broken_scorer_costs_the_quality_only(tmp_path: Path) -> None:
+    for i, value in enumerate((float("nan"), 7.0, None)):
+        bench = Bench(tmp_path / str(i))
+        bench.suite.score = lambda *_, v=value: v  # type: ignore[method-assign,misc]
+        assert {(r.status, r.quality) for r in bench.run().rows} == {("ok", None)}
+        assert bool(bench.events.warnings) == (value is not None)
+
+
+def test_the_reference_must_be_there_and_ids_unique(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="reference"):
+        Bench(tmp_path / "a", ("m",)).run()
+    twice = SuiteData("fake", "e", (DATA.questions[0],) * 2)
+    bench = Bench(tmp_path / "b")
+    manifest = manifest_for(bench.config, bench.target, twice, bench.decoders, [])
+    with RunDir.open(RunTarget(tmp_path / "b"), manifest) as run_dir, pytest.raises(UserError, match="2 questions"):
+        run(bench.config, bench.target, bench.suite, twice, bench.decoders, run_dir, bench.events, bench.decode)
+
+
+def test_any_other_end_is_written_down(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.events.on_sample = lambda row: (_ for _ in ()).throw(SystemExit(1))  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        bench.run()
+    assert read_run(tmp_path).manifest["status"] == "failed"
+
+
+def test_warm_up_goes_on_until_times_settle_and_is_bounded() -> None:
+    made: list[tuple[str, int]] = []
+    warned: list[str] = []
+
+    def sample(label: str, prompt: list[int], limit: int) -> float:
+        made.append((label, prompt[0]))
+        own = [m for m in made if m[0] == label]
+        return {"calm": 1.0, "slow start": max(1.0, 5.0 - len(own)), "wild": 2.0 ** len(own)}[label]
+
+    rounds = warm_up(["calm", "slow start", "wild"], [[1], [2]], sample, warned.append)
+    assert rounds == 2 + EXTRA_ROUNDS
+    count = Counter(label for label, _ in made)
+    assert count["calm"] == 4  # a round per prompt, then the last prompt until three times agree
+    assert count["slow start"] == 6
+    assert warned == ["times had not settled after warm-up: wild"]
+
+
+def test_a_method_that_fails_in_warm_up_is_warned_of_and_left_out() -> None:
+    def sample(label: str, prompt: list[int], limit: int) -> float:
+        if label == "bad":
+            raise RuntimeError("boom")
+        return 1.0
+
+    warned: list[str] = []
+    warm_up(["bad", "good"], [[1]], sample, warned.append)
+    assert warned == ["bad failed during warm-up: RuntimeError: boom"]
+    assert warm_up([], [[1]], cast(Any, None), warned.append) == 1
+    assert warm_up(["good"], [], sample, warned.append) == 0

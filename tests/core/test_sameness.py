@@ -1,0 +1,100 @@
+"""Verdicts on differing answers: whole sequences are compared, and only a near-tie of the target is excused."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from specbench_ss.rows import Row
+from specbench_ss.sameness import NEAR_TIE_DROP, first_difference, judge, near_tie_drop
+
+
+class LogitTarget:
+    """Logits fixed in advance; remembers for which ids it was asked."""
+
+    def __init__(self, logits: list[float], dtype: torch.dtype = torch.float32) -> None:
+        self.logits, self.dtype = torch.tensor(logits), dtype
+        self.asked: list[list[int]] = []
+
+    def next_logits(self, ids: list[int]) -> torch.Tensor:
+        self.asked.append(list(ids))
+        return self.logits
+
+
+def answer(method: str, ids: list[int], finish: str = "length") -> Row:
+    return Row("q", 0, method, 0, "c", 0, 0, 0, "e", "s", "ok", token_ids=ids, finish=finish)
+
+
+def verdict(target: Any, reference: list[int], got: list[int]) -> Any:
+    return judge(cast(Any, target), [9, 8], answer("ar", reference), answer("m", got))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "at"),
+    [([], [], None), ([1], [1], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([], [4], 0), ([5, 1, 1], [4, 1, 1], 0)],
+)
+def test_first_difference(a: list[int], b: list[int], at: int | None) -> None:
+    assert first_difference(a, b) == at
+    assert first_difference(b, a) == at
+
+
+def test_equal_answers_are_identical_without_asking_the_target() -> None:
+    target = LogitTarget([0.0])
+    assert verdict(target, [1, 2], [1, 2]).verdict == "identical"
+    assert target.asked == []
+
+
+@pytest.mark.parametrize(("reference", "got"), [([1, 2, 3], [1, 2]), ([1, 2], [1, 2, 3]), ([1], [])])
+def test_a_prefix_is_a_length_difference_never_identical(reference: list[int], got: list[int]) -> None:
+    found = verdict(LogitTarget([0.0]), reference, got)
+    assert found.verdict == "length"
+    assert found.first_difference == min(len(reference), len(got))
+    assert "tokens" in found.reason
+
+
+def test_the_target_is_asked_after_the_common_part() -> None:
+    target = LogitTarget([0.0, 1.0, 1.0 + 5e-5])
+    found = verdict(target, [7, 1, 4], [7, 2, 4])
+    assert target.asked == [[9, 8, 7]]
+    assert found.verdict == "near-tie"
+    assert found.first_difference == 1
+    assert found.gap == pytest.approx(5e-5, rel=0.01)
+
+
+def test_a_clear_choice_of_the_target_makes_it_a_mismatch() -> None:
+    found = verdict(LogitTarget([0.0, 1.0, 1.01]), [1], [2])
+    assert (found.verdict, found.first_difference) == ("mismatch", 0)
+    assert found.gap == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_tie_between_others_excuses_no_third_token() -> None:
+    found = verdict(LogitTarget([5.0, 5.0, -3.0]), [0], [2])
+    assert found.verdict == "mismatch"
+    assert (found.gap, found.drop) == (0.0, 8.0)
+
+
+def test_half_precision_has_wider_bounds() -> None:
+    logits, (a, b) = [0.0, 20.0, 20.25], ([1], [2])
+    assert verdict(LogitTarget(logits, torch.float32), a, b).verdict == "mismatch"
+    assert verdict(LogitTarget(logits, torch.float16), a, b).verdict == "mismatch"
+    assert verdict(LogitTarget(logits, torch.bfloat16), a, b).verdict == "near-tie"
+    bounds = [NEAR_TIE_DROP[name] for name in ("float64", "float32", "float16", "bfloat16")]
+    assert bounds == sorted(bounds)
+
+
+def test_a_dtype_without_a_bound_is_refused() -> None:
+    assert near_tie_drop("torch.float32") == near_tie_drop("float32")
+    with pytest.raises(ValueError, match="float8"):
+        near_tie_drop("torch.float8_e4m3fn")
+
+
+def test_a_difference_that_cannot_be_explained_is_a_mismatch() -> None:
+    class Broken(LogitTarget):
+        def next_logits(self, ids: list[int]) -> torch.Tensor:
+            raise RuntimeError("out of memory")
+
+    found = verdict(Broken([0.0]), [1], [2])
+    assert found.verdict == "mismatch"
+    assert "out of memory" in found.reason

@@ -1,0 +1,73 @@
+"""The order of samples: balanced, seeded, and independent of what was done before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from specbench_ss.schedule import method_order, plan, sample_seed, williams
+from specbench_ss.suite import Question
+
+QUESTIONS = [Question(f"q{i}", "c", ("one", "two")[: 1 + i % 2]) for i in range(7)]
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+def test_williams_is_balanced_for_position_and_predecessor(n: int) -> None:
+    rows = williams(n)
+    for position in range(n):
+        assert len(set(Counter(row[position] for row in rows).values())) == 1
+    after = Counter(pair for row in rows for pair in pairwise(row))
+    assert len(after) == n * (n - 1)
+    assert len(set(after.values())) <= 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
+def test_over_a_cycle_every_method_stands_at_every_position_equally_often(n: int) -> None:
+    methods = [f"m{i}" for i in range(n)]
+    cycle = len(williams(n))
+    for first in (0, 3 * cycle):
+        orders = [method_order(methods, block, seed=5) for block in range(first, first + cycle)]
+        counts = Counter((name, i) for order in orders for i, name in enumerate(order))
+        assert set(counts.values()) == {cycle // n}
+        assert len(counts) == n * n
+
+
+def test_order_is_shuffled_by_the_seed_and_differs_between_cycles() -> None:
+    methods = list("abcdef")
+    orders = {tuple(method_order(methods, block, seed) for block in range(6)) for seed in range(5)}
+    assert len(orders) == 5
+    assert [method_order(methods, b, 0) for b in range(6)] != [method_order(methods, b, 0) for b in range(6, 12)]
+
+
+def test_an_order_does_not_depend_on_those_before_it() -> None:
+    forwards = [method_order("abc", b, 1) for b in range(20)]
+    assert [method_order("abc", b, 1) for b in reversed(range(20))] == forwards[::-1]
+
+
+def test_plan_holds_every_sample_once_and_turn_by_turn() -> None:
+    samples = list(plan(QUESTIONS, ["ar", "a", "b"], repeats=2, seed=0))
+    prompts = sum(len(q.turns) for q in QUESTIONS)
+    assert len({s.key for s in samples}) == len(samples) == prompts * 2 * 3
+    assert [s.index for s in samples] == list(range(len(samples)))
+    place = {s.key: s.index for s in samples}
+    for s in samples:
+        if s.turn:  # what a later turn continues has been made before
+            assert place[s.question.id, s.turn - 1, "ar", 0] < s.index
+            assert place[s.question.id, s.turn - 1, s.method, s.repeat] < s.index
+
+
+def test_methods_are_interleaved_on_each_prompt() -> None:
+    samples = list(plan(QUESTIONS, ["ar", "a", "b"], repeats=2, seed=0))
+    for i in range(0, len(samples), 3):
+        block = samples[i : i + 3]
+        assert len({(s.question.id, s.turn, s.repeat) for s in block}) == 1
+        assert [s.position for s in block] == [0, 1, 2]
+
+
+def test_sampling_seeds_are_stable_and_distinct() -> None:
+    seeds = {sample_seed(s, q, t, r) for s in range(3) for q in ("a", "b", "a1") for t in range(2) for r in (1, 11)}
+    assert len(seeds) == 3 * 3 * 2 * 2
+    assert all(0 <= s < 2**63 for s in seeds)
+    assert sample_seed(0, "a", 0, 0) == 7912067167977763541

@@ -1,0 +1,103 @@
+"""Medusa: the published layouts load, numbers equal an independent computation, trees are what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specbench_ss.errors import UserError
+from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.methods.medusa.heads import heads_from_tensors
+from specbench_ss.methods.medusa.trees import PUBLISHED, best_tree, read_tree, tree_of
+from specbench_ss.target import Target
+from tests.tiny import tiny_model
+
+H, V = 32, 61
+
+
+def layout(heads: int = 3, layers: int = 2, own: bool = True, prefix: str = "") -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    tensors = {}
+    for i in range(heads):
+        for j in range(layers):
+            tensors[f"{prefix}{i}.{j}.linear.weight"] = torch.randn(H, H) * 0.2
+            tensors[f"{prefix}{i}.{j}.linear.bias"] = torch.randn(H) * 0.2
+        if own:
+            tensors[f"{prefix}{i}.{layers}.weight"] = torch.randn(V, H) * 0.2
+    return tensors
+
+
+@pytest.mark.parametrize(("own", "prefix"), [(True, ""), (False, ""), (True, "medusa_head.")])
+def test_published_layouts_compute_what_their_definition_says(own: bool, prefix: str) -> None:
+    tensors, x, shared = layout(own=own, prefix=prefix), torch.randn(5, H), torch.randn(V, H)
+    logits = heads_from_tensors(tensors, H, V)(x, shared)
+    for i in range(3):
+        y = x
+        for j in range(2):
+            y = y + F.silu(F.linear(y, tensors[f"{prefix}{i}.{j}.linear.weight"], tensors[f"{prefix}{i}.{j}.linear.bias"]))
+        expected = F.linear(y, tensors[f"{prefix}{i}.2.weight"] if own else shared)
+        torch.testing.assert_close(logits[i], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"9.weird": torch.zeros(1)}, "unknown tensor '9.weird'"),
+        ({"0.0.linear.bias": None}, "0.0.linear.bias is missing"),
+        ({"1.2.weight": None}, "head 1 has no vocabulary projection"),
+        ({f"{i}.2.weight": torch.zeros(V + 1, H) for i in range(3)}, f"vocabulary of {V + 1}"),
+    ],
+)
+def test_wrong_tensors_are_named(change: dict[str, torch.Tensor | None], said: str) -> None:
+    tensors = {k: v for k, v in {**layout(), **change}.items() if v is not None}
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        heads_from_tensors(tensors, H, V)
+
+
+def test_heads_of_another_hidden_size_are_refused() -> None:
+    with pytest.raises(UserError, match="hidden size 32, the model has 64"):
+        heads_from_tensors(layout(), 64, V)
+
+
+def test_a_torch_file_loads_and_a_truncated_one_is_one_line(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    path = tmp_path / "medusa_lm_head.pt"
+    torch.save(layout(), path)
+    medusa = Medusa.load(target, MedusaOptions(weights=str(path), tree="published"))
+    assert medusa.depth == 3
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(UserError, match="cannot read weights"):
+        Medusa.load(target, MedusaOptions(weights=str(path)))
+
+
+def test_no_weights_for_a_model_says_what_to_do() -> None:
+    with pytest.raises(UserError, match="--set medusa.weights="):
+        Medusa.load(Target(tiny_model("llama")), MedusaOptions())
+
+
+def test_the_published_tree_has_63_nodes_and_depth_4() -> None:
+    tree = tree_of(PUBLISHED)
+    assert (len(tree.shape.parents), tree.shape.depth, tree.width) == (64, 4, 10)
+
+
+def test_best_tree_is_greedy_by_product_of_accuracies() -> None:
+    tree = best_tree([[0.6, 0.2, 0.1], [0.5, 0.3, 0.01]], 5)
+    assert tree == [(0,), (0, 0), (1,), (0, 1), (2,)] or set(tree) == {(0,), (0, 0), (1,), (0, 1), (1, 0)}
+    assert best_tree([[0.6, 0.2], [0.5, 0.4]], 4) == [(0,), (0, 0), (0, 1), (1,)]
+
+
+def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    torch.save(layout(heads=2), tmp_path / "heads.pt")
+    tree = tmp_path / "tree.json"
+    tree.write_text("[[0], [0, 0], [0, 0, 0]]")
+    with pytest.raises(UserError, match="3 deep, there are 2 heads"):
+        Medusa.load(target, MedusaOptions(weights=str(tmp_path / "heads.pt"), tree=str(tree)))
+    tree.write_text("[[0, 1]]")
+    with pytest.raises(UserError, match="no parent"):
+        tree_of(read_tree(tree))
+    with pytest.raises(UserError, match="cannot read Medusa tree"):
+        read_tree(tmp_path / "none.json")

@@ -1,0 +1,179 @@
+"""Speculative Streaming's own laws: the main stream untouched, training equal to decoding, pruning harmless."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench_ss.decoder import State
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
+from specbench_ss.methods.ss.streams import StreamConfig, Streams, stream_visibility
+from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.training import Anchors, base_states
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.tree import DraftTree, visibility
+from tests.methods.decoders import TWO_LAYERS, randomise, streaming
+from tests.tiny import ARCHITECTURES, tiny_model
+
+# a sliding window is folded into decoding's masks only; training on windowed models is not claimed
+TRAINABLE = [a for a in ARCHITECTURES if a != "mistral-window"]
+
+
+def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> State:
+    target = decoder.target
+    state = State(ids, len(ids), torch.tensor([0]), target.new_cache(200), Sampling())
+    decoder.prefill(state, torch.tensor([ids]))
+    return state
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@torch.inference_mode()
+def test_main_logits_are_the_bases(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    decoder = streaming(target, TWO_LAYERS, SSOptions(k=2, prune="off"))
+    ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    state = prefilled(decoder, ids)
+    tree = DraftTree.of(torch.tensor([3, 4, 5, 6, 7]), [-1, 0, 0, 1, 3])
+    out = decoder.forward(state, tree)
+    cache = target.new_cache(200)
+    target.prefill(torch.tensor([ids]), cache)
+    torch.testing.assert_close(out.logits, target.forward_tree(tree, cache).logits, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", TRAINABLE)
+def test_training_sees_the_streams_that_decoding_uses(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    trainee = StreamsTrainee(target, TWO_LAYERS)
+    randomise(trainee.module, 2)
+    decoder = SpeculativeStreaming(target, SSOptions(), trainee.module, {})
+    ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    states = base_states(target, torch.tensor([ids]), trainee.taps, trainee.kv_from)
+    with torch.no_grad():
+        trained = trainee.stream_logits(states, torch.tensor([[3, 9, 6]]))
+    for column, at in enumerate((3, 9, 6)):
+        with torch.inference_mode():
+            prefilled(decoder, ids[: at + 1])
+            decoded = target.logits(decoder.next_streams)
+        torch.testing.assert_close(trained[0, column], decoded, atol=2e-5, rtol=1e-4)
+
+
+def test_segments_change_neither_loss_nor_gradients() -> None:
+    target = Target(tiny_model("llama"))
+    torch.manual_seed(0)
+    ids = torch.randint(3, 61, (2, 30))
+    at = torch.stack([torch.randperm(26)[:12] for _ in range(2)])
+    labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(4)], -1)
+    found = []
+    for segment in (12, 5, 1):
+        trainee = StreamsTrainee(target, TWO_LAYERS, segment=segment)
+        randomise(trainee.module, 3)
+        loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), Anchors(at, labels))
+        loss.backward()
+        found.append((loss.detach(), trainee.module.down.grad, trainee.module.embedding.grad))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_training_learns_and_leaves_the_base_alone() -> None:
+    target = Target(tiny_model("llama"))
+    before = {k: v.clone() for k, v in target.model.state_dict().items()}
+    trainee = StreamsTrainee(target, StreamConfig(gamma=2, n_msa_layers=2, adapter_rank=16))
+    ids = torch.arange(40)[None] % 20 + 5
+    at = torch.arange(5, 30)[None]
+    anchors = Anchors(at, torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1))
+    states = base_states(target, ids, trainee.taps, trainee.kv_from)
+    optimizer = torch.optim.AdamW(trainee.module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(60):
+        loss, _ = trainee.loss(states, anchors)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(torch.equal(v, target.model.state_dict()[k]) for k, v in before.items())
+
+
+def test_keeping_all_nodes_equals_no_pruning() -> None:
+    target = Target(tiny_model("llama"))
+    runs = [
+        generate(streaming(target, TWO_LAYERS, options), [5, 6, 7], Limits(30), Sampling(0.8, seed=5))
+        for options in (SSOptions(k=2, prune="off"), SSOptions(k=2, n_keep=15), SSOptions(k=2, n_keep=99))
+    ]
+    assert runs[0].tokens == runs[1].tokens == runs[2].tokens
+    assert [s.accepted for s in runs[0].steps] == [s.accepted for s in runs[1].steps]
+
+
+def test_tree_sizes_are_the_papers() -> None:
+    cpu = torch.device("cpu")
+    assert len(full_tree(4, 3, cpu).shape.parents) == 121
+    assert len(full_tree(3, 4, cpu).shape.parents) == 1 + 4 + 16 + 64
+    assert full_tree(4, 1, cpu).shape.parents == (-1, 0, 1, 2, 3)
+
+
+def test_best_nodes_are_the_most_probable_and_ancestor_closed() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 50)
+    logits[1, 7] = 60.0  # a transition of probability one: child and parent tie
+    root = torch.tensor([9])
+    full, best = draft_tree(root, logits, 3, 0), draft_tree(root, logits, 3, 6)
+    log_p = logits.log_softmax(-1)
+
+    def joints(tree: DraftTree) -> list[float]:
+        return [
+            sum(float(log_p[tree.shape.depths[i] - 1, tree.tokens[i]]) for i in path[1:])
+            for path in tree.shape.paths()[1:]
+        ]
+
+    assert sorted(joints(best)) == pytest.approx(sorted(joints(full))[-6:], abs=1e-4)
+
+
+def test_pruning_keeps_the_best_by_path_probability() -> None:
+    tree = DraftTree.of(torch.tensor([0, 1, 2, 3, 1]), [-1, 0, 0, 1, 2])
+    visible, _ = visibility(tree.shape, torch.device("cpu"))
+    p = torch.tensor([[0.05, 0.7, 0.2, 0.05], [0.1, 0.2, 0.2, 0.5], [0.01, 0.97, 0.01, 0.01], [0.25] * 4, [0.25] * 4])
+    exits = p.log()
+    # path probabilities: node 1 0.7, node 2 0.2, node 3 0.35, node 4 0.194
+    assert prune(tree, exits, visible, 5, 0.0) == [0, 1, 2, 3, 4]
+    assert prune(tree, exits, visible, 4, 0.0) == [0, 1, 2, 3]
+    assert prune(tree, exits, visible, 3, 0.0) == [0, 1, 3]
+    assert prune(tree, exits, visible, 1, 0.0) == [0]
+    assert prune(tree, exits, visible, 5, 0.3) == [0, 1, 3]  # node 2 goes with its whole subtree
+
+
+def test_visibility_of_streams() -> None:
+    see = stream_visibility(torch.tensor([[True, False], [True, True]]), 2)
+    assert see.int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 0, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 0, 1, 1],
+    ]
+
+
+def test_extra_parameters_are_the_papers() -> None:
+    """gamma*h + 2*R_s*h*N_s + 2*theta*h: 344,064 for Llama-7B."""
+    streams = Streams(StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=8, prune_rank=8), 4096)
+    assert sum(p.numel() for p in streams.parameters()) == 344_064
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        (dict(gamma=0), {}, "gamma"),
+        (dict(n_msa_layers=9), {}, "9 MSA layers"),
+        ({}, dict(gamma=5), "as trained"),
+        ({}, dict(k=-1), "at least 1"),
+        (dict(n_msa_layers=3, prune_layer=2), {}, "pruning layer"),
+    ],
+)
+def test_bad_shapes_are_one_clear_line(config: dict[str, int], options: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        streaming(Target(tiny_model("llama")), StreamConfig(**config), SSOptions(**options))  # type: ignore[arg-type]
