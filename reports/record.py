@@ -9,6 +9,7 @@ from typing import Any
 from specbench_ss.options import value_text
 from specbench_ss.reports.view import Fact
 from specbench_ss.rows import Run
+from specbench_ss.words import parameters
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
@@ -16,7 +17,7 @@ def chips(run: Run) -> list[tuple[str, str]]:
     model, suite = run.manifest["model"], run.manifest["suite"]
     environment = run.manifest["environment"]
     return [
-        ("Model", f"{model['name']}, {size(model['parameters'])}"),
+        ("Model", f"{model['name']}, {parameters(model['parameters'])}"),
         ("Suite", f"{suite['name']}, {suite['edition']} edition, {suite['prompts']} prompts"),
         ("Decoding", decoding(run.manifest["config"])),
         ("On", f"{machine(environment, model['device'])}, {model['dtype']}"),
@@ -34,7 +35,7 @@ def facts(run: Run) -> list[Fact]:
         Fact(
             "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"
         ),
-        Fact("Model", f"{model['name']}, {size(model['parameters'])}, context {model['context_length']:,}"),
+        Fact("Model", f"{model['name']}, {parameters(model['parameters'])}, context {model['context_length']:,}"),
         Fact("Model hash", model["hash"], code=True),
         Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
         Fact(
@@ -58,11 +59,6 @@ def facts(run: Run) -> list[Fact]:
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
     return [fact for fact in known if fact.value]
-
-
-def size(parameters: int) -> str:
-    """'12.3 M parameters'."""
-    return f"{parameters / 1e9:.1f} B parameters" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M parameters"
 
 
 def decoding(config: Mapping[str, Any]) -> str:

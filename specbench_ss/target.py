@@ -155,22 +155,19 @@ class Target:
     def windowed(self, mask: Tensor | None, window: int | None, q: int, cache: AnyCache, layer: int) -> Tensor | None:
         """The mask with a sliding window folded in, where a layer has one and it matters.
 
-        Rows are in order of position in the cache, so a row's distance is measured on the prefix: a node at depth d
-        after a prefix of P rows sees prefix rows >= P + d - window + 1. Within a tree (depth < window) nothing changes.
+        A row sees the prefix and its ancestors, so its place after the prefix is the number of new rows it sees,
+        minus one; a key `window` or more places back is hidden. mask [1, 1, q, past + q], square over the new rows.
         """
         if window is None or cache is None:
             return mask
         past = cache.get_seq_length(layer)
         if past + q <= window:
             return mask
-        if mask is None and q == 1:
-            mask = torch.zeros(1, 1, 1, past + 1, device=self.device, dtype=self.dtype)
         if mask is None:
             mask = self.causal_mask(q, past)
-        see = (mask[..., past:] == 0).sum(-1, keepdim=True)  # nodes seen in the new block = depth + 1
-        index = torch.arange(mask.shape[-1], device=mask.device)
-        hide = (index < past + see - window) & (index < past)
-        return mask.masked_fill(hide, torch.finfo(self.dtype).min)
+        places = (mask[0, 0, :, past:] == 0).sum(-1) - 1 + past  # [q]
+        keys = torch.cat((torch.arange(past, device=mask.device), places))  # [past + q]
+        return mask.masked_fill(places[:, None] - keys >= window, torch.finfo(self.dtype).min)
 
     def logits(self, x: Tensor) -> Tensor:
         """LM head over final, normed states [.., h] -> [.., V]."""

@@ -33,6 +33,14 @@ def interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
     return between.join(number(bound, digits).replace("-", "−") for bound in bounds)
 
 
+def parameters(count: int) -> str:
+    """'12.3 M parameters'."""
+    for unit, scale in (("B", 1e9), ("M", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit} parameters"
+    return f"{count:,} parameters"
+
+
 def title(name: str) -> str:
     """'math_reasoning' -> 'math reasoning'."""
     return name.replace("_", " ")

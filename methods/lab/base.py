@@ -38,7 +38,7 @@ class BaseSize:
 
 SIZES = {
     "s": BaseSize(),
-    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=6_000_000),
+    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=8_000_000),
     "m": BaseSize(hidden=768, layers=12, heads=12, kv_heads=4, ffn=2048, tokens=200_000_000, rows_per_step=64, lr=1.5e-3),
 }
 
@@ -92,14 +92,15 @@ class BaseTrainer:
     """Trains a base on packed rows; resumable from its checkpoint at any step."""
 
     def __init__(
-        self, model: Any, size: BaseSize, rows: NDArray[np.int32], special: dict[str, int], device: str, folder: Path
-    ) -> None:
+        self, model: Any, size: BaseSize, rows: NDArray[np.int32], special: dict[str, int], device: str, folder: Path,
+        compile_it: bool = False,
+    ) -> None:  # fmt: skip
         self.model = model.to(device)
         self.size, self.rows, self.special, self.device, self.folder = size, rows, special, device, folder
         self.total = len(rows) // size.rows_per_step
         self.optimizers = optimizers(self.model, size.lr)
         self.step = 0
-        self.compiled = torch.compile(self._loss)
+        self.compiled = torch.compile(self._loss) if compile_it else self._loss
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
 

@@ -7,6 +7,7 @@ from its checkpoint.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -33,8 +34,8 @@ from specbench_ss.target import Target
 
 Log = Callable[[str], None]
 
-DRAFTER_TALKS = {"s": 30_000, "m": 200_000}
-CALIBRATION_TALKS = 1_000
+DRAFTER_TALKS = {"s": 20_000, "m": 200_000}
+CALIBRATION_TALKS = 768
 CALIBRATION_BATCHES = 12
 DRAFTER_STEPS = 1_000
 LAB_STREAMS = {"s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=64), "m": StreamConfig(adapter_rank=32)}
@@ -54,6 +55,15 @@ class Workshop:
     seed: int
     scale: float
     log: Log
+
+    def scaled(self, count: int, least: int) -> int:
+        """A count of examples or steps under the budget."""
+        return max(least, int(count * self.scale))
+
+    @property
+    def compile(self) -> bool:
+        """Whether compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
+        return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
 
     def folder(self, stage: str) -> Path:
         """The work folder of a stage."""
@@ -97,7 +107,7 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
 
 def stage_tokenizer(shop: Workshop) -> None:
     """BPE from a sample of the training text."""
-    texts = [render(e).replace("<|", "\n<|") for e in islice(conversations("train", shop.seed), 24_000)]
+    texts = [render(e).replace("<|", "\n<|") for e in islice(conversations("train", shop.seed), shop.scaled(24_000, 4_000))]
     for marker in ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>"):
         texts = [t.replace(marker, "") for t in texts]
     tokenizer = train_tokenizer(texts, shop.base_size(shop.size).vocab)
@@ -131,7 +141,7 @@ def _train_base(shop: Workshop, name: str, stage: str, seed: int) -> None:
     size = shop.base_size(name)
     rows = training_rows(shop, name, seed)
     model = base_stage.new_model(size, special, shop.seed)
-    trainer = base_stage.BaseTrainer(model, size, rows, special, shop.device, shop.folder(stage))
+    trainer = base_stage.BaseTrainer(model, size, rows, special, shop.device, shop.folder(stage), shop.compile)
     trainer.train(shop.log)
     save_model(model, tokenizer, shop.folder(stage) / "model")
 
@@ -160,7 +170,7 @@ def stage_answers(shop: Workshop) -> None:
             continue
         docs: list[NDArray[np.int32]] = []
         examples = conversations(split, shop.seed + 2)
-        for batch in own_conversations(target.model, tokenizer, examples, max(256, int(count * shop.scale))):
+        for batch in own_conversations(target.model, tokenizer, examples, shop.scaled(count, 64)):
             docs += batch
             shop.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
         rows = pack(docs, shop.base_size(shop.size).row_length, special_ids(tokenizer)["pad"])
@@ -176,7 +186,7 @@ def _together(shop: Workshop, target: Target, trainees: list[Trainee], split: st
         rows,
         lambda row: completion_mask(row, special["assistant"], special["eos"]),
         special["eos"],
-        Budget(max(20, int(steps * shop.scale))),
+        Budget(shop.scaled(steps, 2)),
         shop.folder(f"drafters-{split}"),
         shop.seed + 3,
     )
@@ -192,7 +202,7 @@ def stage_drafters(shop: Workshop) -> None:
     trainer.train(shop.log)
     steps = trainer.budget.steps
     calibration = _together(shop, target, [medusa, streams], "calibration", steps)
-    accuracies = mean_accuracies(calibration, medusa, CALIBRATION_BATCHES)
+    accuracies = mean_accuracies(calibration, medusa, shop.scaled(CALIBRATION_BATCHES, 1))
     base = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": steps}}
     heads = {**base, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
     write_checkpoint(shop.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
@@ -207,8 +217,6 @@ def stage_draft(shop: Workshop) -> None:
 
 def stage_export(shop: Workshop) -> None:
     """Everything that is shipped, into one folder: base, draft and a folder a drafter."""
-    import shutil
-
     out = shop.folder("export")
     for name, source in (("base", "base/model"), ("draft", "draft/model"), ("medusa", "medusa"), ("ss", "ss")):
         shutil.copytree(shop.out / source, out / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("done.json"))
@@ -221,11 +229,11 @@ def stage_cards(shop: Workshop) -> None:
     out = shop.out / "export"
     target = load_target(str(out / "base"), dtype="float32", device=shop.device)
     special = special_ids(target.tokenizer)
-    loss = cards.held_out_loss(target.model, target.tokenizer, special)
+    loss = cards.held_out_loss(target.model, target.tokenizer, special, shop.scaled(400, 8))
     shop.log(f"cards: held-out loss {loss:.4f}")
-    scores = cards.task_scores(target)
+    scores = cards.task_scores(target, shop.scaled(60, 1))
     shop.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
-    taus = cards.taus(target)
+    taus = cards.taus(target, shop.scaled(3, 1))
     shop.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
     cards.write_cards(out, target, cards.Measured(loss, scores, taus))
 

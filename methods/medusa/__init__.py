@@ -45,6 +45,8 @@ class Medusa(Decoder):
         deepest = max(tree.heads) + 1
         if deepest > heads.count:
             raise UserError(f"medusa: the tree is {deepest} deep, there are {heads.count} heads")
+        if tree.width > target.vocab_size:
+            raise UserError(f"medusa: the tree wants {tree.width} candidates of a vocabulary of {target.vocab_size}")
         self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
         self.tree, self.depth = tree, deepest
         flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]

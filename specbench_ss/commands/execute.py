@@ -13,6 +13,7 @@ from specbench_ss.commands.report import open_in_browser, write_report
 from specbench_ss.config import RunConfig, RunTarget
 from specbench_ss.options import options_text
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
+from specbench_ss.words import parameters
 
 if TYPE_CHECKING:
     from specbench_ss.target import Target
@@ -94,8 +95,7 @@ def _decoding(config: RunConfig, data: SuiteData) -> str:
 
 def _title(config: RunConfig, target: Target, data: SuiteData) -> str:
     dtype = str(target.dtype).removeprefix("torch.")
-    size = target.parameter_count / 1e6
     return (
-        f"[bold]{target.name}[/] ({size:,.0f} M parameters, {dtype}, {target.device}) on "
+        f"[bold]{target.name}[/] ({parameters(target.parameter_count)}, {dtype}, {target.device}) on "
         f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {_decoding(config, data)}"
     )

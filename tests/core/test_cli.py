@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from specbench_ss.cli import main
 from specbench_ss.commands import execute
 from specbench_ss.commands.request import default_out, method_specs
 from specbench_ss.config import RunConfig, RunTarget
 from specbench_ss.errors import UserError
+from specbench_ss.progress import Progress
+from specbench_ss.rundir import read_run
 
+MakeRun = Callable[..., Path]
 Asked = list[tuple[RunConfig, RunTarget]]
 
 
@@ -148,6 +154,43 @@ def test_interrupt_says_how_to_resume(
 def test_default_out_has_only_plain_characters() -> None:
     config = RunConfig(methods=(), model="some org/Model: 7B", suite="apps")
     assert default_out(config, datetime(2026, 1, 2, 3, 4, 5)) == Path("runs/20260102-030405-Model-7B-apps")
+
+
+def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    out = make_run(failing=("medusa",), verdict="near-tie", questions=4)
+    execute.tell(out, open_report=False)
+    told = capsys.readouterr().out
+    assert [told.index(word) for word in ("By task", "math reasoning", "Overall")] == sorted(
+        told.index(word) for word in ("By task", "math reasoning", "Overall")
+    )
+    for words in (
+        "1.00×",
+        "16 near-ties of 16",
+        "12 (4 failed)",
+        "! medusa: failed: 4 samples",
+        "≈ not distinguishable",
+    ):
+        assert words in told
+    assert f"report: {out / 'report.html'}" in told
+    assert (out / "report.html").stat().st_size > 1_000_000
+
+
+def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
+    rows = read_run(make_run(failing=("ss",))).rows
+    console = Console(file=StringIO(), force_terminal=False, width=100)
+    with Progress(["ar", "ss", "medusa"], console) as progress:
+        progress.on_start(len(rows))
+        for row in rows:
+            progress.on_sample_start(row.method, row.question_id)
+            progress.on_tokens(row.tokens or 0)
+            progress.on_sample(row)
+        progress.on_warning("the [fan] is loud")
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert f"{len(rows)} of {len(rows)} samples" in lines and len(lines) < 15
+    assert "warning: the [fan] is loud" in lines
+    samples, rate, tau = progress.tallies["ss"].cells()
+    assert samples == "24 (4 failed)" and float(rate) > 0 and float(tau) > 1
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

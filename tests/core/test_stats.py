@@ -128,6 +128,16 @@ def test_repeats_are_averaged_and_turns_kept_together() -> None:
     assert (row.speedup_interval, row.verdict) == (None, "not distinguishable")  # one question says nothing of others
 
 
+def test_a_prompt_with_a_failed_repeat_weighs_as_much_as_the_others() -> None:
+    quick, slow = [step(0.01)] * 4, [step(0.03)] * 4
+    a = [("a", m, quick, 1e-9, None, 0, r) for r in (0, 1) for m in ("ar", "m")]
+    b = [
+        ("b", m, made, 1e-9, None, 0, r)
+        for m, r, made in (("ar", 0, slow), ("m", 0, quick), ("ar", 1, None), ("m", 1, quick))
+    ]
+    assert overall(make([*a, *b])).speedup == pytest.approx((0.04 + 0.12) / 0.08)
+
+
 def test_quality_is_compared_in_pairs() -> None:
     s = [step(0.01)] * 3
     rng = RNG(1)

@@ -28,7 +28,8 @@ def medusa(target: Target, heads: int = 3, own_unembed: bool = True) -> Medusa:
     """Random heads on the published tree, as deep as there are heads."""
     module = MedusaHeads(heads, 1, target.hidden_size, target.vocab_size, own_unembed)
     randomise(module, 1)
-    return Medusa(target, MedusaOptions(), module, tree_of([c for c in PUBLISHED if len(c) <= heads]))
+    choices = [c for c in PUBLISHED if len(c) <= heads and max(c) < target.vocab_size]
+    return Medusa(target, MedusaOptions(), module, tree_of(choices))
 
 
 def streaming(target: Target, config: StreamConfig, options: SSOptions) -> SpeculativeStreaming:

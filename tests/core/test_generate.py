@@ -1,0 +1,144 @@
+"""The loop: every token counted once, stops honoured to the token, the cache what a fresh prefill would hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Output, Target
+from specbench_ss.tree import DraftTree
+from specbench_ss.verify import Verdict
+from tests.tiny import ARCHITECTURES, tiny_model
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+
+
+class Oracle(Decoder):
+    """Drafts the right answer, with wrong siblings around it: blocks of up to four tokens are accepted."""
+
+    name, summary = "oracle", "knows the answer"
+
+    def __init__(self, target: Target, answer: list[int]) -> None:
+        super().__init__(target)
+        self.answer = answer
+        self.caches: list[tuple[list[int], torch.Tensor]] = []
+
+    def propose(self, state: State) -> DraftTree:
+        n = len(state.ids)
+        tokens, parents, right = [int(state.root)], [-1], 0
+        for token in self.answer[n : n + 3]:
+            tokens += [(token + 1) % 61, token, (token + 2) % 61]
+            parents += [right] * 3
+            right = len(tokens) - 2
+        return DraftTree.of(torch.tensor(tokens), parents)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        layers = [
+            torch.stack((k[:, :, :n], v[:, :, :n]))
+            for k, v, n in zip(state.cache.keys, state.cache.values, state.cache.lengths, strict=True)
+            if k is not None and v is not None
+        ]
+        self.caches.append((list(state.ids), torch.stack(layers).clone()))
+
+
+def oracle(target: Target, tokens: int = 40) -> Oracle:
+    return Oracle(target, PROMPT + generate(Autoregressive(target), PROMPT, Limits(tokens), Sampling()).tokens)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_the_cache_after_every_step_is_that_of_a_fresh_prefill(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    decoder = oracle(target)
+    result = generate(decoder, PROMPT, Limits(30), Sampling())
+    assert max(s.accepted for s in result.steps) == 3
+    with torch.inference_mode():
+        for ids, held in decoder.caches:
+            fresh = target.new_cache(200)
+            target.prefill(torch.tensor([ids[:-1]]), fresh)
+            n = len(ids) - 1
+            expected = torch.stack([torch.stack((k[:, :, :n], v[:, :, :n])) for k, v in zip(fresh.keys, fresh.values, strict=True)])  # type: ignore[index]
+            torch.testing.assert_close(held, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model("qwen3", seed=3))
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_max_new_tokens_is_exact_and_what_is_cut_is_overshoot(target: Target, limit: int) -> None:
+    decoder = oracle(target)
+    result = generate(decoder, PROMPT, Limits(limit), Sampling())
+    assert result.tokens == decoder.answer[len(PROMPT) : len(PROMPT) + limit]
+    assert result.finish == "length"
+    assert len(result.tokens) == result.prefill_tokens + sum(s.tokens for s in result.steps)
+    made = 1 + sum(s.accepted + 1 for s in result.steps)
+    assert result.overshoot == made - limit
+
+
+@pytest.mark.parametrize("at", range(0, 10))
+def test_an_end_token_inside_a_block_ends_the_answer_there(target: Target, at: int) -> None:
+    decoder = oracle(target)
+    answer = decoder.answer[len(PROMPT) :]
+    end = answer[at]
+    result = generate(decoder, PROMPT, Limits(40, frozenset({end})), Sampling())
+    assert result.finish == "eos"
+    assert result.tokens == answer[: answer.index(end) + 1]
+
+
+class Letters:
+    """A tokenizer of one character a token."""
+
+    eos_token_id = None
+    chat_template = None
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(ord("0") + i) for i in ids)
+
+
+def test_a_stop_string_ends_the_answer_with_the_token_that_completes_it() -> None:
+    target = Target(tiny_model("qwen3", seed=3), Letters())
+    decoder = oracle(target)
+    answer = decoder.answer[len(PROMPT) :]
+    stop = target.decode_text(answer[4:7])
+    result = generate(decoder, PROMPT, Limits(40, stop_strings=(stop,)), Sampling())
+    text = target.decode_text(answer)
+    assert result.finish == "stop"
+    assert target.decode_text(result.tokens) == text[: text.index(stop) + len(stop)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+@pytest.mark.parametrize("length", [1, 2, 120, 126, 127])
+def test_the_end_of_the_context(kind: str, length: int) -> None:
+    target = Target(tiny_model(kind))  # context of 128
+    prompt = [3 + i % 50 for i in range(length)]
+    reference = generate(Autoregressive(target), prompt, Limits(1000), Sampling())
+    decoder = Oracle(target, prompt + reference.tokens + [1, 1, 1])
+    result = generate(decoder, prompt, Limits(1000), Sampling())
+    assert result.tokens == reference.tokens
+    assert (result.finish, len(prompt) + len(result.tokens)) == ("context", 128)
+
+
+def test_a_prompt_that_does_not_fit_is_one_line(target: Target) -> None:
+    with pytest.raises(UserError, match="128 tokens, the context of"):
+        generate(Autoregressive(target), [3] * 128, Limits(5), Sampling())
+    with pytest.raises(UserError, match="empty"):
+        generate(Autoregressive(target), [], Limits(5), Sampling())
+
+
+def test_parts_of_a_step_sum_to_the_whole(target: Target) -> None:
+    for step in generate(oracle(target), PROMPT, Limits(30), Sampling()).steps:
+        assert step.draft_s + step.verify_s + step.accept_s + step.host_s == pytest.approx(step.total_s, rel=1e-6)
+
+
+def test_same_seed_same_tokens_other_seed_others(target: Target) -> None:
+    def tokens(seed: int) -> list[int]:
+        return generate(Autoregressive(target), PROMPT, Limits(20), Sampling(1.5, seed=seed)).tokens
+
+    assert tokens(1) == tokens(1)
+    assert len({tuple(tokens(s)) for s in range(5)}) > 1

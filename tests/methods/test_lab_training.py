@@ -1,0 +1,130 @@
+"""The lab trains from nothing: every stage in small, resumable, and what comes out loads and decodes losslessly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.lab.base import SIZES, BaseTrainer, new_model, trapezoid
+from specbench_ss.methods.lab.pipeline import STAGES, train
+from specbench_ss.methods.lab.text import completion_mask, pack
+from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.training import pick_anchors
+from specbench_ss.models import load_target
+from specbench_ss.sampling import Sampling
+
+SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
+
+
+def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
+    said: list[str] = []
+    train(tmp_path, device="cpu", budget_scale=0.001, log=said.append)
+    target = load_target(str(tmp_path / "export" / "base"), dtype="float32", device="cpu")
+    assert target.is_lab
+    prompt = target.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
+    reference = generate(Autoregressive(target), prompt, Limits(20), Sampling()).tokens
+    for decoder in (Medusa.load(target, MedusaOptions()), SpeculativeStreaming.load(target, SSOptions())):
+        assert generate(decoder, prompt, Limits(20), Sampling()).tokens == reference
+    cards = [tmp_path / "export" / name / "README.md" for name in ("base", "draft", "medusa", "ss")]
+    assert all(card.stat().st_size for card in cards)
+    said.clear()
+    train(tmp_path, device="cpu", budget_scale=0.001, log=said.append)
+    assert said == [f"{stage}: done before" for stage in STAGES]
+
+
+def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
+    from tests.methods.decoders import streaming
+    from tests.tiny import tiny_model
+
+    from specbench_ss.methods.checkpoint import write_checkpoint
+    from specbench_ss.methods.ss.streams import StreamConfig, Streams
+    from specbench_ss.models import hash_weights
+    from specbench_ss.target import Target
+
+    assert streaming  # the same shapes as everywhere
+    target = Target(tiny_model("llama"))
+    target.weights_hash = hash_weights(target.model)
+    config = StreamConfig(gamma=2, n_msa_layers=2)
+    about = {"base_hash": target.weights_hash, "base_dtype": "torch.float32", "streams": config.as_dict()}
+    write_checkpoint(tmp_path, Streams(config, 32), about)
+    options = SSOptions(weights=str(tmp_path))
+    SpeculativeStreaming.load(target, options)
+    other = Target(tiny_model("llama", seed=1))
+    other.weights_hash = hash_weights(other.model)
+    with pytest.raises(UserError, match="trained for another base"):
+        SpeculativeStreaming.load(other, options)
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="cannot read weights"):
+        SpeculativeStreaming.load(target, options)
+
+
+def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    size = replace(SIZES["draft"], hidden=32, ffn=32, vocab=64, rows_per_step=2, row_length=16)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(5, 64, (12, 16)).astype(np.int32)
+    rows[:, 3], rows[:, -1] = 4, 2
+
+    def trainer(folder: str) -> BaseTrainer:
+        return BaseTrainer(new_model(size, SPECIAL, 0), size, rows, SPECIAL, "cpu", tmp_path / folder)
+
+    whole = trainer("whole")
+    whole.train(lambda _: None, save_every=2)
+    cut = trainer("cut")
+    for _ in range(3):  # killed one step after the checkpoint at step 2
+        cut._update()
+        if cut.step == 2:
+            cut._save()
+    again = trainer("cut")
+    assert again.step == 2
+    again.train(lambda _: None, save_every=2)
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_unknown_stage_and_size_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown stage 'bass'"):
+        train(tmp_path, stages=("bass",))
+    with pytest.raises(UserError, match="unknown size"):
+        train(tmp_path, size="xl")
+    with pytest.raises(UserError, match="run stage 'tokenizer' first"):
+        train(tmp_path, stages=("base",), device="cpu")
+
+
+def test_packing_loses_no_conversation_and_splits_none() -> None:
+    rng = np.random.default_rng(1)
+    docs = [np.r_[1, rng.integers(5, 60, rng.integers(1, 14)), 2].astype(np.int32) for _ in range(200)]
+    rows = pack(docs, 16, 0)
+    found = sorted(tuple(doc) for row in rows for doc in np.split(row, np.flatnonzero(row == 1)) if doc.size)
+    assert [tuple(x for x in doc if x) for doc in found] == sorted(tuple(d.tolist()) for d in docs)
+
+
+def test_answers_are_masked_from_after_the_marker_to_the_end_token() -> None:
+    row = np.array([1, 3, 9, 4, 7, 8, 2, 3, 9, 4, 6, 2, 1, 3, 4, 5, 0])
+    assert completion_mask(row, 4, 2).astype(int).tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1]
+
+
+def test_anchor_labels_stay_inside_one_answer() -> None:
+    row = np.array([[1, 3, 9, 4, 7, 8, 2, 1, 3, 4, 6, 5, 7, 2]])
+    answer = np.stack([completion_mask(r, 4, 2) for r in row])
+    anchors = pick_anchors(row.astype(np.int64), answer, 2, 20, 3, np.random.default_rng(0))
+    labels = {
+        int(t): anchors.labels[0, i].tolist()
+        for i, t in enumerate(anchors.at[0])
+        if anchors.labels[0, i, 0] != -100
+    }
+    assert labels == {
+        3: [7, 8, 2, -100], 4: [8, 2, -100, -100], 9: [6, 5, 7, 2], 10: [5, 7, 2, -100], 11: [7, 2, -100, -100],
+    }  # fmt: skip
+
+
+def test_the_schedule_rises_holds_and_falls() -> None:
+    factors = [trapezoid(s, 400, warmup=10) for s in range(400)]
+    assert factors[0] == 0.1 and factors[9] == factors[200] == 1.0 and 0 < factors[-1] < 0.02

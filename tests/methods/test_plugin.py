@@ -1,0 +1,51 @@
+"""A third-party method: installed as a package, found by its entry point, held to the same laws as ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from tests.tiny import ARCHITECTURES, tiny_model
+
+PACKAGE = Path(__file__).parents[1] / "plugin_pkg"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the plugin installed."""
+    folder = tmp_path_factory.mktemp("plugin")
+    source = shutil.copytree(PACKAGE, folder / "source")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--target", str(folder / "site"), str(source)], check=True, timeout=120)
+    return folder / "site"
+
+
+def test_an_installed_plugin_is_listed_with_its_options(site: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    code = "from specbench_ss.cli import main; main()"
+    out = subprocess.run(
+        [sys.executable, "-c", code, "methods"], env=env, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "copycat" in out.stdout
+    assert "ngram" in out.stdout
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_the_plugin_is_lossless_and_accepts(site: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    from ssbench_copycat import Copycat  # type: ignore[import-not-found]
+
+    target = Target(tiny_model(kind))
+    prompt = [5, 6, 7, 5, 6, 7, 8, 5, 6]
+    copied = generate(Copycat(target), prompt, Limits(60), Sampling())
+    assert copied.tokens == generate(Autoregressive(target), prompt, Limits(60), Sampling()).tokens
+    assert copied.tokens_per_step is not None and copied.tokens_per_step > 1
