@@ -62,7 +62,9 @@ def main() -> None:
             step_s += sum(s.total_s for s in result.steps)
             del i
     print(f"device {target.device}, {torch.get_num_threads()} threads, {len(prompts)} prompts, {same} of equal length")
-    print(f"tokens/s, ours over transformers': {theirs_s / ours_s:.2f} (median of pairs {statistics.median(ratios):.2f})")
+    print(
+        f"tokens/s, ours over transformers': {theirs_s / ours_s:.2f} (median of pairs {statistics.median(ratios):.2f})"
+    )
     print(f"harness's share of a step (outside the target's forward): {100 * (1 - forward_s / step_s):.1f} %")
 
 

@@ -84,6 +84,6 @@ def drafter_folder(given: str, companion: Path | None, method: str, target: Targ
 def check_base(config: dict[str, Any], target: Target, what: str) -> None:
     """Raise UserError where the drafter was trained for another base (its config carries the base's hash)."""
     trained_for = config.get("base_hash")
-    if trained_for and target.weights_hash and trained_for != target.weights_hash:
-        if config.get("base_dtype") in (None, str(target.dtype)):
-            raise UserError(f"{what} was trained for another base (hash {trained_for}, this one is {target.weights_hash})")
+    comparable = config.get("base_dtype") in (None, str(target.dtype))  # rounding changes the hash
+    if comparable and trained_for and target.weights_hash and trained_for != target.weights_hash:
+        raise UserError(f"{what} was trained for another base (hash {trained_for}, this one is {target.weights_hash})")

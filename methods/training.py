@@ -70,7 +70,9 @@ def base_states(target: Target, ids: Tensor, taps: Sequence[int], kv_from: int |
     positions = torch.arange(t, device=ids.device)[None]
     cache = target.new_cache(t)
     tapped: dict[int, Tensor] = {}
-    x = target.run(target.embed(ids, positions), 0, target.n_layers, cache, None, target.rotary(positions, t), taps, tapped)
+    x = target.run(
+        target.embed(ids, positions), 0, target.n_layers, cache, None, target.rotary(positions, t), taps, tapped
+    )
     kv: dict[int, tuple[Tensor, Tensor]] = {}
     for layer in range(target.n_layers if kv_from is None else kv_from, target.n_layers):
         keys, values = cache.keys[layer], cache.values[layer]
@@ -82,7 +84,7 @@ def base_states(target: Target, ids: Tensor, taps: Sequence[int], kv_from: int |
 def pick_anchors(
     ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, count: int, ahead: int, rng: np.random.Generator
 ) -> Anchors:
-    """Up to `count` random anchors a row: x_{t+1} and x_{t+2} belong to one answer. answer [B, T]: part of an answer."""
+    """Up to `count` random anchors a row: x_{t+1} and x_{t+2} belong to one answer. answer [B, T] marks answers."""
     b, t = ids.shape
     # reach[j]: x_{t+1..t+1+j} all lie in the answer, none but the last is its end
     going = np.zeros((ahead + 1, b, t), bool)
@@ -107,7 +109,7 @@ def pick_anchors(
 
 
 def head_loss(logits: Tensor, labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """logits [.., ahead, V], labels [.., ahead] -> (sum over positions of weighted mean cross-entropy, right [ahead])."""
+    """logits [.., ahead, V], labels [.., ahead] -> (weighted sum of mean cross-entropies, share right [ahead])."""
     ahead, vocab = logits.shape[-2:]
     losses = F.cross_entropy(
         logits.reshape(-1, vocab).float(), labels.reshape(-1), ignore_index=-100, reduction="none"
@@ -185,7 +187,7 @@ class TogetherTrainer:
                 group["lr"] = trainee.lr * self._factor()
             with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
                 loss, right = trainee.loss(states, anchors)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(trainee.module.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

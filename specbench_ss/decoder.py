@@ -16,8 +16,9 @@ from torch import Tensor
 from specbench_ss.tree import DraftTree
 
 if TYPE_CHECKING:
+    from specbench_ss.cache import Cache
     from specbench_ss.sampling import Sampling
-    from specbench_ss.target import Cache, Output, Target
+    from specbench_ss.target import Output, Target
     from specbench_ss.verify import Verdict
 
 

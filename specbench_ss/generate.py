@@ -59,7 +59,9 @@ class Cutter:
 class Session:
     """One request on its way through the loop."""
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, cache: Cache) -> None:
+    def __init__(
+        self, decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, cache: Cache
+    ) -> None:
         target = decoder.target
         self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
         self.cutter = Cutter(target, limits, len(prompt))
@@ -139,7 +141,9 @@ def generate(
     if not prompt:
         raise UserError("the prompt is empty")
     if len(prompt) >= target.context_length:
-        raise UserError(f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}")
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
+        )
     rows = decoder.max_rows()
     cache = target.request_cache(min(target.context_length, len(prompt) + limits.max_new_tokens) + rows)
     session = Session(decoder, prompt, limits, sampling, cache)

@@ -61,9 +61,7 @@ def resolve_dtype(dtype: str, device: str) -> torch.dtype:
     return resolved
 
 
-def load_target(
-    model: str, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
-) -> Target:
+def load_target(model: str, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Target:
     """A target by name of an embedded model, folder or hub id. Raises UserError where it cannot be loaded."""
     from specbench_ss.target import Target
 
@@ -90,8 +88,9 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool)
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    auto: Any = AutoModelForCausalLM
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = auto.from_pretrained(
             source,
             dtype=dtype,
             attn_implementation="sdpa",

@@ -169,6 +169,12 @@ class Target:
         keys = torch.cat((torch.arange(past, device=mask.device), places))  # [past + q]
         return mask.masked_fill(places[:, None] - keys >= window, torch.finfo(self.dtype).min)
 
+    @property
+    def unembed(self) -> Tensor:
+        """The LM head's weight, [V, h]."""
+        weight: Tensor = self.family.head.weight
+        return weight
+
     def logits(self, x: Tensor) -> Tensor:
         """LM head over final, normed states [.., h] -> [.., V]."""
         out: Tensor = self.family.head(x)

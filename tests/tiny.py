@@ -14,10 +14,16 @@ def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype
     import transformers as t
 
     torch.manual_seed(seed)
-    common = dict(
-        vocab_size=vocab, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
-        max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )
+    common = {
+        "vocab_size": vocab,
+        "hidden_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     grouped = dict(common, intermediate_size=48, num_key_value_heads=2)
     config = {
         "llama": lambda: t.LlamaConfig(**grouped),

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.checkpoint import write_checkpoint
 from specbench_ss.methods.lab import base as base_stage
 from specbench_ss.methods.lab import cards
-from specbench_ss.methods.checkpoint import write_checkpoint
 from specbench_ss.methods.lab.answers import own_conversations
 from specbench_ss.methods.lab.text import completion_mask, conversations, pack, render, tokenize
 from specbench_ss.methods.lab.tokenizer import train_tokenizer
@@ -85,7 +85,6 @@ class Workshop:
             raise UserError(f"no tokenizer in {self.out}: run stage 'tokenizer' first")
         return AutoTokenizer.from_pretrained(path)
 
-
     def base_target(self) -> Target:
         """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
         from transformers import AutoModelForCausalLM
@@ -93,7 +92,8 @@ class Workshop:
         path = self.out / "base" / "model"
         if not (path / "model.safetensors").exists():
             raise UserError(f"no base model in {self.out}: run stage 'base' first")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(self.device)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = model.to(self.device)
         target = Target(model, self.tokenizer(), "lab", path)
         target.weights_hash = hash_weights(model)
         return target
@@ -107,7 +107,9 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
 
 def stage_tokenizer(shop: Workshop) -> None:
     """BPE from a sample of the training text."""
-    texts = [render(e).replace("<|", "\n<|") for e in islice(conversations("train", shop.seed), shop.scaled(24_000, 4_000))]
+    texts = [
+        render(e).replace("<|", "\n<|") for e in islice(conversations("train", shop.seed), shop.scaled(24_000, 4_000))
+    ]
     for marker in ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>"):
         texts = [t.replace(marker, "") for t in texts]
     tokenizer = train_tokenizer(texts, shop.base_size(shop.size).vocab)

@@ -33,19 +33,25 @@ def conversations(split: str, seed: int) -> Iterator[Example]:
 
 def render(example: Example) -> str:
     """The conversation as one string, in the form of the chat template."""
-    parts = [f"<|user|>{turn}<|assistant|>{answers[0]}<|end|>" for turn, answers in zip(example.turns, example.answers, strict=True)]
+    parts = [
+        f"<|user|>{turn}<|assistant|>{answers[0]}<|end|>"
+        for turn, answers in zip(example.turns, example.answers, strict=True)
+    ]
     return "<|bos|>" + "".join(parts)
 
 
 def completion_mask(ids: NDArray[np.int32], assistant: int, end: int) -> NDArray[np.bool_]:
     """True where the token is part of an answer (the end token included)."""
     inside = np.cumsum(ids == assistant) - (np.cumsum(ids == end) - (ids == end))
-    return (inside > 0) & (ids != assistant)
+    mask: NDArray[np.bool_] = (inside > 0) & (ids != assistant)
+    return mask
 
 
 def tokenize(tokenizer: Any, texts: list[str]) -> list[NDArray[np.int32]]:
     """Token ids of rendered conversations."""
-    return [np.asarray(e.ids, np.int32) for e in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
+    return [
+        np.asarray(e.ids, np.int32) for e in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]
 
 
 def pack(docs: list[NDArray[np.int32]], length: int, pad: int, window: int = 64) -> NDArray[np.int32]:

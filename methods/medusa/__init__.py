@@ -51,7 +51,7 @@ class Medusa(Decoder):
         self.tree, self.depth = tree, deepest
         flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
         self.gather = torch.tensor(flat, device=target.device)
-        self.unembed = target.family.head.weight
+        self.unembed = target.unembed
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Medusa:

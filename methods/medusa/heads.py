@@ -100,6 +100,8 @@ def _stacked(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads
         raise UserError(f"Medusa heads are for a vocabulary of {unembed.shape[1]}, the model has {vocab}")
     heads = MedusaHeads(weight.shape[0], weight.shape[1], hidden, vocab, unembed is not None)
     if tensors["bias"].shape != heads.bias.shape:
-        raise UserError(f"Medusa heads: biases have shape {tuple(tensors['bias'].shape)}, not {tuple(heads.bias.shape)}")
+        raise UserError(
+            f"Medusa heads: biases have shape {tuple(tensors['bias'].shape)}, not {tuple(heads.bias.shape)}"
+        )
     heads.load_state_dict({k: v.float() for k, v in tensors.items()})
     return heads

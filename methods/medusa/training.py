@@ -17,9 +17,9 @@ class MedusaTrainee(Trainee):
 
     def __init__(self, target: Target, heads: int = 4, lr: float = 1e-3) -> None:
         self.module: MedusaHeads = MedusaHeads(heads, 1, target.hidden_size, target.vocab_size)
-        self.shared = target.family.head.weight
+        self.shared = target.unembed
         assert self.module.unembed is not None
-        self.module.unembed.data.copy_(self.shared.float().expand_as(self.module.unembed))
+        self.module.unembed.data.copy_(self.shared.expand_as(self.module.unembed))
         self.lr = lr
 
     def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,9 @@ _PUBLISHED: dict[Choice, int] = {
     (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1, (1, 0): 2, (2, 0): 1, (0, 0, 0): 2,
 }  # fmt: skip
 PUBLISHED: tuple[Choice, ...] = tuple(
-    sorted(((*prefix, rank) for prefix, width in _PUBLISHED.items() for rank in range(width)), key=lambda c: (len(c), c))
+    sorted(
+        ((*prefix, rank) for prefix, width in _PUBLISHED.items() for rank in range(width)), key=lambda c: (len(c), c)
+    )
 )
 
 

@@ -84,7 +84,7 @@ class SpeculativeStreaming(Decoder):
 
     def max_rows(self) -> int:
         """The whole tree below the pruning layer, kept nodes with their streams above it."""
-        nodes = 1 + sum(self.k**g for g in range(1, self.gamma + 1))
+        nodes: int = 1 + sum(self.k**g for g in range(1, self.gamma + 1))
         nodes = min(nodes, 1 + self.n_draft) if self.n_draft else nodes
         kept = min(nodes, self.n_keep) if self.options.prune == "on" else nodes
         return max(nodes, kept * (1 + self.gamma))
@@ -95,7 +95,10 @@ class SpeculativeStreaming(Decoder):
         Stream j stands at the position of the token whose successor it predicts: anchor + j.
         """
         g = self.gamma
-        rows = torch.cat((main, self.streams.insert(anchors).unflatten(1, (-1, self.streams.config.gamma))[:, :, :g].flatten(1, 2)), 1)
+        rows = torch.cat(
+            (main, self.streams.insert(anchors).unflatten(1, (-1, self.streams.config.gamma))[:, :, :g].flatten(1, 2)),
+            1,
+        )
         ahead = torch.arange(1, g + 1, device=positions.device)
         last = positions[-anchors.shape[1] :]
         ahead = (last[:, None] + ahead).clamp_max(self.target.context_length - 1).flatten()

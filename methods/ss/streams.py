@@ -7,6 +7,7 @@ N_s MSA layers on top, h hidden size.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -85,15 +86,20 @@ class Streams(nn.Module):
         return x + attended + torch.cat(parts, 1)
 
 
-def run_msa(
-    target: Target, streams: Streams, x: Tensor, mains: int, cache: Any, mask: Tensor, rotary: Any
-) -> Tensor:
-    """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2. mains may be 0: keys then come from the cache."""
+def run_msa(target: Target, streams: Streams, x: Tensor, mains: int, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
+    """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2. mains may be 0: the cache gives keys."""
     lo = target.n_layers - streams.config.n_msa_layers
     for layer, block in enumerate(target.family.blocks[lo:]):
         seen = target.windowed(mask, block.window, x.shape[1], cache, lo + layer)
         x = streams.pass_layer(layer, block, x, mains, block.attend(x, cache, seen, rotary))
     return x
+
+
+@lru_cache(maxsize=256)
+def own_streams(rows: int, gamma: int, device: torch.device) -> Tensor:
+    """Bool [rows * gamma, rows * gamma]: stream j of a row sees streams 1..j of that row and no other's."""
+    own = torch.ones(gamma, gamma, dtype=torch.bool).tril()
+    return torch.kron(torch.eye(rows, dtype=torch.int8), own.to(torch.int8)).bool().to(device)
 
 
 def stream_visibility(visible: Tensor, gamma: int) -> Tensor:
@@ -103,8 +109,6 @@ def stream_visibility(visible: Tensor, gamma: int) -> Tensor:
     sees a stream, no stream one of another row.
     """
     m = visible.shape[0]
-    own = torch.block_diag(*[torch.ones(gamma, gamma, dtype=torch.bool).tril()] * m).to(visible.device)
-    none = torch.zeros(m, m * gamma, dtype=torch.bool, device=visible.device)
-    upper = torch.cat((visible, none), 1)
-    lower = torch.cat((visible.repeat_interleave(gamma, 0), own), 1)
+    upper = F.pad(visible, (0, m * gamma))
+    lower = torch.cat((visible.repeat_interleave(gamma, 0), own_streams(m, gamma, visible.device)), 1)
     return torch.cat((upper, lower))

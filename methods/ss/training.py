@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.cache import StreamCache
-from specbench_ss.methods.ss.streams import StreamConfig, Streams, run_msa
+from specbench_ss.methods.ss.streams import StreamConfig, Streams, own_streams, run_msa
 from specbench_ss.methods.training import Anchors, BaseStates, Trainee, head_loss
 from specbench_ss.target import Target
 
@@ -39,7 +39,8 @@ class StreamsTrainee(Trainee):
         logits = torch.cat(parts, 1)  # [B, A, gamma, V]
         g = self.config.gamma
         total, right = head_loss(logits, anchors.labels[..., 1 : g + 1], [1.0] * g)
-        return total + self.prune_weight * self._prune_loss(states, anchors), right
+        loss: Tensor = total + self.prune_weight * self._prune_loss(states, anchors)
+        return loss, right
 
     def stream_logits(self, states: BaseStates, at: Tensor) -> Tensor:
         """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V]."""
@@ -57,8 +58,8 @@ class StreamsTrainee(Trainee):
         """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself."""
         g, a = self.config.gamma, at.shape[1]
         main = torch.arange(t, device=at.device) <= at[..., None]  # [B, a, T]
-        own = torch.block_diag(*[torch.ones(g, g, dtype=torch.bool).tril()] * a).to(at.device)
-        see = torch.cat((main.repeat_interleave(g, 1), own.expand(at.shape[0], -1, -1)), 2)
+        own = own_streams(a, g, at.device).expand(at.shape[0], -1, -1)
+        see = torch.cat((main.repeat_interleave(g, 1), own), 2)
         mask = torch.zeros(see.shape, device=at.device, dtype=dtype)
         return mask.masked_fill_(~see, torch.finfo(dtype).min)[:, None]
 

@@ -61,7 +61,9 @@ def test_the_cache_after_every_step_is_that_of_a_fresh_prefill(kind: str) -> Non
             fresh = target.new_cache(200)
             target.prefill(torch.tensor([ids[:-1]]), fresh)
             n = len(ids) - 1
-            expected = torch.stack([torch.stack((k[:, :, :n], v[:, :, :n])) for k, v in zip(fresh.keys, fresh.values, strict=True)])  # type: ignore[index]
+            expected = torch.stack(
+                [torch.stack((k[:, :, :n], v[:, :, :n])) for k, v in zip(fresh.keys, fresh.values, strict=True)]
+            )  # type: ignore[index]
             torch.testing.assert_close(held, expected, atol=2e-5, rtol=1e-4)
 
 

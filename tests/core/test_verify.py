@@ -23,9 +23,7 @@ def agrees(counts: Counter[int], p: torch.Tensor) -> bool:
 def test_deterministic_candidates_leave_the_distribution_alone(candidates: list[int]) -> None:
     tree = DraftTree.of(torch.tensor([0, *candidates]), [-1] + [0] * len(candidates))
     probs = P.expand(len(tree), 4)
-    counts = Counter(
-        verify_sampled(probs, tree, torch.Generator().manual_seed(i)).tokens[0] for i in range(4000)
-    )
+    counts = Counter(verify_sampled(probs, tree, torch.Generator().manual_seed(i)).tokens[0] for i in range(4000))
     assert agrees(counts, P)
 
 
@@ -35,7 +33,9 @@ def test_sampled_siblings_without_replacement_leave_the_distribution_alone() -> 
     for i in range(4000):
         rng = torch.Generator().manual_seed(i)
         drawn = torch.multinomial(q, 2, replacement=False, generator=rng)
-        tree = DraftTree(torch.cat((torch.tensor([0]), drawn)), DraftTree.of(torch.zeros(3), [-1, 0, 0]).shape, q.expand(3, 4))
+        tree = DraftTree(
+            torch.cat((torch.tensor([0]), drawn)), DraftTree.of(torch.zeros(3), [-1, 0, 0]).shape, q.expand(3, 4)
+        )
         counts[verify_sampled(P.expand(3, 4), tree, rng).tokens[0]] += 1
     assert agrees(counts, P)
 

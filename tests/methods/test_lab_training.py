@@ -41,13 +41,12 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
-    from tests.methods.decoders import streaming
-    from tests.tiny import tiny_model
-
     from specbench_ss.methods.checkpoint import write_checkpoint
     from specbench_ss.methods.ss.streams import StreamConfig, Streams
     from specbench_ss.models import hash_weights
     from specbench_ss.target import Target
+    from tests.methods.decoders import streaming
+    from tests.tiny import tiny_model
 
     assert streaming  # the same shapes as everywhere
     target = Target(tiny_model("llama"))
@@ -116,9 +115,7 @@ def test_anchor_labels_stay_inside_one_answer() -> None:
     answer = np.stack([completion_mask(r, 4, 2) for r in row])
     anchors = pick_anchors(row.astype(np.int64), answer, 2, 20, 3, np.random.default_rng(0))
     labels = {
-        int(t): anchors.labels[0, i].tolist()
-        for i, t in enumerate(anchors.at[0])
-        if anchors.labels[0, i, 0] != -100
+        int(t): anchors.labels[0, i].tolist() for i, t in enumerate(anchors.at[0]) if anchors.labels[0, i, 0] != -100
     }
     assert labels == {
         3: [7, 8, 2, -100], 4: [8, 2, -100, -100], 9: [6, 5, 7, 2], 10: [5, 7, 2, -100], 11: [7, 2, -100, -100],

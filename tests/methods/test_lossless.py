@@ -73,7 +73,11 @@ def test_sampled_distribution_is_exact(name: str, sampling: Sampling) -> None:
     target = Target(tiny_model("llama", vocab=SMALL, layers=2))
     decoder, prompt, n = VARIANTS[name](target), [3, 4, 5], 1000
     draws = [
-        tuple(generate(decoder, prompt, Limits(3), Sampling(sampling.temperature, sampling.top_p, sampling.top_k, i)).tokens)
+        tuple(
+            generate(
+                decoder, prompt, Limits(3), Sampling(sampling.temperature, sampling.top_p, sampling.top_k, i)
+            ).tokens
+        )
         for i in range(n)
     ]
     joint = exact_joint(target, prompt, sampling)

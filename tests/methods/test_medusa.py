@@ -37,7 +37,9 @@ def test_published_layouts_compute_what_their_definition_says(own: bool, prefix:
     for i in range(3):
         y = x
         for j in range(2):
-            y = y + F.silu(F.linear(y, tensors[f"{prefix}{i}.{j}.linear.weight"], tensors[f"{prefix}{i}.{j}.linear.bias"]))
+            y = y + F.silu(
+                F.linear(y, tensors[f"{prefix}{i}.{j}.linear.weight"], tensors[f"{prefix}{i}.{j}.linear.bias"])
+            )
         expected = F.linear(y, tensors[f"{prefix}{i}.2.weight"] if own else shared)
         torch.testing.assert_close(logits[i], expected, atol=1e-5, rtol=1e-5)
 

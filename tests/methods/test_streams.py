@@ -167,11 +167,11 @@ def test_extra_parameters_are_the_papers() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "said"),
     [
-        (dict(gamma=0), {}, "gamma"),
-        (dict(n_msa_layers=9), {}, "9 MSA layers"),
-        ({}, dict(gamma=5), "as trained"),
-        ({}, dict(k=-1), "at least 1"),
-        (dict(n_msa_layers=3, prune_layer=2), {}, "pruning layer"),
+        ({"gamma": 0}, {}, "gamma"),
+        ({"n_msa_layers": 9}, {}, "9 MSA layers"),
+        ({}, {"gamma": 5}, "as trained"),
+        ({}, {"k": -1}, "at least 1"),
+        ({"n_msa_layers": 3, "prune_layer": 2}, {}, "pruning layer"),
     ],
 )
 def test_bad_shapes_are_one_clear_line(config: dict[str, int], options: dict[str, int], said: str) -> None:
