@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,13 @@ from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEG
 from specbench_ss.suites.scorers import score_turn
 from specbench_ss.target import Target
 
-COMMAND = "ssbench lab train --stages cards"
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """loss: nats per answer token, held out. scores: category -> (metric, mean, n). taus: method -> tau."""
+    """Losses: nats per answer token, held out. scores: category -> (metric, mean, n). taus: method -> tau."""
 
     loss: float
+    draft_loss: float
     scores: Mapping[str, tuple[str, float, int]]
     taus: Mapping[str, float]
 
@@ -98,23 +97,44 @@ def taus(target: Target, per_category: int = 3) -> dict[str, float]:
     return found
 
 
-def write_cards(out: Path, target: Target, measured: Measured) -> None:
+BASE = """# Lab base
+
+Llama architecture, {parameters:,} parameters, trained from nothing on generated text (`ssbench lab train`). It speaks
+English and reads a little German; it knows the lab's world and nothing else.
+
+Held-out loss: {loss:.4f} nats per answer token.
+
+| category | metric | score | n |
+|---|---|---|---|
+{scores}
+"""
+DRAFT = """# Lab draft
+
+Llama architecture, {parameters:,} parameters, the same tokenizer and text as the base: for two-model speculative decoding.
+
+Held-out loss: {loss:.4f} nats per answer token.
+"""
+DRAFTER = """# Lab {name}
+
+{what} for the lab base, trained on the base's own greedy answers.
+
+Tau over held-out questions of the 13 categories, greedy, default options: {tau:.2f} ({others}).
+"""
+AGAIN = "\nMeasured by `ssbench lab train --stages cards`; float32.\n"
+
+
+def write_cards(out: Path, base: Target, draft: Target, measured: Measured) -> None:
     """README.md in every folder, and all numbers in lab.json."""
-    n = target.parameter_count
-    lines = "\n".join(f"| {c} | {m} | {v:.3f} | {k} |" for c, (m, v, k) in measured.scores.items())
-    numbers = f"Held-out loss: {measured.loss:.4f} nats per answer token.\n\n| category | metric | score | n |\n|---|---|---|---|\n{lines}\n"
-    tau = "\n".join(f"- {name}: tau {value:.2f}" for name, value in measured.taus.items())
-    again = f"\nMeasured on held-out questions of the generated suites with `{COMMAND}`; greedy, float32.\n"
+    scores = "\n".join(f"| {c} | {m} | {v:.3f} | {n} |" for c, (m, v, n) in measured.scores.items())
     cards = {
-        "base": f"# lab base\n\nLlama architecture, {n:,} parameters, trained from nothing on generated text"
-        f" (`ssbench lab train`). English, a little German; knows the lab's world and nothing else.\n\n{numbers}{again}",
-        "draft": "# lab draft\n\nA Llama more than ten times smaller than the base, on the same text and tokenizer.\n",
-        "medusa": f"# lab Medusa heads\n\nFour Medusa-1 heads for the lab base.\n\n{tau}\n{again}",
-        "ss": f"# lab streams\n\nLossless Speculative Streaming for the lab base.\n\n{tau}\n{again}",
+        "base": BASE.format(parameters=base.parameter_count, loss=measured.loss, scores=scores),
+        "draft": DRAFT.format(parameters=draft.parameter_count, loss=measured.draft_loss),
     }
+    for name, what in (("medusa", "Four Medusa-1 heads"), ("ss", "Lossless streams and the pruning map")):
+        others = ", ".join(f"{k} {v:.2f}" for k, v in measured.taus.items() if k != name)
+        cards[name] = DRAFTER.format(name=name, what=what, tau=measured.taus[name], others=others)
     for name, text in cards.items():
-        if (out / name).is_dir():
-            (out / name / "README.md").write_text(text)
+        (out / name / "README.md").write_text(text + AGAIN)
     known = json.loads((out / "lab.json").read_text())
-    known["measured"] = {"loss": measured.loss, "scores": measured.scores, "tau": measured.taus}
+    known["measured"] = asdict(measured)
     (out / "lab.json").write_text(json.dumps(known, indent=1) + "\n")

@@ -38,7 +38,7 @@ DRAFTER_TALKS = {"s": 20_000, "m": 200_000}
 CALIBRATION_TALKS = 768
 CALIBRATION_BATCHES = 12
 DRAFTER_STEPS = 1_000
-LAB_STREAMS = {"s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=64), "m": StreamConfig(adapter_rank=32)}
+LAB_STREAMS = {"s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128), "m": StreamConfig(adapter_rank=32)}
 STREAM_LR = 3e-3
 # what pays on two CPU cores: see docs/log.md
 MEDUSA_NODES = 15
@@ -229,15 +229,15 @@ def stage_export(shop: Workshop) -> None:
 def stage_cards(shop: Workshop) -> None:
     """Measure the family and write its cards."""
     out = shop.out / "export"
-    target = load_target(str(out / "base"), dtype="float32", device=shop.device)
-    special = special_ids(target.tokenizer)
-    loss = cards.held_out_loss(target.model, target.tokenizer, special, shop.scaled(400, 8))
-    shop.log(f"cards: held-out loss {loss:.4f}")
-    scores = cards.task_scores(target, shop.scaled(60, 1))
+    base, draft = (load_target(str(out / n), dtype="float32", device=shop.device) for n in ("base", "draft"))
+    special = special_ids(base.tokenizer)
+    losses = [cards.held_out_loss(t.model, t.tokenizer, special, shop.scaled(400, 8)) for t in (base, draft)]
+    shop.log(f"cards: held-out loss {losses[0]:.4f}, of the draft {losses[1]:.4f}")
+    scores = cards.task_scores(base, shop.scaled(60, 1))
     shop.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
-    taus = cards.taus(target, shop.scaled(3, 1))
+    taus = cards.taus(base, shop.scaled(3, 1))
     shop.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
-    cards.write_cards(out, target, cards.Measured(loss, scores, taus))
+    cards.write_cards(out, base, draft, cards.Measured(losses[0], losses[1], scores, taus))
 
 
 STAGES: dict[str, Callable[[Workshop], None]] = {
