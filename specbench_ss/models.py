@@ -36,6 +36,29 @@ def available() -> list[ModelInfo]:
     return [ModelInfo("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
 
 
+def find_folder(model: str) -> Path | None:
+    """The folder of an embedded or local model; None for what can only be a hub id.
+
+    Raises UserError, without loading anything, for what can be neither.
+    """
+    embedded = {m.name: m.folder for m in available()}
+    folder = embedded.get(model, Path(model))
+    if folder.is_dir():
+        return folder
+    if model in embedded:
+        raise UserError(f"the embedded model {model!r} is not part of this installation")
+    if "/" not in model or Path(model).is_absolute() or model.startswith("."):
+        hint = did_you_mean(model, embedded)
+        raise UserError(f"no model {model!r}: neither an embedded model, a folder nor a hub id{hint}")
+    return None
+
+
+def is_lab(model: str) -> bool:
+    """Whether the model is one of the project's own family, told without loading it."""
+    folder = find_folder(model)
+    return folder is not None and (folder.parent / "lab.json").exists()
+
+
 def resolve_device(device: str) -> str:
     """'auto' -> cuda where there is one, else cpu. Raises UserError for a device that is not there."""
     import torch
@@ -67,17 +90,11 @@ def load_target(model: str, *, dtype: str = "auto", device: str = "auto", trust_
 
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
-    embedded = {m.name: m for m in available()}
-    folder = embedded[model].folder if model in embedded else Path(model)
-    if model in embedded and not folder.is_dir():
-        raise UserError(f"the embedded model {model!r} is not part of this installation")
-    source = str(folder) if folder.is_dir() else model
-    if not folder.is_dir() and ("/" not in model or Path(model).is_absolute() or model.startswith(".")):
-        hint = did_you_mean(model, embedded)
-        raise UserError(f"no model {model!r}: neither an embedded model, a folder nor a hub id{hint}")
+    folder = find_folder(model)
+    source = model if folder is None else str(folder)
     weights, tokenizer = _load(source, kind, where, trust_remote_code)
-    target = Target(weights, tokenizer, name=model, folder=folder if folder.is_dir() else None)
-    target.is_lab = folder.is_dir() and (folder.parent / "lab.json").exists()
+    target = Target(weights, tokenizer, name=model, folder=folder)
+    target.is_lab = is_lab(model)
     target.weights_hash = hash_weights(weights)
     return target
 

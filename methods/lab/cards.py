@@ -110,7 +110,7 @@ Held-out loss: {loss:.4f} nats per answer token.
 """
 DRAFT = """# Lab draft
 
-Llama architecture, {parameters:,} parameters, the same tokenizer and text as the base: for two-model speculative decoding.
+Llama architecture, {parameters:,} parameters, tokenizer and text of the base: for two-model speculative decoding.
 
 Held-out loss: {loss:.4f} nats per answer token.
 """

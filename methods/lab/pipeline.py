@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,15 @@ from specbench_ss.methods.checkpoint import write_checkpoint
 from specbench_ss.methods.lab import base as base_stage
 from specbench_ss.methods.lab import cards
 from specbench_ss.methods.lab.answers import own_conversations
-from specbench_ss.methods.lab.text import completion_mask, conversations, pack, render, tokenize
+from specbench_ss.methods.lab.text import (
+    POLISH_WEIGHTS,
+    WEIGHTS,
+    completion_mask,
+    conversations,
+    pack,
+    render,
+    tokenize,
+)
 from specbench_ss.methods.lab.tokenizer import train_tokenizer
 from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
 from specbench_ss.methods.ss.streams import StreamConfig
@@ -34,10 +42,11 @@ from specbench_ss.target import Target
 
 Log = Callable[[str], None]
 
+POLISH_SHARE = 0.33
 DRAFTER_TALKS = {"s": 20_000, "m": 200_000}
 CALIBRATION_TALKS = 768
 CALIBRATION_BATCHES = 12
-DRAFTER_STEPS = 1_000
+DRAFTER_STEPS = 800
 LAB_STREAMS = {"s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128), "m": StreamConfig(adapter_rank=32)}
 STREAM_LR = 3e-3
 # what pays on two CPU cores: see docs/log.md
@@ -89,9 +98,9 @@ class Workshop:
         """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
         from transformers import AutoModelForCausalLM
 
-        path = self.out / "base" / "model"
+        path = self.out / "polish" / "model"
         if not (path / "model.safetensors").exists():
-            raise UserError(f"no base model in {self.out}: run stage 'base' first")
+            raise UserError(f"no base model in {self.out}: run stage 'polish' first")
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         model = model.to(self.device)
         target = Target(model, self.tokenizer(), "lab", path)
@@ -118,15 +127,16 @@ def stage_tokenizer(shop: Workshop) -> None:
     shop.log(f"tokenizer: {len(tokenizer)} entries")
 
 
-def training_rows(shop: Workshop, name: str, seed: int) -> NDArray[np.int32]:
-    """Packed rows [R, length] for a base of this size, enough for its budget; made once, then read from disk."""
-    size = shop.base_size(name)
+def training_rows(
+    shop: Workshop, size: base_stage.BaseSize, seed: int, weights: Mapping[str, float] = WEIGHTS
+) -> NDArray[np.int32]:
+    """Packed rows [R, length], enough for the size's budget; made once, then read from disk."""
     path = shop.folder("text") / f"rows-{size.tokens}-{size.row_length}-{seed}.npy"
     if path.exists():
         return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
     tokenizer = shop.tokenizer()
     docs: list[NDArray[np.int32]] = []
-    tokens, source = 0, conversations("train", seed)
+    tokens, source = 0, conversations("train", seed, weights)
     while tokens < size.tokens:
         new = tokenize(tokenizer, [render(e) for e in islice(source, 2_000)])
         docs += new
@@ -137,12 +147,19 @@ def training_rows(shop: Workshop, name: str, seed: int) -> NDArray[np.int32]:
     return rows
 
 
-def _train_base(shop: Workshop, name: str, stage: str, seed: int) -> None:
+def _train_base(
+    shop: Workshop, stage: str, size: base_stage.BaseSize, rows: NDArray[np.int32], start: Path | None = None
+) -> None:
+    """Train a Llama of this size on these rows, from nothing or from a model on disk."""
+    from transformers import AutoModelForCausalLM
+
     tokenizer = shop.tokenizer()
     special = special_ids(tokenizer)
-    size = shop.base_size(name)
-    rows = training_rows(shop, name, seed)
-    model = base_stage.new_model(size, special, shop.seed)
+    model: Any
+    if start is None:
+        model = base_stage.new_model(size, special, shop.seed)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     trainer = base_stage.BaseTrainer(model, size, rows, special, shop.device, shop.folder(stage), shop.compile)
     trainer.train(shop.log)
     save_model(model, tokenizer, shop.folder(stage) / "model")
@@ -158,8 +175,17 @@ def save_model(model: Any, tokenizer: Any, path: Path) -> None:
 
 
 def stage_base(shop: Workshop) -> None:
-    """The base model."""
-    _train_base(shop, shop.size, "base", shop.seed + 1)
+    """The base model on all tasks alike."""
+    size = shop.base_size(shop.size)
+    _train_base(shop, "base", size, training_rows(shop, size, shop.seed + 1))
+
+
+def stage_polish(shop: Workshop) -> None:
+    """The base's last part: more of what computes, with arithmetic drills, at a lower learning rate."""
+    size = shop.base_size(shop.size)
+    size = replace(size, tokens=int(size.tokens * POLISH_SHARE), lr=size.lr / 2)
+    rows = training_rows(shop, size, shop.seed + 4, POLISH_WEIGHTS)
+    _train_base(shop, "polish", size, rows, shop.out / "base" / "model")
 
 
 def stage_answers(shop: Workshop) -> None:
@@ -214,13 +240,14 @@ def stage_drafters(shop: Workshop) -> None:
 
 def stage_draft(shop: Workshop) -> None:
     """The small draft model for two-model speculative decoding, on the same text."""
-    _train_base(shop, "draft", "draft", shop.seed + 1)
+    size = shop.base_size("draft")
+    _train_base(shop, "draft", size, training_rows(shop, size, shop.seed + 1))
 
 
 def stage_export(shop: Workshop) -> None:
     """Everything that is shipped, into one folder: base, draft and a folder a drafter."""
     out = shop.folder("export")
-    for name, source in (("base", "base/model"), ("draft", "draft/model"), ("medusa", "medusa"), ("ss", "ss")):
+    for name, source in (("base", "polish/model"), ("draft", "draft/model"), ("medusa", "medusa"), ("ss", "ss")):
         shutil.copytree(shop.out / source, out / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("done.json"))
     (out / "lab.json").write_text(json.dumps({"size": shop.size, "seed": shop.seed}) + "\n")
     shop.log(f"export: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB in {out}")
@@ -243,6 +270,7 @@ def stage_cards(shop: Workshop) -> None:
 STAGES: dict[str, Callable[[Workshop], None]] = {
     "tokenizer": stage_tokenizer,
     "base": stage_base,
+    "polish": stage_polish,
     "answers": stage_answers,
     "drafters": stage_drafters,
     "draft": stage_draft,

@@ -6,12 +6,13 @@ Knows the generators and the tokenizer; nothing of models.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_ss.methods.lab import drills
 from specbench_ss.suites.lab_text.catalog import GENERATORS
 from specbench_ss.suites.lab_text.example import Example, draw
 
@@ -21,11 +22,16 @@ WEIGHTS = {"sql": 2.0, "math_reasoning": 2.5, "math": 1.5, "meaning_representati
 Row = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 
-def conversations(split: str, seed: int) -> Iterator[Example]:
-    """An endless mixture of all categories."""
-    names = sorted(GENERATORS)
-    streams = {name: draw(GENERATORS[name], split, seed) for name in names}
-    weights = [WEIGHTS.get(name, 1.0) for name in names]
+# the last part of the base's training: what computes is drilled, the rest is kept alive
+POLISH_WEIGHTS = {**WEIGHTS, "arithmetic": 8.0, "math_reasoning": 4.0, "math": 4.0}
+
+
+def conversations(split: str, seed: int, weighting: Mapping[str, float] = WEIGHTS) -> Iterator[Example]:
+    """An endless mixture of all categories; drills only where they are given a weight."""
+    makers = {**GENERATORS, "arithmetic": drills.generate} if "arithmetic" in weighting else GENERATORS
+    names = sorted(makers)
+    streams = {name: draw(makers[name], split, seed) for name in names}
+    weights = [weighting.get(name, 1.0) for name in names]
     rng = random.Random(f"mixture:{split}:{seed}")
     while True:
         yield next(streams[rng.choices(names, weights)[0]])

@@ -30,7 +30,10 @@ class SSOptions:
     weights: str = field(default="", metadata={"help": "folder with the streams; empty = those of the model"})
     gamma: int = field(default=0, metadata={"help": "streams used per step, at most the trained number; 0 = all"})
     k: int = field(default=0, metadata={"help": "candidates per stream; 1 = chain; 0 = the checkpoint's"})
-    n_draft: int = field(default=-1, metadata={"help": "draft only the best nodes by joint probability; 0 = all"})
+    n_draft: int = field(
+        default=-1,
+        metadata={"help": "draft only this many nodes, the best by joint probability; 0 = all, -1 = the checkpoint's"},
+    )
     n_keep: int = field(default=0, metadata={"help": "most nodes after pruning, root included; 0 = the checkpoint's"})
     prune: Literal["on", "off"] = field(default="on", metadata={"help": "prune the tree at the pruning layer"})
     prune_threshold: float = field(default=0.0, metadata={"help": "drop nodes of smaller transition probability"})

@@ -72,16 +72,10 @@ def tell(out: Path, open_report: bool) -> None:
 
 
 def _questions(config: RunConfig, suite: Suite) -> SuiteData:
+    from specbench_ss.models import is_lab
+
     data = None if config.data is None else Path(config.data)
-    return suite.load(SuiteRequest(config.categories, config.limit, config.seed, data, _is_lab(config.model)))
-
-
-def _is_lab(model: str) -> bool:
-    """Whether the model is one of the project's own, told without loading it."""
-    from specbench_ss.models import available
-
-    embedded = {known.name: known.folder for known in available()}
-    return model in embedded or (Path(model).parent / "lab.json").exists()
+    return suite.load(SuiteRequest(config.categories, config.limit, config.seed, data, is_lab(config.model)))
 
 
 def _decoding(config: RunConfig, data: SuiteData) -> str:
