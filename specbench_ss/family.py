@@ -60,7 +60,7 @@ class Family:
     blocks: list[Block]
     embed: Callable[[Tensor, Tensor], Tensor]  # ids [B, q], positions [B, q] -> [B, q, h]
     norm: Callable[[Tensor], Tensor]
-    head: nn.Module
+    head: nn.Linear
     rotary: nn.Module | None
     rotary_is_static: bool
 

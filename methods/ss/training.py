@@ -52,7 +52,8 @@ class StreamsTrainee(Trainee):
         positions = (at[..., None] + ahead).clamp_max(target.context_length - 1).flatten(1)  # [B, a*gamma]
         mask = self._mask(at, low.shape[1], next(iter(states.kv.values()))[0].dtype)
         x = run_msa(target, self.module, x, 0, StreamCache(states.kv), mask, target.rotary(positions))
-        return target.logits(target.family.norm(x)).unflatten(1, (a, g))
+        logits: Tensor = target.logits(target.family.norm(x)).unflatten(1, (a, g))
+        return logits
 
     def _mask(self, at: Tensor, t: int, dtype: torch.dtype) -> Tensor:
         """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself."""
