@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +58,13 @@ class Trainee(ABC):
     lr: float = 1e-3
     taps: tuple[int, ...] = ()  # layer inputs it wants of the base
     kv_from: int | None = None  # keys and values it wants, from this layer up
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Parameters with their peak learning rates, as torch.optim takes them."""
+        return [{"params": list(self.module.parameters()), "lr": self.lr}]
+
+    def prepare(self, states: BaseStates) -> None:  # noqa: B027 - optional hook
+        """See the base's states on the first batch, before anything is learnt: to start at their scale."""
 
     @abstractmethod
     def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:
@@ -149,10 +157,14 @@ class TogetherTrainer:
         self.end, self.budget, self.folder, self.seed = end, budget, folder, seed
         for trainee in trainees:
             trainee.module.to(target.device).train()
-        self.optimizers = [torch.optim.AdamW(t.module.parameters(), lr=t.lr, weight_decay=0.0) for t in trainees]
+        self.optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainees]
+        self.peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         self.step = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._resume()
+        if not self._resume():
+            states = self.states(self.batch(0)[0])
+            for trainee in trainees:
+                trainee.prepare(states)
 
     def _factor(self) -> float:
         s, n, w = self.step, self.budget.steps, self.budget.warmup
@@ -182,9 +194,9 @@ class TogetherTrainer:
         results = []
         with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
             states = self.states(ids)
-        for trainee, optimizer in zip(self.trainees, self.optimizers, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = trainee.lr * self._factor()
+        for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * self._factor()
             with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
                 loss, right = trainee.loss(states, anchors)
             loss.backward()
@@ -219,12 +231,13 @@ class TogetherTrainer:
         torch.save(state, temporary)
         temporary.replace(self.folder / "checkpoint.pt")
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
         path = self.folder / "checkpoint.pt"
         if not path.exists():
-            return
+            return False
         state = torch.load(path, map_location=self.target.device, weights_only=True)
         for i, (trainee, optimizer) in enumerate(zip(self.trainees, self.optimizers, strict=True)):
             trainee.module.load_state_dict(state[f"module{i}"])
             optimizer.load_state_dict(state[f"optimizer{i}"])
         self.step = int(state["step"])
+        return True

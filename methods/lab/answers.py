@@ -40,11 +40,12 @@ def own_conversations(
 ) -> Iterator[list[NDArray[np.int32]]]:
     """Conversations in which the model gave every answer, as ids; one list a batch, `count` conversations in all.
 
-    An answer that did not end within the limit ends its conversation.
+    Alike conversations share a batch, so that their answers end together; batches come in random order. An answer that
+    did not end within the limit ends its conversation.
     """
     backend = tokenizer.backend_tokenizer
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    pool = sorted(islice(examples, count), key=lambda e: (len(e.turns), sum(map(len, e.turns))))
+    pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
     order = np.random.default_rng(0).permutation(range(0, len(pool), batch))
     for start in order:
         chosen = pool[start : start + batch]

@@ -6,6 +6,8 @@ segment see the main keys before them and their own position's streams, and only
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,16 +21,35 @@ class StreamsTrainee(Trainee):
     """P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta."""
 
     def __init__(
-        self, target: Target, config: StreamConfig, lr: float = 5e-4, segment: int = 32, prune_weight: float = 0.5,
+        self,
+        target: Target,
+        config: StreamConfig,
+        lr: float = 5e-4,
+        embedding_lr: float = 5e-2,
+        segment: int = 32,
+        prune_weight: float = 0.5,
         name: str = "ss",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.target, self.config = name, target, config
         self.lo = target.n_layers - config.n_msa_layers
         self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
         self.taps = tuple(sorted({self.lo, self.prune_layer}))
         self.kv_from = self.lo
+        self.embedding_lr = embedding_lr
         self.lr, self.segment, self.prune_weight = lr, segment, prune_weight
         self.module: Streams = Streams(config, target.hidden_size)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """P_j is added to the residual stream, whose scale is its natural unit; so is its learning rate's."""
+        others = [p for n, p in self.module.named_parameters() if n != "embedding"]
+        return [{"params": others, "lr": self.lr}, {"params": [self.module.embedding], "lr": self.embedding_lr}]
+
+    @torch.no_grad()
+    def prepare(self, states: BaseStates) -> None:
+        """P_j starts random at half the scale of the residual stream, or streams would look alike for long."""
+        scale = 0.5 * states.taps[self.lo].float().pow(2).mean().sqrt()
+        p = self.module.embedding
+        p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
 
     def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:
         """Stream losses over all segments, plus the pruning map's next-token loss."""

@@ -29,6 +29,8 @@ def train(
     ] = 1.0,
 ) -> None:
     """Train a lab model and the methods' weights for it."""
+    if budget_scale <= 0:
+        raise typer.BadParameter("--budget-scale must be above 0")
     from specbench_ss.methods.lab import pipeline
     from specbench_ss.models import resolve_device
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from specbench_ss.errors import UserError
+
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
@@ -23,13 +25,19 @@ def command(
 
 
 def write_report(run_dir: Path, name: str = "html", out: Path | None = None) -> Path:
-    """Write the report `name` of a run directory; returns where it is."""
+    """Write the report `name` of a run directory; returns where it is. Raises UserError where it cannot go there."""
     from specbench_ss.registry import load_report
     from specbench_ss.rundir import read_run
 
     report = load_report(name)
     path = out or run_dir / report.filename
-    report.write(read_run(run_dir), path)
+    run = read_run(run_dir)
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder")
+    try:
+        report.write(run, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
     return path
 
 

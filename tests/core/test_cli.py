@@ -63,6 +63,7 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["run", "--methods", "ar", "--config", "nowhere.yaml"], "cannot read nowhere.yaml"),
         (["report", "nowhere"], "nowhere is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
+        (["lab", "train", "--out", "nowhere", "--budget-scale", "0"], "--budget-scale"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,6 +174,16 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
         assert words in told
     assert f"report: {out / 'report.html'}" in told
     assert (out / "report.html").stat().st_size > 1_000_000
+
+
+def test_a_report_that_cannot_be_written_is_one_line(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = make_run(questions=1), tmp_path / "folder"
+    folder.mkdir()
+    for out in (folder, tmp_path / "no" / "report.html"):
+        assert f"cannot write {out}: " in failing(["report", str(run), "--out", str(out)], capsys)
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
