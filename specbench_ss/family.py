@@ -1,7 +1,7 @@
 """Where each architecture keeps its parts, seen as one kind of decoder layer.
 
-Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX, and whatever is built like one of them. Knows modules, no
-method; anything it does not recognise is a UserError, not a guess.
+Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX. Knows modules, no method; anything it does not recognise is a
+UserError, not a guess.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from specbench_ss.errors import UserError
-
-STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
 @dataclass(slots=True)
@@ -62,7 +60,6 @@ class Family:
     norm: Callable[[Tensor], Tensor]
     head: nn.Linear
     rotary: nn.Module | None
-    rotary_is_static: bool
 
 
 def _opt_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
@@ -94,7 +91,7 @@ def _opt(model: Any) -> Family:
         Block(la.self_attn_layer_norm, la.self_attn, la.final_layer_norm, _opt_mlp(la), False, "past_key_values", None)
         for la in decoder.layers
     ]
-    return Family(blocks, embed, norm, model.get_output_embeddings(), None, True)
+    return Family(blocks, embed, norm, model.get_output_embeddings(), None)
 
 
 def _gpt_neox(model: Any) -> Family:
@@ -110,7 +107,6 @@ def _gpt_neox(model: Any) -> Family:
         decoder.final_layer_norm,
         model.get_output_embeddings(),
         decoder.rotary_emb,
-        _static_rope(decoder.rotary_emb),
     )
 
 
@@ -138,13 +134,19 @@ def _llama_like(model: Any) -> Family:
         decoder.norm,
         model.get_output_embeddings(),
         decoder.rotary_emb,
-        _static_rope(decoder.rotary_emb),
     )
 
 
-def _static_rope(rotary: Any) -> bool:
-    """Whether cos and sin depend on the position alone (LongRoPE and dynamic NTK also on the length)."""
-    return getattr(rotary, "rope_type", "default") in STATIC_ROPE
+def usable_context(config: Any) -> int:
+    """The longest context in which cos and sin depend on the position alone.
+
+    LongRoPE changes its factors once a sequence outgrows the original length; the keys in the cache are then of another
+    kind than the new ones. No cached decoding is consistent there, so it is left out.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    longest: int = config.max_position_embeddings
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return min(longest, original) if rope.get("rope_type") == "longrope" and original else longest
 
 
 _BUILDERS: dict[str, Callable[[Any], Family]] = {

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss import __version__
+from specbench_ss.chat import template_hash
 from specbench_ss.config import RunConfig
 from specbench_ss.decoder import Decoder
 from specbench_ss.environment import environment
@@ -28,6 +29,7 @@ def manifest_for(
     config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
 ) -> dict[str, Any]:
     """The manifest of a run that is about to start. JSON-ready."""
+    here, started = environment(), now()
     return {
         "format": FORMAT,
         "version": __version__,
@@ -52,10 +54,12 @@ def manifest_for(
             "context_length": target.context_length,
             "vocab_size": target.vocab_size,
             "is_lab": target.is_lab,
+            "chat_template": template_hash(getattr(target, "tokenizer", None)),
         },
         "methods": [_method_entry(label, decoder) for label, decoder in decoders.items()],
-        "environment": environment(),
-        "created": now(),
+        "environment": here,
+        "sessions": [{"started": started, "environment": here}],  # one more for each --resume
+        "created": started,
         "finished": None,
         "status": "running",
     }
@@ -67,11 +71,17 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
     return {
         "label": label,
         "name": decoder.name,
-        "options": json.loads(json.dumps(values, default=str)),
+        "options": _plain(values),
+        "resolved": _plain(decoder.described()),
         "lossless": decoder.lossless,
         "summary": decoder.summary,
         "paper": decoder.paper,
     }
+
+
+def _plain(values: dict[str, Any]) -> Any:
+    """As it will be read back from the file."""
+    return json.loads(json.dumps(values, default=str))
 
 
 def now() -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench_ss.chat import template_text
 from specbench_ss.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -84,15 +85,28 @@ def resolve_dtype(dtype: str, device: str) -> torch.dtype:
     return resolved
 
 
-def load_target(model: str, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Target:
-    """A target by name of an embedded model, folder or hub id. Raises UserError where it cannot be loaded."""
+def load_target(
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+) -> Target:
+    """A target by name of an embedded model, folder or hub id. Raises UserError where it cannot be loaded.
+
+    chat_template: name or Jinja file of the one to use instead of the tokenizer's own.
+    """
     from specbench_ss.target import Target
 
+    template = None if chat_template is None else template_text(chat_template)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = find_folder(model)
     source = model if folder is None else str(folder)
     weights, tokenizer = _load(source, kind, where, trust_remote_code)
+    if template is not None:
+        tokenizer.chat_template = template
     target = Target(weights, tokenizer, name=model, folder=folder)
     target.is_lab = is_lab(model)
     target.weights_hash = hash_weights(weights)
@@ -121,7 +135,20 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool)
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
-    return model.to(device), tokenizer
+    return _placed(model, source, device), tokenizer
+
+
+def _placed(model: Any, source: str, device: str) -> Any:
+    """The model on the device. Raises UserError where it does not fit there."""
+    import torch
+
+    try:
+        return model.to(device)
+    except (RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
+        full = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        problem = "does not fit on" if full else "cannot be put on"
+        raise UserError(f"model {source!r} {problem} device {device!r}: {first}") from error
 
 
 def hash_weights(model: Any) -> str:

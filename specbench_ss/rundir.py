@@ -39,7 +39,17 @@ IDENTITY = {  # what must be the same for two sessions to share a directory: whe
     ("model", "hash"): "model",
     ("model", "dtype"): "dtype",
     ("model", "device"): "device",
+    ("model", "chat_template"): "chat template",
 }
+REQUIRED = {  # what reports and tables read of a manifest
+    (): ("version", "command", "config", "fingerprint", "suite", "model", "methods", "environment", "created",
+         "finished", "status"),
+    ("config",): ("temperature", "top_p", "top_k"),
+    ("suite",): ("name", "edition", "content_hash", "size", "prompts", "notes"),
+    ("model",): ("name", "hash", "parameters", "dtype", "device", "context_length"),
+    ("environment",): ("python", "platform", "packages", "gpus"),
+}  # fmt: skip
+REQUIRED_OF_METHOD = ("label", "summary", "options", "paper")
 
 
 class RunDir:
@@ -58,6 +68,7 @@ class RunDir:
         path, rows, judged = where.out, list[Row](), list[Key]()
         resuming = check_out(where)
         with _writing(path), contextlib.ExitStack() as on_error:
+            path.mkdir(parents=True, exist_ok=True)
             lock = _lock(path)
             on_error.callback(os.close, lock)
             if resuming:
@@ -105,18 +116,20 @@ class RunDir:
 
 
 def check_out(where: RunTarget) -> bool:
-    """Whether there is a run to resume; makes the directory. Raises UserError where the run cannot go there.
+    """Whether there is a run to resume; makes nothing. Raises UserError where the run cannot go there.
 
     Cheap: to be called before anything is loaded.
     """
     with _writing(where.out):
-        where.out.mkdir(parents=True, exist_ok=True)
-        content = [p for p in where.out.iterdir() if p.suffix != ".tmp"]
+        there = next(p for p in (where.out, *where.out.absolute().parents) if p.exists())
+        if not there.is_dir():
+            raise UserError(f"cannot write to {where.out}: {there} is not a folder")
+        content = [p for p in where.out.iterdir() if p.suffix != ".tmp"] if where.out.exists() else []
         if content and not where.resume:
             raise UserError(f"{where.out} is not empty: give another directory, or --resume to continue that run")
         if content and not (where.out / MANIFEST).exists():
             raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
-        if not os.access(where.out, os.W_OK | os.X_OK):
+        if not os.access(there, os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {where.out}: permission denied")
     return bool(content)
 
@@ -162,7 +175,42 @@ def _same_run(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         old, new = _at(stored, keys), _at(wanted, keys)
         if old != new:
             raise UserError(f"{path} is a run directory from another configuration: its {name} differs")
-    return stored
+    _same_methods(path, stored, wanted)
+    return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
+
+
+def _same_methods(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raises UserError where a method has other weights or settings than those that the run was begun with."""
+    old, new = _resolved(stored), _resolved(wanted)
+    for label in {**old, **new}:
+        changed = [key for key in {**old.get(label, {}), **new.get(label, {})} if _differs(old, new, label, key)]
+        if changed or (label in old) != (label in new):
+            what = f" ({', '.join(changed)})" if changed else ""
+            raise UserError(f"{path} is a run directory from another configuration: its method {label} differs{what}")
+
+
+def _resolved(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {method["label"]: method.get("resolved", {}) for method in manifest.get("methods", [])}
+
+
+def _differs(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]], label: str, key: str) -> bool:
+    missing = object()
+    return bool(old.get(label, {}).get(key, missing) != new.get(label, {}).get(key, missing))
+
+
+def check_manifest(run: Run) -> None:
+    """Raises UserError where the manifest lacks what every report reads."""
+    for keys, names in REQUIRED.items():
+        part = _at(run.manifest, keys)
+        _check_has(run.path, part, names, ".".join((*keys, "")))
+    for i, method in enumerate(run.manifest["methods"]):
+        _check_has(run.path, method, REQUIRED_OF_METHOD, f"methods[{i}].")
+
+
+def _check_has(path: Path, part: Any, names: Sequence[str], where: str) -> None:
+    lacking = [name for name in names if not isinstance(part, dict) or name not in part]
+    if lacking:
+        raise UserError(f"{path / MANIFEST} is damaged: it lacks {where}{lacking[0]}")
 
 
 def _at(data: Any, keys: tuple[str, ...]) -> Any:

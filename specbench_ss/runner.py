@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from specbench_ss import sameness
 from specbench_ss.config import REFERENCE, RunConfig
 from specbench_ss.decoder import Decoder
-from specbench_ss.environment import environment, machine_changes
+from specbench_ss.environment import changed_since, environment
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.manifest import now
@@ -128,8 +128,10 @@ class _Session:
         if not self.run_dir.rows:
             return
         self.events.on_warning(f"resuming: {total - todo} of {total} samples are already there")
-        for part in machine_changes(self.run_dir.manifest.get("environment", {}), environment()):
-            self.events.on_warning(f"this run was begun on another machine: its {part} differ, times do not compare")
+        changed = changed_since(self.run_dir.manifest, environment())
+        if changed:
+            what = ", ".join(changed)
+            self.events.on_warning(f"earlier sessions of this run had other conditions: {what}; times do not compare")
 
     def _warm_prompts(self) -> list[list[int]]:
         """The first turns of the first `config.warmup` questions."""

@@ -6,6 +6,7 @@ Definitions and the reasons for the bounds: docs/metrics.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -69,6 +70,9 @@ def judge(target: Target, prompt_ids: list[int], reference: Row, row: Row) -> Sa
         reason = f"no logits to explain it: {type(e).__name__}: {e}"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
     gap = gap_between(logits, expected[at], got[at])
+    if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
+        reason = "logits are not finite"
+        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
     tie = gap.drop <= near_tie_drop(str(target.dtype))
     return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap.gap, gap.drop)
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from specbench_ss.cache import Cache, StreamCache
 from specbench_ss.errors import UserError
-from specbench_ss.family import family_of, rotary_table
-from specbench_ss.tree import DraftTree, visibility
+from specbench_ss.family import family_of, rotary_table, usable_context
+from specbench_ss.tree import DraftTree
 
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
@@ -51,6 +51,8 @@ class Target:
         self.is_lab = False
         self.weights_hash = ""
         self.family = family_of(model)
+        if model.config._attn_implementation != "sdpa":  # the others take a missing mask, or ours, for something else
+            model.set_attn_implementation("sdpa")
         weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
@@ -58,12 +60,12 @@ class Target:
         self.n_layers = len(self.family.blocks)
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.config.vocab_size
-        self.context_length: int = self.config.max_position_embeddings
+        self.context_length = usable_context(self.config)
         self.parameter_count = sum(p.numel() for p in model.parameters())
         self.eos_ids = self._eos_ids()
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
-        if self.family.rotary is not None and self.family.rotary_is_static:
+        if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))
 
     # -- text ---------------------------------------------------------------------------------------------------
@@ -119,14 +121,10 @@ class Target:
         """cos, sin [1 or B, q, head_dim] for positions [B, q]; longest: host-side bound on them, if known."""
         if self.family.rotary is None:
             return None
-        if not self.family.rotary_is_static:
-            like = self.model.get_input_embeddings().weight[:1, None]
-            cos, sin = self.family.rotary(like, position_ids=positions)
-            return cos, sin
         assert self._rotary is not None
-        need = self.context_length if longest is None else longest + 1
-        if need > self._rotary[0].shape[0]:
-            self._grow_rotary(need)
+        need, have = self.context_length if longest is None else longest + 1, self._rotary[0].shape[0]
+        if need > have:
+            self._grow_rotary(min(self.context_length, max(need, 2 * have)))
         return self._rotary[0][positions], self._rotary[1][positions]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -208,7 +206,7 @@ class Target:
     def forward_tree(self, tree: DraftTree, cache: Cache, taps: Iterable[int] = ()) -> Output:
         """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it."""
         past, n = cache.get_seq_length(), len(tree)
-        visible, depths = visibility(tree.shape, self.device)
+        visible, depths = tree.visibility()
         positions = (depths + past)[None]
         mask = self.block_mask(visible, past) if n > 1 else None
         tapped: dict[int, Tensor] = {}

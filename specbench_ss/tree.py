@@ -83,6 +83,7 @@ class DraftTree:
     tokens: Tensor
     shape: TreeShape
     draft_probs: Tensor | None = None
+    seen: tuple[Tensor, Tensor] | None = None  # what `visibility` gives, where it is known already
 
     @classmethod
     def root_only(cls, root: Tensor) -> DraftTree:
@@ -102,10 +103,18 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.shape.parents)
 
+    def visibility(self) -> tuple[Tensor, Tensor]:
+        """(ancestor mask bool [n, n], depths int64 [n]) on the tokens' device."""
+        return self.seen or visibility(self.shape, self.tokens.device)
+
     def select(self, keep: Sequence[int]) -> DraftTree:
-        """The sub-tree of these nodes (ascending, ancestor-closed, root included)."""
+        """The sub-tree of these nodes (ascending, ancestor-closed, root included).
+
+        Sampled candidates stay exact only where the choice does not depend on what was drawn.
+        """
         new = {old: i for i, old in enumerate(keep)}
         parents = tuple(-1 if i == 0 else new[self.shape.parents[i]] for i in keep)
         index = torch.tensor(keep, device=self.tokens.device)
         q = None if self.draft_probs is None else self.draft_probs[index]
-        return DraftTree(self.tokens[index], shape_of(parents), q)
+        visible, depths = self.visibility()
+        return DraftTree(self.tokens[index], shape_of(parents), q, (visible[index[:, None], index], depths[index]))

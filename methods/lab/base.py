@@ -38,7 +38,7 @@ class BaseSize:
 
 SIZES = {
     "s": BaseSize(),
-    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=4_000_000),
+    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=2_000_000),
     "m": BaseSize(
         hidden=768, layers=12, heads=12, kv_heads=4, ffn=2048, tokens=200_000_000, rows_per_step=64, lr=1.5e-3
     ),
@@ -113,7 +113,7 @@ class BaseTrainer:
     def _batch(self) -> tuple[Tensor, Tensor]:
         n = self.size.rows_per_step
         rows = self.rows[self.step * n : (self.step + 1) * n]
-        mask = np.stack([completion_mask(r, self.special["assistant"], self.special["eos"]) for r in rows])
+        mask = np.stack([completion_mask(r, self.special) for r in rows])
         weights = np.where(mask, 1.0, self.size.prompt_weight) * (rows != self.special["pad"])
         ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
         return ids, torch.from_numpy(weights[:, 1:].astype(np.float32)).to(self.device)

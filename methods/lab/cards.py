@@ -41,7 +41,7 @@ def held_out_loss(model: Any, tokenizer: Any, special: Mapping[str, int], count:
     """Mean cross-entropy, nats per answer token, on evaluation conversations."""
     total, tokens = 0.0, 0
     for ids in tokenize(tokenizer, [render(e) for e in islice(conversations("eval", 0), count)]):
-        mask = torch.from_numpy(completion_mask(ids, special["assistant"], special["eos"]))[1:]
+        mask = torch.from_numpy(completion_mask(ids, special))[1:]
         row = torch.from_numpy(ids).long()[None].to(model.device)
         losses = F.cross_entropy(model(row).logits[0, :-1].float(), row[0, 1:], reduction="none").cpu()
         total, tokens = total + float(losses[mask].sum()), tokens + int(mask.sum())

@@ -217,7 +217,7 @@ def _together(shop: Workshop, target: Target, trainees: list[Trainee], split: st
         target,
         trainees,
         rows,
-        lambda row: completion_mask(row, special["assistant"], special["eos"]),
+        lambda row: completion_mask(row, special),
         special["eos"],
         Budget(shop.scaled(steps, 2), rows_per_step=DRAFTER_ROWS),
         shop.folder(f"drafters-{split}"),

@@ -46,10 +46,14 @@ def render(example: Example) -> str:
     return "<|bos|>" + "".join(parts)
 
 
-def completion_mask(ids: NDArray[np.int32], assistant: int, end: int) -> NDArray[np.bool_]:
-    """True where the token is part of an answer (the end token included)."""
-    inside = np.cumsum(ids == assistant) - (np.cumsum(ids == end) - (ids == end))
-    mask: NDArray[np.bool_] = (inside > 0) & (ids != assistant)
+def completion_mask(ids: NDArray[np.int32], special: Mapping[str, int]) -> NDArray[np.bool_]:
+    """True where the token is part of an answer, its end token included; an answer may lack its end."""
+    at = np.arange(len(ids))
+    opened = np.maximum.accumulate(np.where(ids == special["assistant"], at, -1))
+    closes = np.where((ids == special["bos"]) | (ids == special["pad"]), at, -1)
+    closes[1:] = np.maximum(closes[1:], np.where(ids[:-1] == special["eos"], at[1:], -1))
+    closed = np.maximum.accumulate(closes)
+    mask: NDArray[np.bool_] = (opened >= 0) & (opened >= closed) & (ids != special["assistant"])
     return mask
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,17 @@ from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import check_base, drafter_folder, read_config, read_tensors
 from specbench_ss.methods.medusa.heads import MedusaHeads, heads_from_tensors
-from specbench_ss.methods.medusa.trees import PUBLISHED, Choice, MedusaTree, best_tree, read_tree, tree_of
+from specbench_ss.methods.medusa.trees import (
+    PUBLISHED,
+    Choice,
+    MedusaTree,
+    best_tree,
+    read_accuracies,
+    read_nodes,
+    read_tree,
+    tree_of,
+)
+from specbench_ss.models import hash_weights
 from specbench_ss.target import FINAL, Target
 from specbench_ss.tree import DraftTree
 
@@ -66,19 +78,34 @@ class Medusa(Decoder):
                 raise UserError(f"medusa: no weights in {path}; looked for {', '.join(WEIGHT_FILES)}")
             path = file
         heads = heads_from_tensors(read_tensors(path), target.hidden_size, target.vocab_size)
+        if not 0 <= options.heads <= heads.count:
+            raise UserError(f"medusa: heads must be 1 to {heads.count}, or 0 for all, not {options.heads}")
         choices = cls.choices(options, config, options.heads or heads.count)
         return cls(target, options, heads, tree_of(choices))
 
     @staticmethod
     def choices(options: MedusaOptions, config: dict[str, Any], heads: int) -> list[Choice]:
         """The tree that the options ask for, no deeper than the heads."""
-        if options.tree == "auto" and config.get("accuracies"):
-            chosen = best_tree(config["accuracies"][:heads], options.nodes or config.get("nodes", 63))
+        if options.nodes < 0:
+            raise UserError(f"medusa: nodes must be at least 1, or 0 for the heads' own, not {options.nodes}")
+        accuracies = read_accuracies(config) if options.tree == "auto" else []
+        if accuracies:
+            chosen = best_tree(accuracies[:heads], options.nodes or read_nodes(config))
         elif options.tree in ("auto", "published"):
             chosen = [c for c in PUBLISHED if len(c) <= heads]
         else:
             return read_tree(Path(options.tree))
         return chosen
+
+    def described(self) -> dict[str, Any]:
+        """The tree as it is drafted, and the heads."""
+        tree = [list(pair) for pair in zip(self.tree.shape.parents[1:], self.tree.ranks, strict=True)]
+        return {
+            "tree_nodes": len(self.tree.ranks),
+            "depth": self.depth,
+            "tree_hash": hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16],
+            "heads_hash": hash_weights(self.heads),
+        }
 
     def max_rows(self) -> int:
         """The tree, root included."""

@@ -74,6 +74,8 @@ def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> M
         missing = [i for i in range(n) if i not in unembeds]
         if missing:
             raise UserError(f"Medusa heads: head {missing[0]} has no vocabulary projection")
+        if len(unembeds) > n:
+            raise UserError(f"Medusa heads: {n} heads have residual blocks, {len(unembeds)} a vocabulary projection")
         stacked["unembed"] = _stack([unembeds[i] for i in range(n)])
     return _stacked(stacked, hidden, vocab)
 
@@ -94,9 +96,16 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 def _stacked(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
     weight, unembed = tensors["weight"], tensors.get("unembed")
-    if weight.ndim != 4 or weight.shape[2:] != (hidden, hidden):
+    if weight.ndim != 4:
+        raise UserError(f"Medusa heads: weight has shape {tuple(weight.shape)}, not heads, layers, hidden, hidden")
+    if weight.shape[2:] != (hidden, hidden):
         raise UserError(f"Medusa heads are for hidden size {weight.shape[-1]}, the model has {hidden}")
-    if unembed is not None and unembed.shape[1:] != (vocab, hidden):
+    if unembed is not None and (unembed.ndim != 3 or len(unembed) != len(weight) or unembed.shape[2] != hidden):
+        raise UserError(
+            f"Medusa heads: unembed has shape {tuple(unembed.shape)}, not {(len(weight), vocab, hidden)} "
+            f"as for {len(weight)} heads"
+        )
+    if unembed is not None and unembed.shape[1] != vocab:
         raise UserError(f"Medusa heads are for a vocabulary of {unembed.shape[1]}, the model has {vocab}")
     heads = MedusaHeads(weight.shape[0], weight.shape[1], hidden, vocab, unembed is not None)
     if tensors["bias"].shape != heads.bias.shape:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specbench_ss.errors import UserError
 from specbench_ss.tree import TreeShape, shape_of
@@ -69,6 +70,29 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]
             for rank, p in enumerate(accuracies[len(choice)]):
                 heapq.heappush(heap, (score * p, (*choice, rank)))
     return best
+
+
+def read_accuracies(config: dict[str, Any]) -> list[list[float]]:
+    """accuracies[head][rank] of a heads' config; [] where it has none. Raises UserError where it holds no such table."""
+    table = config.get("accuracies")
+    if table is None or table == []:
+        return []
+    rows = table if isinstance(table, list) else [None]
+    if not all(isinstance(row, list) and row and all(_is_share(x) for x in row) for row in rows):
+        raise UserError("medusa: 'accuracies' in config.json must be a list for each head of numbers from 0 to 1")
+    return [[float(x) for x in row] for row in rows]
+
+
+def read_nodes(config: dict[str, Any]) -> int:
+    """How many nodes the heads' config advises; 63 where it says nothing. Raises UserError for anything but a count."""
+    nodes = config.get("nodes", 63)
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
+        raise UserError(f"medusa: 'nodes' in config.json must be a whole number from 1, not {nodes!r}")
+    return nodes
+
+
+def _is_share(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 1
 
 
 def read_tree(path: Path) -> list[Choice]:

@@ -17,10 +17,11 @@ from specbench_ss.methods.checkpoint import check_base, drafter_folder, load_int
 from specbench_ss.methods.ss.drafting import draft_tree, prune
 from specbench_ss.methods.ss.streams import StreamConfig, Streams, run_msa, stream_visibility
 from specbench_ss.target import FINAL, Output, Target
-from specbench_ss.tree import DraftTree, visibility
+from specbench_ss.tree import DraftTree
 from specbench_ss.verify import Verdict
 
 WEIGHTS = "model.safetensors"
+MOST_NODES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class SpeculativeStreaming(Decoder):
         self.n_keep = options.n_keep or advice.get("n_keep", 32)
         if min(self.k, self.n_keep) < 1:
             raise UserError("ss: k and n_keep must be at least 1")
+        if self.k > target.vocab_size or self.k**self.gamma > MOST_NODES:
+            raise UserError(f"ss: k={self.k} with gamma={self.gamma} makes a tree of more than {MOST_NODES} nodes")
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
 
     @classmethod
@@ -92,36 +95,28 @@ class SpeculativeStreaming(Decoder):
         kept = min(nodes, self.n_keep) if self.options.prune == "on" else nodes
         return max(nodes, kept * (1 + self.gamma))
 
-    def _with_streams(self, main: Tensor, anchors: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Insert gamma streams beside the anchor rows [B, a, h]: rows [B, m + a*gamma, h] and their positions.
+    def _with_streams(self, main: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Insert gamma streams beside every row of main [1, m, h]: rows [1, m + m*gamma, h] and their positions.
 
-        Stream j stands at the position of the token whose successor it predicts: anchor + j.
+        Stream j stands at the position of the token whose successor it predicts: its row's + j.
         """
-        g = self.gamma
-        rows = torch.cat(
-            (main, self.streams.insert(anchors).unflatten(1, (-1, self.streams.config.gamma))[:, :, :g].flatten(1, 2)),
-            1,
-        )
-        ahead = torch.arange(1, g + 1, device=positions.device)
-        last = positions[-anchors.shape[1] :]
-        ahead = (last[:, None] + ahead).clamp_max(self.target.context_length - 1).flatten()
-        return rows, torch.cat((positions, ahead))
+        streams = self.streams.insert(main).unflatten(1, (-1, self.streams.config.gamma))[:, :, : self.gamma]
+        ahead = torch.arange(1, self.gamma + 1, device=positions.device)
+        places = (positions[:, None] + ahead).clamp_max(self.target.context_length - 1).flatten()
+        return torch.cat((main, streams.flatten(1, 2)), 1), torch.cat((positions, places))
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
     def prefill(self, state: State, ids: Tensor) -> Output:
-        """The prompt, with streams on its last token only."""
+        """The prompt as the base runs it, then streams on its last token only, over the cache."""
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
-        positions = torch.arange(s, device=target.device)
-        x = target.embed(ids, positions[None])
-        x = target.run(x, 0, self.lo, cache, None, target.rotary(positions[None], s))
-        rows, places = self._with_streams(x, x[:, -1:], positions)
-        see = torch.ones(s + g, s + g, dtype=torch.bool, device=target.device).tril()
-        x = run_msa(target, self.streams, rows, s, cache, target.block_mask(see, 0), target.rotary(places[None], s + g))
-        cache.advance(s)
-        final = target.family.norm(x[:, s - 1 :])
-        self.next_streams = final[0, 1:]
-        return Output(target.logits(final[:, :1]), None, {FINAL: final[:, :1]})
+        out = target.prefill(ids, cache, (self.lo,))
+        last = torch.tensor([s - 1], device=target.device)
+        rows, places = self._with_streams(out.taps[self.lo], last)
+        mask = target.causal_mask(g, s)
+        x = run_msa(target, self.streams, rows[:, 1:], 0, cache, mask, target.rotary(places[None, 1:], s + g))
+        self.next_streams = target.family.norm(x[0])
+        return out
 
     def propose(self, state: State) -> DraftTree:
         """The tree that the last step's streams predict, under the token the main stream decided."""
@@ -132,7 +127,7 @@ class SpeculativeStreaming(Decoder):
         """Lower layers over the tree; prune; insert streams; MSA layers over kept nodes and their streams."""
         target, cache = self.target, state.cache
         past, n = cache.get_seq_length(), len(tree)
-        visible, depths = visibility(tree.shape, target.device)
+        visible, depths = tree.visibility()
         positions = depths + past
         rotary = target.rotary(positions[None], past + tree.shape.depth)
         mask = target.block_mask(visible, past) if n > 1 else None
@@ -143,13 +138,13 @@ class SpeculativeStreaming(Decoder):
         if len(keep) < n:
             index = torch.tensor(keep, device=target.device)
             kept = tree.select(keep)
-            x, positions, visible = x[:, index], positions[index], visible[index][:, index]
+            x, positions, visible = x[:, index], positions[index], kept.visibility()[0]
             if self.prune_layer < self.lo:
                 rotary = target.rotary(positions[None], past + kept.shape.depth)
                 mask = target.block_mask(visible, past)
         x = target.run(x, self.prune_layer, self.lo, cache, mask, rotary)
         m = len(kept)
-        rows, places = self._with_streams(x, x, positions)
+        rows, places = self._with_streams(x, positions)
         msa_mask = target.block_mask(stream_visibility(visible, self.gamma), past)
         longest = past + kept.shape.depth + self.gamma
         x = run_msa(target, self.streams, rows, m, cache, msa_mask, target.rotary(places[None], longest))
@@ -161,8 +156,10 @@ class SpeculativeStreaming(Decoder):
         """Nodes that stay after the pruning layer."""
         if self.options.prune == "off" or (len(tree) <= self.n_keep and self.options.prune_threshold == 0):
             return list(range(len(tree)))
-        exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x[0])))  # [n, V]
-        return prune(tree, exits, visible, self.n_keep, self.options.prune_threshold)
+        inner = list(dict.fromkeys(tree.shape.parents[1:]))  # leaves have no transition to judge
+        x = x[0, torch.tensor(inner, device=x.device)]
+        exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x)))  # [inner, V]
+        return prune(tree, inner, exits, visible, self.n_keep, self.options.prune_threshold)
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Only the streams of the last accepted node draft the next tree."""

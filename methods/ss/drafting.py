@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ from specbench_ss.tree import DraftTree, TreeShape, shape_of
 
 # breaks ties between a node and its parent when a transition has probability one: the parent wins
 DEPTH_PENALTY = 1e-4
+IMPOSSIBLE = -100.0  # stands for the logarithm of nothing, in sums that must stay finite and tell parents from children
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +67,24 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     return drafted.select([0, *best.tolist()])
 
 
-def prune(tree: DraftTree, exit_logits: Tensor, visible: Tensor, n_keep: int, threshold: float) -> list[int]:
+def prune(
+    tree: DraftTree, inner: list[int], exit_logits: Tensor, visible: Tensor, n_keep: int, threshold: float
+) -> list[int]:
     """ACL sec. 2.3: the nodes that stay, ascending, ancestor-closed, root included, at most n_keep.
 
-    exit_logits [n, V]: early-exit logits of every node. A node's transition probability is its parent's
-    softmax at its token; below the threshold it goes with its whole subtree; then the best by path probability stay.
+    exit_logits [len(inner), V]: early-exit logits of the nodes with children. A node's transition probability is its
+    parent's softmax at its token; below the threshold it goes with its whole subtree; then the best by path probability
+    stay.
     """
-    parents = torch.tensor(tree.shape.parents[1:], device=tree.tokens.device)
-    log_p = exit_logits.log_softmax(-1)[parents, tree.tokens[1:]].float()  # [n - 1]
-    if threshold > 0:
-        log_p = log_p.masked_fill(log_p.exp() < threshold, float("-inf"))
-    finite = log_p.clamp_min(-1e4)  # products with zero of the mask below must not make NaN of -inf
-    depths = visible.sum(-1)[1:]
-    score = visible[1:, 1:].float() @ finite - DEPTH_PENALTY * depths  # [n - 1]
-    keep = min(n_keep - 1, len(tree) - 1)
-    best = score.topk(keep) if keep else None
-    if best is None:
+    keep = min(n_keep, len(tree)) - 1
+    if keep == 0:
         return [0]
-    alive = best.indices[best.values > -1e4 + 1] if threshold > 0 else best.indices
-    return [0, *(alive.sort().values + 1).tolist()]
+    row = {node: i for i, node in enumerate(inner)}
+    parents = torch.tensor([row[p] for p in tree.shape.parents[1:]], device=tree.tokens.device)
+    log_p = exit_logits.float().log_softmax(-1)[parents, tree.tokens[1:]].clamp_min(IMPOSSIBLE)  # [n - 1]
+    if threshold > 0:
+        log_p = log_p.masked_fill(log_p < math.log(threshold), IMPOSSIBLE)
+    score = visible[1:, 1:].float() @ log_p - DEPTH_PENALTY * visible[1:].sum(-1)  # [n - 1]
+    best = score.topk(keep)
+    stays = best.values > IMPOSSIBLE / 2 if threshold > 0 else best.values > -torch.inf
+    return [0, *sorted(i + 1 for i, stay in zip(best.indices.tolist(), stays.tolist(), strict=True) if stay)]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 
 from specbench_ss import registry
@@ -16,6 +17,7 @@ from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 from specbench_ss.words import parameters
 
 if TYPE_CHECKING:
+    from specbench_ss.rows import Run
     from specbench_ss.target import Target
 
 
@@ -37,6 +39,7 @@ def describe(config: RunConfig, where: RunTarget) -> None:
 def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
     """Make the run, print its tables, write its report. What the user got wrong is found before anything is loaded."""
     from specbench_ss import runner
+    from specbench_ss.chat import check_template
     from specbench_ss.manifest import manifest_for
     from specbench_ss.models import load_target
     from specbench_ss.progress import Progress
@@ -49,8 +52,13 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
     check_out(where)
     console = Console(stderr=True)
     target = load_target(
-        config.model, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        trust_remote_code=config.trust_remote_code,
+        chat_template=config.chat_template,
     )
+    check_template(target.tokenizer, target.name)
     decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
     console.print(_title(config, target, data), highlight=False)
     manifest = manifest_for(config, target, data, decoders, ["ssbench", *sys.argv[1:]])
@@ -60,15 +68,31 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
 
 
 def tell(out: Path, open_report: bool) -> None:
-    """The tables, the report, and where it all is."""
+    """The tables, the report, and where it all is. Exit code 1 where a method has no good sample."""
     from specbench_ss.rundir import read_run
     from specbench_ss.table import print_tables
 
-    print_tables(read_run(out), Console())
+    done = read_run(out)
+    print_tables(done, Console())
     report = write_report(out)
     print(f"report: {report}")
     if open_report:
         open_in_browser(report)
+    errors = without_result(done)
+    if errors:
+        what = "; ".join(f"{label}: {error}" for label, error in errors.items())
+        print(f"ssbench: every sample failed of {' '.join(what.split())}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def without_result(run: Run) -> dict[str, str]:
+    """Methods of which every sample failed, with the first error."""
+    good = {row.method for row in run.rows if row.ok}
+    first: dict[str, str] = {}
+    for row in run.rows:
+        if row.method not in good:
+            first.setdefault(row.method, row.error or "unknown error")
+    return first
 
 
 def _questions(config: RunConfig, suite: Suite) -> SuiteData:

@@ -27,11 +27,12 @@ def command(
 def write_report(run_dir: Path, name: str = "html", out: Path | None = None) -> Path:
     """Write the report `name` of a run directory; returns where it is. Raises UserError where it cannot go there."""
     from specbench_ss.registry import load_report
-    from specbench_ss.rundir import read_run
+    from specbench_ss.rundir import check_manifest, read_run
 
     report = load_report(name)
     path = out or run_dir / report.filename
     run = read_run(run_dir)
+    check_manifest(run)
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
     try:

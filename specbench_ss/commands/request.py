@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from specbench_ss.chat import template_text
 from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, split_methods
 from specbench_ss.errors import UserError, did_you_mean
 
@@ -75,6 +76,8 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data"}
     if not 0 < values["top_p"] <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, not {values['top_p']}")
+    if values["chat_template"] is not None:
+        template_text(values["chat_template"])  # found wrong before anything is loaded
     return RunConfig(
         methods=method_specs(values["methods"], values["set"] or ()),
         categories=tuple(part.strip() for part in (values["categories"] or "").split(",") if part.strip()),

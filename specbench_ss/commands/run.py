@@ -68,6 +68,14 @@ def command(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=HOW)
     ] = DEFAULT.trust_remote_code,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own template.",
+            rich_help_panel=HOW,
+        ),
+    ] = DEFAULT.chat_template,
     out: Annotated[
         Path | None, typer.Option(help="Run directory.  [default: runs/TIME-MODEL-SUITE]", rich_help_panel=WHERE)
     ] = None,

@@ -45,10 +45,8 @@ def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
     from specbench_ss.methods.ss.streams import StreamConfig, Streams
     from specbench_ss.models import hash_weights
     from specbench_ss.target import Target
-    from tests.methods.decoders import streaming
     from tests.tiny import tiny_model
 
-    assert streaming  # the same shapes as everywhere
     target = Target(tiny_model("llama"))
     target.weights_hash = hash_weights(target.model)
     config = StreamConfig(gamma=2, n_msa_layers=2)
@@ -107,12 +105,14 @@ def test_packing_loses_no_conversation_and_splits_none() -> None:
 
 def test_answers_are_masked_from_after_the_marker_to_the_end_token() -> None:
     row = np.array([1, 3, 9, 4, 7, 8, 2, 3, 9, 4, 6, 2, 1, 3, 4, 5, 0])
-    assert completion_mask(row, 4, 2).astype(int).tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1]
+    assert completion_mask(row, SPECIAL).astype(int).tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0]
+    unfinished = np.array([1, 3, 9, 4, 7, 8, 1, 3, 9, 4, 6, 2, 0, 0])
+    assert completion_mask(unfinished, SPECIAL).astype(int).tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0]
 
 
 def test_anchor_labels_stay_inside_one_answer() -> None:
     row = np.array([[1, 3, 9, 4, 7, 8, 2, 1, 3, 4, 6, 5, 7, 2]])
-    answer = np.stack([completion_mask(r, 4, 2) for r in row])
+    answer = np.stack([completion_mask(r, SPECIAL) for r in row])
     anchors = pick_anchors(row.astype(np.int64), answer, 2, 20, 3, np.random.default_rng(0))
     labels = {
         int(t): anchors.labels[0, i].tolist() for i, t in enumerate(anchors.at[0]) if anchors.labels[0, i, 0] != -100

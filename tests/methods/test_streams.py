@@ -15,7 +15,7 @@ from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.training import Anchors, base_states
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
-from specbench_ss.tree import DraftTree, visibility
+from specbench_ss.tree import DraftTree
 from tests.methods.decoders import TWO_LAYERS, randomise, streaming
 from tests.tiny import ARCHITECTURES, tiny_model
 
@@ -135,15 +135,15 @@ def test_best_nodes_are_the_most_probable_and_ancestor_closed() -> None:
 
 def test_pruning_keeps_the_best_by_path_probability() -> None:
     tree = DraftTree.of(torch.tensor([0, 1, 2, 3, 1]), [-1, 0, 0, 1, 2])
-    visible, _ = visibility(tree.shape, torch.device("cpu"))
+    visible, _ = tree.visibility()
     p = torch.tensor([[0.05, 0.7, 0.2, 0.05], [0.1, 0.2, 0.2, 0.5], [0.01, 0.97, 0.01, 0.01], [0.25] * 4, [0.25] * 4])
     exits = p.log()
     # path probabilities: node 1 0.7, node 2 0.2, node 3 0.35, node 4 0.194
-    assert prune(tree, exits, visible, 5, 0.0) == [0, 1, 2, 3, 4]
-    assert prune(tree, exits, visible, 4, 0.0) == [0, 1, 2, 3]
-    assert prune(tree, exits, visible, 3, 0.0) == [0, 1, 3]
-    assert prune(tree, exits, visible, 1, 0.0) == [0]
-    assert prune(tree, exits, visible, 5, 0.3) == [0, 1, 3]  # node 2 goes with its whole subtree
+    assert prune(tree, [0, 1, 2], exits[:3], visible, 5, 0.0) == [0, 1, 2, 3, 4]
+    assert prune(tree, [0, 1, 2], exits[:3], visible, 4, 0.0) == [0, 1, 2, 3]
+    assert prune(tree, [0, 1, 2], exits[:3], visible, 3, 0.0) == [0, 1, 3]
+    assert prune(tree, [0, 1, 2], exits[:3], visible, 1, 0.0) == [0]
+    assert prune(tree, [0, 1, 2], exits[:3], visible, 5, 0.3) == [0, 1, 3]  # node 2 goes with its whole subtree
 
 
 def test_visibility_of_streams() -> None:

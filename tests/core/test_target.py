@@ -1,0 +1,73 @@
+"""The layer driver equals the model's own forward pass, and refuses or mends what it cannot drive."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.tree import DraftTree
+from tests.tiny import ARCHITECTURES, tiny_model
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@torch.inference_mode()
+def test_logits_are_those_of_the_models_own_forward(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    ids = [5, 9, 11, 6, 30, 22, 41, 8, 17, 60, 3, 4]
+    theirs = target.model(torch.tensor([ids])).logits[0, -1]
+    torch.testing.assert_close(target.next_logits(ids), theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@torch.inference_mode()
+def test_a_tree_is_decoded_as_its_paths_one_by_one(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    prompt = [5, 9, 11, 6, 30, 22, 41, 8, 17, 60]
+    tree = DraftTree.of(torch.tensor([3, 4, 5, 6, 7, 8]), [-1, 0, 0, 1, 2, 4])
+    cache = target.new_cache(40)
+    target.prefill(torch.tensor([prompt]), cache)
+    logits = target.forward_tree(tree, cache).logits[0]
+    for node, path in enumerate(tree.shape.paths()):
+        alone = target.next_logits(prompt + tree.tokens[path].tolist())
+        torch.testing.assert_close(logits[node], alone, atol=2e-5, rtol=1e-4)
+
+
+def test_another_attention_than_sdpa_is_set_right() -> None:
+    model = tiny_model("llama")
+    expected = generate(Autoregressive(Target(model)), [5, 6, 7, 8], Limits(20), Sampling()).tokens
+    model.set_attn_implementation("eager")
+    assert generate(Autoregressive(Target(model)), [5, 6, 7, 8], Limits(20), Sampling()).tokens == expected
+
+
+def test_longrope_ends_where_its_factors_would_change() -> None:
+    half = [1.0, 1.5, 2.0, 3.0]
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": half, "long_factor": [4 * f for f in half],
+        "original_max_position_embeddings": 24,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.Phi3Config(
+        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=96, pad_token_id=0, rope_parameters=rope,
+        original_max_position_embeddings=24,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    target = Target(model)
+    assert target.context_length == 24
+    prompt = [5, 6, 7, 8]
+    ours = generate(Autoregressive(target), prompt, Limits(80), Sampling())
+    assert (ours.finish, len(ours.tokens)) == ("context", 20)
+    theirs = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    assert ours.tokens == theirs[0, 4:].tolist()
+
+
+def test_an_unknown_architecture_is_one_line() -> None:
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20)
+    with pytest.raises(UserError, match="'gpt2' is not supported"):
+        Target(transformers.AutoModelForCausalLM.from_config(config))
