@@ -56,7 +56,7 @@ STREAM_EMBEDDING_LR = 0.1
 DRAFTER_ROWS = 5
 # what pays on two CPU cores: see docs/log.md
 MEDUSA_NODES = 15
-SS_ADVICE = {"k": 3, "n_draft": 20, "n_keep": 10}
+SS_ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,14 +73,11 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]
 
 
 def read_accuracies(config: dict[str, Any]) -> list[list[float]]:
-    """accuracies[head][rank] of a heads' config; [] where it has none. Raises UserError where it holds no such table."""
-    table = config.get("accuracies")
-    if table is None or table == []:
-        return []
-    rows = table if isinstance(table, list) else [None]
-    if not all(isinstance(row, list) and row and all(_is_share(x) for x in row) for row in rows):
+    """accuracies[head][rank] of a heads' config; [] where it has none. Raises UserError for anything else."""
+    table = config.get("accuracies") or []
+    if not isinstance(table, list) or not all(_are_shares(row) for row in table):
         raise UserError("medusa: 'accuracies' in config.json must be a list for each head of numbers from 0 to 1")
-    return [[float(x) for x in row] for row in rows]
+    return [[float(x) for x in row] for row in table]
 
 
 def read_nodes(config: dict[str, Any]) -> int:
@@ -91,8 +88,9 @@ def read_nodes(config: dict[str, Any]) -> int:
     return nodes
 
 
-def _is_share(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 1
+def _are_shares(row: Any) -> bool:
+    numbers = isinstance(row, list) and all(isinstance(x, (int, float)) and 0 <= x <= 1 for x in row)
+    return numbers and bool(row)
 
 
 def read_tree(path: Path) -> list[Choice]:

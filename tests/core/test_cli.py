@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 
 from specbench_ss.cli import main
@@ -19,7 +21,7 @@ from specbench_ss.commands.request import default_out, method_specs
 from specbench_ss.config import RunConfig, RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.progress import Progress
-from specbench_ss.rundir import read_run
+from specbench_ss.rundir import MANIFEST, read_run
 
 MakeRun = Callable[..., Path]
 Asked = list[tuple[RunConfig, RunTarget]]
@@ -61,6 +63,7 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["run", "--methods", "arr", "--dry-run"], "did you mean ar?"),
         (["run", "--methods", "ar", "--suite", "specbnch", "--dry-run"], "did you mean specbench?"),
         (["run", "--methods", "ar", "--config", "nowhere.yaml"], "cannot read nowhere.yaml"),
+        (["run", "--methods", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
         (["report", "nowhere"], "nowhere is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
         (["lab", "train", "--out", "nowhere", "--budget-scale", "0"], "--budget-scale"),
@@ -174,6 +177,31 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
         assert words in told
     assert f"report: {out / 'report.html'}" in told
     assert (out / "report.html").stat().st_size > 1_000_000
+
+
+def test_a_method_without_one_good_sample_is_told_and_exits_1(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as end:
+        execute.tell(make_run(failing=("ss",), questions=1), open_report=False)
+    told = capsys.readouterr()
+    assert end.value.exit_code == 1
+    assert told.err == "ssbench: every sample failed of ss: RuntimeError: out of luck\n"
+    assert "By task" in told.out and "report: " in told.out
+
+
+@pytest.mark.parametrize("keys", [("model",), ("model", "name"), ("environment", "gpus"), ("methods",), ("created",)])
+def test_a_manifest_that_lacks_something_is_one_line(
+    keys: tuple[str, ...], make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(questions=1)
+    manifest = json.loads((run / MANIFEST).read_text())
+    part = manifest
+    for key in keys[:-1]:
+        part = part[key]
+    del part[keys[-1]]
+    (run / MANIFEST).write_text(json.dumps(manifest))
+    assert f"it lacks {'.'.join(keys)}" in failing(["report", str(run)], capsys)
 
 
 def test_a_report_that_cannot_be_written_is_one_line(

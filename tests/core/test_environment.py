@@ -69,3 +69,26 @@ def test_machine_changes_names_what_differs_but_not_the_clock_of_the_moment() ->
     assert env.machine_changes(old, new) == []
     assert env.machine_changes(old, {**new, "cpu": {"model": "y"}}) == ["cpu"]
     assert env.machine_changes(old, {**new, "gpus": []}) == ["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"threads": {"intra_op": 1}}, "threads"),
+        ({"packages": {"torch": "2", "numpy": "1"}}, "torch"),
+        ({"driver": "2"}, "driver"),
+        ({"revision": {"commit": "a", "dirty": True}}, "code revision"),
+        ({"packages": {"torch": "1", "numpy": "2"}}, None),
+    ],
+)
+def test_every_condition_of_a_timing_counts_against_every_earlier_session(change: Any, name: str | None) -> None:
+    here = {
+        "threads": {"intra_op": 2},
+        "packages": {"torch": "1", "numpy": "1"},
+        "driver": "1",
+        "revision": {"commit": "a", "dirty": False},
+    }
+    expected = [name] if name else []
+    assert env.machine_changes(here, {**here, **change}) == expected
+    sessions = [{"environment": here}, {"environment": {**here, **change}}]
+    assert env.changed_since({"environment": here, "sessions": sessions}, here) == expected

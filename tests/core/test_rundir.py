@@ -142,12 +142,28 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
         ({"model": {"hash": "other", "dtype": "float32", "device": "cpu"}}, "model"),
         ({"model": {"hash": "m", "dtype": "bfloat16", "device": "cpu"}}, "dtype"),
         ({"model": {"hash": "m", "dtype": "float32", "device": "cuda:0"}}, "device"),
+        ({"model": {"hash": "m", "dtype": "float32", "device": "cpu", "chat_template": "t"}}, "chat template"),
+        ({"methods": [{"label": "ar", "resolved": {"k": 2, "hash": "w"}}]}, r"method ar differs \(k, hash\)"),
+        ({"methods": [{"label": "ar"}, {"label": "ss"}]}, "method ss"),
     ],
 )
 def test_another_run_is_not_continued(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
     fill(tmp_path, range(1))
-    with pytest.raises(UserError, match=f"from another configuration: its {name} differs"):
+    with pytest.raises(UserError, match=f"from another configuration: its {name}( differs)?$"):
         RunDir.open(RunTarget(tmp_path, resume=True), manifest(**changes))
+
+
+def test_every_session_is_listed(tmp_path: Path) -> None:
+    for i in range(3):
+        sessions = [{"started": str(i), "environment": {}}]
+        with RunDir.open(RunTarget(tmp_path, resume=i > 0), manifest(sessions=sessions)) as run:
+            run.update(status="running")
+    assert [s["started"] for s in read_run(tmp_path).manifest["sessions"]] == ["0", "1", "2"]
+
+
+def test_asking_whether_a_place_will_do_makes_nothing(tmp_path: Path) -> None:
+    assert not check_out(RunTarget(tmp_path / "a" / "b"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_with_something_in_it_needs_resume(tmp_path: Path) -> None:

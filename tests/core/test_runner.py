@@ -53,6 +53,15 @@ class FakeDecoder(Decoder):
         raise NotImplementedError
 
 
+class Weighted(FakeDecoder):
+    """With weights that can be exchanged."""
+
+    weights = "one"
+
+    def described(self) -> dict[str, Any]:
+        return {"shape": (1, 2), "weights_hash": self.weights}
+
+
 class Lossy(FakeDecoder):
     lossless = False
 
@@ -222,6 +231,26 @@ def test_an_interrupted_run_is_finished_by_resuming(tmp_path: Path, after: int) 
     assert strip == [(r.key, r.index, r.position, r.seed, r.text, r.tokens) for r in expected.rows]
     assert sorted(s.key for s in done.sameness) == sorted(s.key for s in expected.sameness)
     assert done.manifest["status"] == "complete"
+
+
+def test_a_run_records_its_drafters_and_is_not_resumed_with_others(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.decoders["m"] = drafter = Weighted(bench.target)
+    methods = bench.run().manifest["methods"]
+    assert [m["resolved"] for m in methods] == [{}, {"shape": [1, 2], "weights_hash": "one"}]
+    bench.run(resume=True)
+    assert len(read_run(tmp_path).manifest["sessions"]) == 2
+    drafter.weights = "two"
+    with pytest.raises(UserError, match=r"its method m differs \(weights_hash\)"):
+        bench.run(resume=True)
+
+
+def test_resuming_under_other_conditions_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Bench(tmp_path).run()
+    again = Bench(tmp_path)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    again.run(resume=True)
+    assert any("other conditions: threads; times do not compare" in w for w in again.events.warnings)
 
 
 def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -88,6 +89,20 @@ def test_a_dtype_without_a_bound_is_refused() -> None:
     assert near_tie_drop("torch.float32") == near_tie_drop("float32")
     with pytest.raises(ValueError, match="float8"):
         near_tie_drop("torch.float8_e4m3fn")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", range(3))
+def test_logits_that_are_not_finite_are_a_mismatch_that_can_be_written(value: float, place: int) -> None:
+    logits = [5.0, 5.0, 5.0]
+    logits[place] = value
+    found = verdict(LogitTarget(logits), [0], [1])
+    json.dumps(found.as_dict(), allow_nan=False)
+    if place == 2 and value < 0:  # no part of the question
+        assert found.verdict == "near-tie"
+    else:
+        assert (found.verdict, found.gap, found.drop) == ("mismatch", None, None)
+        assert found.reason == "logits are not finite"
 
 
 def test_a_difference_that_cannot_be_explained_is_a_mismatch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import heads_from_tensors
 from specbench_ss.methods.medusa.trees import PUBLISHED, best_tree, read_tree, tree_of
 from specbench_ss.target import Target
+from tests.methods.decoders import medusa
 from tests.tiny import tiny_model
 
 H, V = 32, 61
@@ -73,6 +75,49 @@ def test_a_torch_file_loads_and_a_truncated_one_is_one_line(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(UserError, match="cannot read weights"):
         Medusa.load(target, MedusaOptions(weights=str(path)))
+
+
+@pytest.mark.parametrize("heads", [-1, 4])
+def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) -> None:
+    torch.save(layout(), tmp_path / "heads.pt")
+    options = MedusaOptions(weights=str(tmp_path / "heads.pt"), heads=heads)
+    with pytest.raises(UserError, match=f"heads must be 1 to 3, or 0 for all, not {heads}"):
+        Medusa.load(Target(tiny_model("llama")), options)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"accuracies": "high"}, "accuracies"),
+        ({"accuracies": [0.5]}, "accuracies"),
+        ({"accuracies": [[]]}, "accuracies"),
+        ({"accuracies": [[0.5, "x"]]}, "accuracies"),
+        ({"accuracies": [[1.5]]}, "accuracies"),
+        ({"accuracies": [[0.5]], "nodes": "many"}, "nodes"),
+        ({"accuracies": [[0.5]], "nodes": 0}, "nodes"),
+    ],
+)
+def test_a_malformed_config_is_named(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=f"'{said}' in config.json must be"):
+        Medusa.choices(MedusaOptions(), config, 3)
+
+
+@pytest.mark.parametrize("shape", [(2, V, H), (3, V), (3,), (3, V, H + 1)])
+def test_a_vocabulary_projection_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    tensors = {"weight": torch.zeros(3, 1, H, H), "bias": torch.zeros(3, 1, H), "unembed": torch.zeros(shape)}
+    with pytest.raises(UserError, match="unembed has shape"):
+        heads_from_tensors(tensors, H, V)
+
+
+def test_it_describes_its_tree_and_tells_weights_apart() -> None:
+    target = Target(tiny_model("llama"))
+    one = medusa(target).described()
+    assert (one["tree_nodes"], one["depth"]) == (len([c for c in PUBLISHED if len(c) <= 3]), 3)
+    assert one == medusa(target).described()
+    other = medusa(target)
+    with torch.no_grad():
+        other.heads.weight.mul_(1.5)
+    assert {k for k, v in other.described().items() if v != one[k]} == {"heads_hash"}
 
 
 def test_no_weights_for_a_model_says_what_to_do() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
+from specbench_ss.reports import record
 from specbench_ss.reports.assets import plotly_js
 from specbench_ss.reports.html import HtmlReport
 from specbench_ss.reports.palette import COLOURS, styles
@@ -148,3 +149,18 @@ def test_every_method_keeps_one_colour_and_the_reference_is_none_of_them() -> No
     assert [made[label].colour for label in labels[1:7]] == list(COLOURS)
     assert made["ar"].colour not in COLOURS
     assert len({(s.colour, s.pattern) for s in made.values()}) == len(labels)
+
+
+def test_the_record_shows_what_was_measured_and_in_which_sessions(make_run) -> None:  # type: ignore[no-untyped-def]
+    run = read_run(make_run(questions=1))
+    here = run.manifest["environment"]
+    run.manifest["methods"][1]["resolved"] = {"k": 3, "tree": [1, 2], "weights_hash": "abc"}
+    run.manifest["sessions"] = [
+        {"started": "monday", "environment": here},
+        {"started": "tuesday", "environment": {**here, "driver": "2"}},
+    ]
+    known = {fact.name: fact.value for fact in record.facts(run)}
+    assert known["Method ss, as measured"] == "k=3, tree=[1, 2], weights_hash=abc"
+    assert known["Sessions"] == "monday; tuesday (other driver: times do not compare)"
+    run.manifest["sessions"] = run.manifest["sessions"][:1]
+    assert "Sessions" not in {fact.name for fact in record.facts(run)}

@@ -1,0 +1,112 @@
+"""Chat templates: the known forms to the letter, and a model without one is told before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from specbench_ss import models
+from specbench_ss.chat import NAMES, check_template, template_hash, template_text
+from specbench_ss.cli import main
+from specbench_ss.commands import execute
+from specbench_ss.errors import UserError
+from specbench_ss.suite import Question, SuiteData
+from tests.tiny import tiny_model
+
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "bye"},
+]
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+EXPECTED = {
+    "plain": "<s>hi\nhello\nbye\n",
+    "vicuna": f"<s>{SYSTEM} USER: hi ASSISTANT: hello</s>USER: bye ASSISTANT:",
+    "llama-2": "<s>[INST] hi [/INST] hello </s><s>[INST] bye [/INST]",
+}
+
+
+def tokenizer(template: str | None = None, **special: str) -> Any:
+    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")), **special)
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_known_forms_to_the_letter(name: str) -> None:
+    known = tokenizer(template_text(name), bos_token="<s>", eos_token="</s>")
+    assert known.apply_chat_template(TALK, add_generation_prompt=True, tokenize=False) == EXPECTED[name]
+    check_template(tokenizer(template_text(name)), "m")  # without special tokens
+
+
+@pytest.mark.parametrize(("name", "where"), [("vicuna", "<s>be brief USER: hi"), ("llama-2", "<<SYS>>\nbe brief\n<</")])
+def test_a_system_message_takes_its_place(name: str, where: str) -> None:
+    known = tokenizer(template_text(name), bos_token="<s>", eos_token="</s>")
+    talk = [{"role": "system", "content": "be brief"}, *TALK]
+    assert where in known.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+
+
+def test_a_file_is_read_and_what_is_neither_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[-1]['content'] }}")
+    assert template_text(str(file)) == file.read_text()
+    with pytest.raises(UserError, match="did you mean vicuna"):
+        template_text("vicunna")
+    file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="cannot read --chat-template"):
+        template_text(str(file))
+
+
+@pytest.mark.parametrize("broken", ["{% for %}", "{{ raise_exception('no') }}", "{{ messages[9].content.x }}"])
+def test_a_template_that_does_not_work_is_told(broken: str) -> None:
+    with pytest.raises(UserError, match="the chat template of m does not work"):
+        check_template(tokenizer(broken), "m")
+
+
+def test_templates_are_told_apart() -> None:
+    hashes = {template_hash(tokenizer(template_text(name))) for name in NAMES}
+    assert len(hashes) == 3 and None not in hashes
+    assert template_hash(tokenizer()) is template_hash(None) is None
+
+
+def test_loading_sets_the_template(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    plain = models.load_target(str(tmp_path), device="cpu", chat_template="plain")
+    assert plain.tokenizer.chat_template == template_text("plain")
+    assert models.load_target(str(tmp_path), device="cpu").tokenizer.chat_template is None
+
+
+def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = SimpleNamespace(tokenizer=tokenizer(), name="org/base")
+    monkeypatch.setattr(models, "load_target", lambda *_, **__: bare)
+    monkeypatch.setattr(execute, "_questions", lambda *_: SuiteData("s", "e", (Question("q", "c", ("t",)),)))
+    out = tmp_path / "run"
+    assert main(["run", "--methods", "ar", "--out", str(out)]) == 2
+    line = "the tokenizer of org/base has no chat template; give one with --chat-template plain|vicuna|llama-2|FILE"
+    assert capsys.readouterr().err == f"ssbench: {line}\n"
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(torch.OutOfMemoryError("CUDA out of memory.\nmore"), "does not fit on"), (RuntimeError("x"), "cannot be put on")],
+)
+def test_a_model_that_does_not_fit_the_device_is_one_line(error: Exception, said: str) -> None:
+    def refuse(device: str) -> None:
+        raise error
+
+    with pytest.raises(UserError, match=f"model 'm' {said} device 'cuda': [^\n]*$"):
+        models._placed(SimpleNamespace(to=refuse), "m", "cuda")
