@@ -26,7 +26,7 @@ METRICS = {
     "rag": "token_f1",
 }
 FULL_SIZE = {name: 10 if name in catalog.MT_BENCH_CATEGORIES else 80 for name in catalog.SPECBENCH_CATEGORIES}
-LAB_LIMIT = 2
+LAB_LIMIT = 4
 
 
 class SpecBench(Suite):

@@ -48,18 +48,20 @@ def held_out_loss(model: Any, tokenizer: Any, special: Mapping[str, int], count:
     return total / tokens
 
 
-def task_scores(target: Target, per_category: int = 60, batch: int = 60) -> dict[str, tuple[str, float, int]]:
+def task_scores(
+    target: Target, per_category: int = 60, limit: int = 256, batch: int = 60
+) -> dict[str, tuple[str, float, int]]:
     """Mean score of greedy answers to evaluation questions, by category, all turns, history the model's own."""
     scores: dict[str, tuple[str, float, int]] = {}
     for category in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES):
         asked = questions([category], "eval", per_category)
-        found = [s for i in range(0, len(asked), batch) for s in _scores_of(target, asked[i : i + batch])]
+        found = [s for i in range(0, len(asked), batch) for s in _scores_of(target, asked[i : i + batch], limit)]
         if found:
             scores[category] = (asked[0].metric or "", sum(found) / len(found), len(found))
     return scores
 
 
-def _scores_of(target: Target, asked: Iterable[Question]) -> list[float]:
+def _scores_of(target: Target, asked: Iterable[Question], limit: int) -> list[float]:
     talks: list[tuple[Question, list[dict[str, str]]]] = [(q, []) for q in asked]
     found: list[float] = []
     for turn in range(max(len(q.turns) for q, _ in talks)):
@@ -68,7 +70,7 @@ def _scores_of(target: Target, asked: Iterable[Question]) -> list[float]:
             talk.append({"role": "user", "content": q.turns[turn]})
         prompts = [target.encode_chat(talk) for _, talk in going]
         eos = next(iter(target.eos_ids))
-        answers = greedy_batch(target.model, prompts, target.tokenizer.pad_token_id, eos, 256)
+        answers = greedy_batch(target.model, prompts, target.tokenizer.pad_token_id, eos, limit)
         for (q, talk), ids in zip(going, answers, strict=True):
             text = target.decode_text(ids)
             talk.append({"role": "assistant", "content": text})
@@ -78,7 +80,7 @@ def _scores_of(target: Target, asked: Iterable[Question]) -> list[float]:
     return found
 
 
-def taus(target: Target, per_category: int = 3) -> dict[str, float]:
+def taus(target: Target, per_category: int = 3, limit: int = 256) -> dict[str, float]:
     """Tau of every drafter over evaluation questions of the 13 categories, first turns, greedy, default settings."""
     decoders: dict[str, Decoder] = {
         "ar": Autoregressive(target),
@@ -91,7 +93,7 @@ def taus(target: Target, per_category: int = 3) -> dict[str, float]:
     ]
     found = {}
     for name, decoder in decoders.items():
-        runs = [generate(decoder, p, Limits(256, target.eos_ids), Sampling()) for p in prompts]
+        runs = [generate(decoder, p, Limits(limit, target.eos_ids), Sampling()) for p in prompts]
         steps = [s for r in runs for s in r.steps]
         found[name] = sum(s.tokens for s in steps) / len(steps)
     return found

@@ -88,7 +88,7 @@ class Workshop:
     def base_size(self, name: str) -> base_stage.BaseSize:
         """The named size, with its budget scaled."""
         size = base_stage.SIZES[name]
-        return replace(size, tokens=int(size.tokens * self.scale))
+        return replace(size, tokens=self.scaled(size.tokens, size.rows_per_step * size.row_length))
 
     def tokenizer(self) -> Any:
         """The tokenizer that the first stage made."""
@@ -143,10 +143,11 @@ def training_rows(
     docs: list[NDArray[np.int32]] = []
     tokens, source = 0, conversations("train", seed, weights)
     while tokens < size.tokens:
-        new = tokenize(tokenizer, [render(e) for e in islice(source, 2_000)])
+        new = tokenize(tokenizer, [render(e) for e in islice(source, min(2_000, 16 + size.tokens // 200))])
         docs += new
         tokens += sum(map(len, new))
     rows = pack(docs, size.row_length, special_ids(tokenizer)["pad"])
+    rows = rows[: -(len(rows) % size.rows_per_step) or None]  # whole steps
     np.save(path, rows)
     shop.log(f"text: {len(docs)} conversations, {tokens} tokens, {len(rows)} rows of {size.row_length}")
     return rows
@@ -188,7 +189,9 @@ def stage_base(shop: Workshop) -> None:
 def stage_polish(shop: Workshop) -> None:
     """The base's last part: more of what computes, with arithmetic drills, at a lower learning rate."""
     size = shop.base_size(shop.size)
-    size = replace(size, tokens=int(size.tokens * POLISH_SHARE), lr=size.lr / 2)
+    size = replace(
+        size, tokens=max(int(size.tokens * POLISH_SHARE), size.rows_per_step * size.row_length), lr=size.lr / 2
+    )
     rows = training_rows(shop, size, shop.seed + 4, POLISH_WEIGHTS)
     _train_base(shop, "polish", size, rows, shop.out / "base" / "model")
 
@@ -202,8 +205,8 @@ def stage_answers(shop: Workshop) -> None:
         if path.exists():
             continue
         docs: list[NDArray[np.int32]] = []
-        examples = conversations(split, shop.seed + 2)
-        for batch in own_conversations(model, tokenizer, examples, shop.scaled(count, 64)):
+        examples, longest = conversations(split, shop.seed + 2), min(192, shop.scaled(192, 8))
+        for batch in own_conversations(model, tokenizer, examples, shop.scaled(count, 64), limit=longest):
             docs += batch
             shop.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
         rows = pack(docs, shop.base_size(shop.size).row_length, special_ids(tokenizer)["pad"])
@@ -262,12 +265,12 @@ def stage_cards(shop: Workshop) -> None:
     """Measure the family and write its cards."""
     out = shop.out / "export"
     base, draft = (load_target(str(out / n), dtype="float32", device=shop.device) for n in ("base", "draft"))
-    special = special_ids(base.tokenizer)
+    special, longest = special_ids(base.tokenizer), min(256, shop.scaled(256, 8))
     losses = [cards.held_out_loss(t.model, t.tokenizer, special, shop.scaled(400, 8)) for t in (base, draft)]
     shop.log(f"cards: held-out loss {losses[0]:.4f}, of the draft {losses[1]:.4f}")
-    scores = cards.task_scores(base, shop.scaled(60, 1))
+    scores = cards.task_scores(base, shop.scaled(60, 1), longest)
     shop.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
-    taus = cards.taus(base, shop.scaled(3, 1))
+    taus = cards.taus(base, shop.scaled(3, 1), longest)
     shop.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
     cards.write_cards(out, base, draft, cards.Measured(losses[0], losses[1], scores, taus))
 

@@ -16,6 +16,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import check_base, drafter_folder, load_into, read_config, read_tensors
 from specbench_ss.methods.ss.drafting import draft_tree, prune
 from specbench_ss.methods.ss.streams import StreamConfig, Streams, run_msa, stream_visibility
+from specbench_ss.models import hash_weights
 from specbench_ss.target import FINAL, Output, Target
 from specbench_ss.tree import DraftTree
 from specbench_ss.verify import Verdict
@@ -85,6 +86,20 @@ class SpeculativeStreaming(Decoder):
         streams = Streams(shape, target.hidden_size)
         load_into(streams, {k: v.float() for k, v in tensors.items()}, "ss")
         return cls(target, options, streams, config.get("advice", {}))
+
+    def described(self) -> dict[str, Any]:
+        """The settings as resolved with the checkpoint's advice, and the streams."""
+        return {
+            "gamma": self.gamma,
+            "k": self.k,
+            "n_draft": self.n_draft,
+            "n_keep": self.n_keep,
+            "prune": self.options.prune,
+            "prune_threshold": self.options.prune_threshold,
+            "prune_layer": self.prune_layer,
+            "msa_layers": self.streams.config.n_msa_layers,
+            "streams_hash": hash_weights(self.streams),
+        }
 
     # -- rows and masks -----------------------------------------------------------------------------------------
 

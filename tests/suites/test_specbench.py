@@ -74,8 +74,8 @@ def test_a_limit_is_a_prefix_and_the_seed_of_a_run_changes_nothing() -> None:
     some = suite.load(SuiteRequest(lab=True, limit=3, categories=("math", "rag"), seed=5))
     assert [q for q in whole if int(q.id[-4:]) < 3] == list(some.questions)
     default = suite.load(SuiteRequest(lab=True))
-    assert set(counts(default).values()) == {2} and len(default.questions) == 26
-    assert default.content_hash == suite.load(SuiteRequest(lab=True, limit=2)).content_hash
+    assert set(counts(default).values()) == {4} and len(default.questions) == 52
+    assert default.content_hash == suite.load(SuiteRequest(lab=True, limit=4)).content_hash
     assert len(suite.load(SuiteRequest(lab=True, limit=999, categories=("math",))).questions) == 10
 
 
