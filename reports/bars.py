@@ -49,15 +49,15 @@ def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
 
 
 def _top(rows: Sequence[SummaryRow]) -> float:
-    """Upper end of the axis: the whiskers, but a huge one does not flatten the bars."""
+    """Upper end of the axis: every whisker is on the plot."""
     bars = [row.speedup or 1.0 for row in rows]
     whiskers = [row.speedup_interval[1] for row in rows if row.speedup_interval]
-    return max(1.25, min(1.05 * max([*bars, *whiskers], default=1), 2 * max(bars, default=1)))
+    return max(1.25, 1.05 * max([*bars, *whiskers], default=1))
 
 
 def _bars(rows: Sequence[SummaryRow], style: Style) -> dict[str, Any]:
     speedup = [row.speedup or 0.0 for row in rows]
-    ends = [row.speedup_interval or (value, value) for row, value in zip(rows, speedup, strict=True)]
+    ends = [row.speedup_interval or (None, None) for row in rows]
     return {
         "type": "bar",
         "name": rows[0].method,
@@ -67,8 +67,8 @@ def _bars(rows: Sequence[SummaryRow], style: Style) -> dict[str, Any]:
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": [high - value for (_, high), value in zip(ends, speedup, strict=True)],
-            "arrayminus": [value - low for (low, _), value in zip(ends, speedup, strict=True)],
+            "array": [None if high is None else high - value for (_, high), value in zip(ends, speedup, strict=True)],
+            "arrayminus": [None if low is None else value - low for (low, _), value in zip(ends, speedup, strict=True)],
             "color": "var(--text)",
             "thickness": 1.1,
             "width": 3,

@@ -14,6 +14,7 @@ PILLS = {
     "faster": ("faster", "good"),
     "slower": ("slower", "bad"),
     "not distinguishable": ("not distinguishable", "flat"),
+    "too few": ("too few questions", "flat"),
     "reference": ("reference", "flat"),
 }
 Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
@@ -80,7 +81,9 @@ def _matrix_cell(row: SummaryRow) -> Cell:
     tau = f"τ {number(row.tau)}"
     if row.verdict == "reference":
         return Cell(times(row.speedup), row.speedup, small=(f"{number(row.tokens_per_s, 1)} tokens/s",))
-    bounds = interval(row.speedup_interval) or "too few questions"
+    bounds = interval(row.speedup_interval)
+    if row.verdict == "too few":
+        return Cell(times(row.speedup), row.speedup, small=(f"too few questions · {tau}",))
     if row.verdict == "not distinguishable":
         return Cell(f"≈ {times(row.speedup)}", row.speedup, small=(f"{bounds} · {tau}", "not distinguishable"))
     return Cell(times(row.speedup), row.speedup, small=(f"{bounds} · {tau}",), strong=True)

@@ -16,17 +16,18 @@ from scipy import stats
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-Verdict = Literal["reference", "faster", "slower", "not distinguishable"]
+Verdict = Literal["reference", "faster", "slower", "not distinguishable", "too few"]
 
 LEVEL = 0.95
 RESAMPLES = 2000
+FEWEST = 4  # questions: of two or three, Student's t makes an interval that says nothing
 SEED = 20240917
 SAFETY = 1.25  # bootstrap intervals cover less than they say: ours must hold in A/A runs with room to spare
 TIMING_FLOOR = 0.01  # what one process cannot see of itself: clocks, memory layout, heat
 
 
 def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_tokens: Floats) -> Interval | None:
-    """95% interval of (ref_s / ref_tokens) / (own_s / own_tokens), each summed over questions [n]; None for n < 2."""
+    """95% interval of (ref_s / ref_tokens) / (own_s / own_tokens), each summed over questions [n]; None for fewer than FEWEST."""
 
     def log_ratio(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Floats:
         sums = [np.log(x.sum(axis)) for x in (a, b, c, d)]
@@ -40,7 +41,7 @@ def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_token
 
 
 def mean_interval(differences: Floats) -> Interval | None:
-    """95% interval of the mean of paired differences, one a question [n]; None for n < 2."""
+    """95% interval of the mean of paired differences, one a question [n]; None for fewer than FEWEST."""
 
     def mean(x: Floats, axis: int = -1) -> Floats:
         return np.asarray(x.mean(axis))
@@ -49,9 +50,9 @@ def mean_interval(differences: Floats) -> Interval | None:
 
 
 def bootstrap(statistic: Callable[..., Floats], *samples: Floats) -> Interval | None:
-    """BCa interval (percentile where BCa is degenerate), widened to hold for few questions; None for n < 2."""
+    """BCa interval (percentile where BCa is degenerate), widened to hold for few questions; None for fewer than FEWEST."""
     n = len(samples[0])
-    if n < 2:
+    if n < FEWEST:
         return None
     estimate = float(statistic(*samples))
     low, high = _scipy(statistic, samples, "BCa")
@@ -69,7 +70,9 @@ def widening(n: int) -> float:
 
 def verdict(interval: Interval | None) -> Verdict:
     """What the interval of a speedup says."""
-    if interval is None or interval[0] <= 1 <= interval[1]:
+    if interval is None:
+        return "too few"
+    if interval[0] <= 1 <= interval[1]:
         return "not distinguishable"
     return "faster" if interval[0] > 1 else "slower"
 

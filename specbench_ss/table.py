@@ -65,7 +65,7 @@ def _cells(row: SummaryRow) -> list[str]:
     return [
         escape(row.method),
         f"[bold]{speedup}[/]" if row.verdict in ("faster", "slower") else speedup,
-        "reference" if row.verdict == "reference" else interval(row.speedup_interval) or "too few",
+        "reference" if row.verdict == "reference" else interval(row.speedup_interval) or row.verdict,
         number(row.tokens_per_s, 1),
         number(row.tau),
         "" if row.verdict == "reference" and not row.sameness else sameness(row.sameness),

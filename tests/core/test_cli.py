@@ -161,7 +161,7 @@ def test_default_out_has_only_plain_characters() -> None:
 
 
 def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    out = make_run(failing=("medusa",), verdict="near-tie", questions=4)
+    out = make_run(failing=("medusa",), verdict="near-tie", questions=8)
     execute.tell(out, open_report=False)
     told = capsys.readouterr().out
     assert [told.index(word) for word in ("By task", "math reasoning", "Overall")] == sorted(
@@ -169,9 +169,9 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
     )
     for words in (
         "1.00×",
-        "16 near-ties of 16",
-        "12 (4 failed)",
-        "! medusa: failed: 4 samples",
+        "32 near-ties of 32",
+        "24 (8 failed)",
+        "! medusa: failed: 8 samples",
         "≈ not distinguishable",
     ):
         assert words in told

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specbench_ss import health
-from specbench_ss.intervals import mean_interval, speedup_interval, verdict, widening
+from specbench_ss.intervals import FEWEST, mean_interval, speedup_interval, verdict, widening
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row, Run, Sameness, StepRow
 from specbench_ss.stats import OVERALL, SummaryRow, summarise
@@ -112,7 +112,7 @@ def test_only_prompts_good_on_both_sides_count() -> None:
     assert row.step_s == pytest.approx(0.01)
     assert any(h.startswith("failed: 1 sample, first b") for h in row.health)
     nothing = overall(make([("a", "ar", None), ("a", "m", None)]))
-    assert (nothing.speedup, nothing.tau, nothing.n_prompts, nothing.verdict) == (None, None, 0, "not distinguishable")
+    assert (nothing.speedup, nothing.tau, nothing.n_prompts, nothing.verdict) == (None, None, 0, "too few")
 
 
 def test_repeats_are_averaged_and_turns_kept_together() -> None:
@@ -125,7 +125,7 @@ def test_repeats_are_averaged_and_turns_kept_together() -> None:
     row = overall(make(samples))
     assert row.speedup == pytest.approx((0.04 + 0.12) / 0.08, rel=0.01)
     assert (row.n_prompts, row.n_questions) == (2, 1)
-    assert (row.speedup_interval, row.verdict) == (None, "not distinguishable")  # one question says nothing of others
+    assert (row.speedup_interval, row.verdict) == (None, "too few")  # one question says nothing of others
 
 
 def test_a_prompt_with_a_failed_repeat_weighs_as_much_as_the_others() -> None:
@@ -190,11 +190,12 @@ def test_the_mean_interval_covers() -> None:
 
 
 def test_intervals_of_little_or_constant_data() -> None:
-    one = np.array([1.0])
-    assert speedup_interval(one, one, one, one) is None
-    assert mean_interval(np.array([])) is None
-    two = np.array([1.0, 1.0])
-    low, high = speedup_interval(2 * two, two, two, two) or (0, 0)
+    for n in range(FEWEST):
+        few = np.ones(n)
+        assert speedup_interval(2 * few, few, few, few) is None
+        assert mean_interval(few) is None
+    ones = np.ones(FEWEST)
+    low, high = speedup_interval(2 * ones, ones, ones, ones) or (0, 0)
     assert low == pytest.approx(2 / 1.01)
     assert high == pytest.approx(2 * 1.01)
     assert mean_interval(np.zeros(4)) == (0.0, 0.0)
