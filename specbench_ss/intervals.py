@@ -27,7 +27,7 @@ TIMING_FLOOR = 0.01  # what one process cannot see of itself: clocks, memory lay
 
 
 def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_tokens: Floats) -> Interval | None:
-    """95% interval of (ref_s / ref_tokens) / (own_s / own_tokens), each summed over questions [n]; None for fewer than FEWEST."""
+    """95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
 
     def log_ratio(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Floats:
         sums = [np.log(x.sum(axis)) for x in (a, b, c, d)]
@@ -41,7 +41,7 @@ def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_token
 
 
 def mean_interval(differences: Floats) -> Interval | None:
-    """95% interval of the mean of paired differences, one a question [n]; None for fewer than FEWEST."""
+    """95% interval of the mean of paired differences, one a question [n]; None below FEWEST."""
 
     def mean(x: Floats, axis: int = -1) -> Floats:
         return np.asarray(x.mean(axis))
@@ -50,7 +50,7 @@ def mean_interval(differences: Floats) -> Interval | None:
 
 
 def bootstrap(statistic: Callable[..., Floats], *samples: Floats) -> Interval | None:
-    """BCa interval (percentile where BCa is degenerate), widened to hold for few questions; None for fewer than FEWEST."""
+    """BCa interval (percentile where BCa is degenerate), widened to hold for few questions; None below FEWEST."""
     n = len(samples[0])
     if n < FEWEST:
         return None
