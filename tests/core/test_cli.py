@@ -161,7 +161,7 @@ def test_default_out_has_only_plain_characters() -> None:
 
 
 def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    out = make_run(("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="near-tie", questions=8)
+    out = make_run(labels=("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="near-tie", questions=8)
     execute.tell(out, open_report=False)
     told = capsys.readouterr().out
     assert [told.index(word) for word in ("By task", "math reasoning", "Overall")] == sorted(
