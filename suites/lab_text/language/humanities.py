@@ -6,6 +6,7 @@ import random
 
 from specbench_ss.suites.lab_text.example import Example
 from specbench_ss.suites.lab_text.language import names
+from specbench_ss.suites.lab_text.language.fields import two_of_a_field
 from specbench_ss.suites.lab_text.language.humanities_facts import TOPICS
 from specbench_ss.suites.lab_text.language.words import Turn, conversation, key_of
 
@@ -120,21 +121,11 @@ def _verbs(name: str) -> dict[str, str]:
 
 def generate(rng: random.Random) -> Example:
     """A topic told for an occasion; a comparison's key holds the second topic too."""
-    topic = rng.choice(TOPICS)
-    other = rng.choice([each for each in TOPICS if each["field"] == topic["field"] and each is not topic])
+    slots = two_of_a_field(rng, TOPICS, _verbs)
     form, town = rng.choice(FORMATS), names.town(rng)
     kind, first = rng.choice((("explain", EXPLAIN), ("compare", COMPARE), ("list", LIST)))
-    slots = {
-        **topic,
-        **_verbs(topic["name"]),
-        "form": form,
-        "town": town,
-        "other": other["name"],
-        "other_is": other["is"],
-        "other_was": _verbs(other["name"])["was"],
-        "other_example": other["example"],
-    }
-    key = key_of(kind, topic["name"], other["name"] if kind == "compare" else "", form, town)
+    slots |= {"form": form, "town": town}
+    key = key_of(kind, slots["name"], slots["other"] if kind == "compare" else "", form, town)
     # Who has just had a list is not asked for the same list again.
     follow_ups = FOLLOW_UPS[:-1] if kind == "list" else FOLLOW_UPS
     return conversation(rng, "humanities", "rouge_l", key, slots, (first, rng.choice(follow_ups)))

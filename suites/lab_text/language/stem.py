@@ -6,6 +6,7 @@ import random
 
 from specbench_ss.suites.lab_text.example import Example
 from specbench_ss.suites.lab_text.language import names
+from specbench_ss.suites.lab_text.language.fields import two_of_a_field
 from specbench_ss.suites.lab_text.language.stem_facts import CONCEPTS
 from specbench_ss.suites.lab_text.language.words import Turn, conversation, key_of
 
@@ -88,25 +89,15 @@ FOLLOW_UPS = (
 )
 
 
-def _be(name: str) -> str:
-    return "are" if name in ("the tides", "the seasons") else "is"
+def _verb(name: str) -> dict[str, str]:
+    return {"be": "are" if name in ("the tides", "the seasons") else "is"}
 
 
 def generate(rng: random.Random) -> Example:
     """A concept told to someone; the key is the concept, the listener and the question."""
-    concept = rng.choice(CONCEPTS)
-    # Comparing makes sense within one field only.
-    other = rng.choice([each for each in CONCEPTS if each["field"] == concept["field"] and each is not concept])
+    slots = two_of_a_field(rng, CONCEPTS, _verb)
     who, job = names.full_name(rng), rng.choice(JOBS)
     kind, first = rng.choice((("explain", EXPLAIN), ("explain", EXPLAIN), ("why", WHY)))
-    slots = {
-        **concept,
-        "be": _be(concept["name"]),
-        "who": who,
-        "job": job,
-        "other": other["name"],
-        "other_is": other["is"],
-        "other_be": _be(other["name"]),
-    }
-    key = key_of(kind, concept["name"], who, job)
+    slots |= {"who": who, "job": job}
+    key = key_of(kind, slots["name"], who, job)
     return conversation(rng, "stem", "rouge_l", key, slots, (first, rng.choice(FOLLOW_UPS)))
