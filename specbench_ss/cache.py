@@ -44,7 +44,10 @@ class Cache:
         start = self.lengths[layer]
         end = start + k.shape[2]
         if end > self.capacity:
-            raise RuntimeError(f"cache of {self.capacity} rows cannot take rows {start}..{end} in layer {layer}")
+            raise RuntimeError(
+                f"cache of {self.capacity} rows cannot take rows {start} to {end} in layer {layer}: "
+                "a step put more rows through the model than the method's max_rows() says"
+            )
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -78,10 +77,6 @@ class Decoder(ABC):
         Goes into the manifest; a run is resumed only where it is the same.
         """
         return {name: getattr(self.options, name) for name in getattr(self.options, "__dataclass_fields__", {})}
-
-    def companion(self) -> Path | None:
-        """The folder with this method's weights that the target brings along, if it does."""
-        return self.target.companion(self.name)
 
     def max_rows(self) -> int:
         """The most rows one step may put through the target (root included): the cache reserves them."""

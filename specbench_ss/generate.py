@@ -38,22 +38,26 @@ class Cutter:
         self.cap = min(limits.max_new_tokens, room)
         self.cap_reason: Finish = "length" if limits.max_new_tokens <= room else "context"
         self.limits, self.target = limits, target
+        # a token holds at least one byte, a character at most four: so many tokens may hold a stop string, and as
+        # many as a character may have begun before it
+        self.tail = 4 * max(map(len, limits.stop_strings), default=0) + 4
 
     def cut(self, answer: list[int], new: Sequence[int]) -> tuple[int, Finish | None]:
         """How many of the new tokens are kept after `answer`, and why it ends there (None: it goes on)."""
+        watch = bool(self.limits.stop_strings) and self._stopped(answer, new)
         for i, token in enumerate(new, start=1):
             if token in self.limits.stop_ids:
                 return i, "eos"
-            if self.limits.stop_strings and self._stopped([*answer, *new[:i]]):
+            if watch and self._stopped(answer, new[:i]):
                 return i, "stop"
             if len(answer) + i == self.cap:
                 return i, self.cap_reason
         return len(new), None
 
-    def _stopped(self, tokens: list[int]) -> bool:
-        # the newest token may complete a stop string that began up to its length in tokens earlier
-        tail = self.target.decode_text(tokens[-(max(map(len, self.limits.stop_strings)) + 4) :])
-        return any(s in tail for s in self.limits.stop_strings)
+    def _stopped(self, answer: list[int], new: Sequence[int]) -> bool:
+        """Whether a stop string ends among the new tokens (none has before)."""
+        text = self.target.decode_text([*answer[-self.tail :], *new])
+        return any(s in text for s in self.limits.stop_strings)
 
 
 class Session:

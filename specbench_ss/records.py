@@ -65,11 +65,13 @@ class Generation:
         return sum(s.tokens for s in self.steps) / len(self.steps) if self.steps else None
 
     def check(self) -> None:
-        """Raise AssertionError where the counts do not add up (an impossible result is a bug)."""
-        assert len(self.tokens) == self.prefill_tokens + sum(s.tokens for s in self.steps)
-        for s in self.steps:
-            assert 0 <= s.accepted <= s.depth <= s.nodes, s
-            assert 0 <= s.tokens <= s.accepted + 1, s
-            assert min(s.draft_s, s.verify_s, s.accept_s, s.host_s) >= 0, s
-        made = sum(s.accepted + 1 for s in self.steps) + 1
-        assert len(self.tokens) + self.overshoot == made or self.finish == "context"
+        """Raise RuntimeError where the counts do not add up (an impossible result is a bug)."""
+        wrong = [
+            s for s in self.steps if not (0 <= s.accepted <= s.depth <= s.nodes and 0 <= s.tokens <= s.accepted + 1)
+        ]
+        if wrong:
+            raise RuntimeError(f"impossible counts of a step: {wrong[0]}")
+        made = self.prefill_tokens + sum(s.accepted + 1 for s in self.steps)
+        kept = self.prefill_tokens + sum(s.tokens for s in self.steps)
+        if len(self.tokens) != kept or kept + self.overshoot != made:
+            raise RuntimeError(f"counts do not add up: {len(self.tokens)} tokens, {kept} kept, {made} made")

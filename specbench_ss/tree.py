@@ -52,13 +52,6 @@ class TreeShape:
             rows.append(row)
         return torch.tensor(rows)
 
-    def paths(self) -> list[list[int]]:
-        """The path root..node of every node."""
-        paths = [[0]]
-        for i, p in enumerate(self.parents[1:], start=1):
-            paths.append([*paths[p], i])
-        return paths
-
 
 @lru_cache(maxsize=4096)
 def shape_of(parents: tuple[int, ...]) -> TreeShape:
@@ -106,6 +99,10 @@ class DraftTree:
     def visibility(self) -> tuple[Tensor, Tensor]:
         """(ancestor mask bool [n, n], depths int64 [n]) on the tokens' device."""
         return self.seen or visibility(self.shape, self.tokens.device)
+
+    def parents(self) -> Tensor:
+        """int64 [n] on the tokens' device; the root's own is 0."""
+        return torch.tensor((0, *self.shape.parents[1:]), device=self.tokens.device)
 
     def select(self, keep: Sequence[int]) -> DraftTree:
         """The sub-tree of these nodes (ascending, ancestor-closed, root included).

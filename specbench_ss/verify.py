@@ -60,41 +60,76 @@ def verify_sampled(probs: Tensor, tree: DraftTree, rng: torch.Generator) -> Verd
     Children are tried in order. Deterministic candidate x: accept with p(x), else p(x) := 0, renormalised.
     Candidate drawn from q: accept with min(1, p/q), else p := (p - q)+ renormalised, and q(x) := 0 renormalised,
     since siblings are drawn without replacement. If none is left, draw from what remains of p.
+
+    Two host synchronisations (what the walk needs of every node; the next token), and one more for each drawn
+    candidate after a refused sibling.
     """
-    drafted = tree.tokens.tolist()
-    children = tree.shape.children()
+    edges, children = _edges(probs, tree, rng), tree.shape.children()
     path, node = [0], 0
     while True:
-        child, p = _try_children(probs[node], node, children[node], drafted, tree.draft_probs, rng)
+        if tree.draft_probs is None:
+            child, p = _deterministic(probs[node], children[node], edges)
+        else:
+            child, p = _drawn(probs[node], tree.draft_probs[node], children[node], edges)
         if child is None:
             token = torch.multinomial(p, 1, generator=rng)
-            return Verdict(path, [drafted[i] for i in path[1:]] + [int(token)], token)
+            return Verdict(path, [edges.tokens[i] for i in path[1:]] + [int(token)], token)
         path.append(child)
         node = child
 
 
-def _try_children(
-    p: Tensor, node: int, children: list[int], drafted: list[int], draft_probs: Tensor | None, rng: torch.Generator
-) -> tuple[int | None, Tensor]:
-    """The accepted child, or None and what is left of p."""
-    q = None if draft_probs is None or not children else draft_probs[node]
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """On the host, for each node: its token x, a uniform draw u, and p(x) and q(x) at its parent."""
+
+    tokens: list[int]
+    u: list[float]
+    p: list[float]
+    q: list[float]
+
+
+def _edges(probs: Tensor, tree: DraftTree, rng: torch.Generator) -> _Edges:
+    u = torch.rand(len(tree), generator=rng, device=probs.device)
+    at = (tree.parents(), tree.tokens)
+    q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
+    rows = torch.stack((tree.tokens.double(), u.double(), probs[at].double(), q.double())).tolist()
+    return _Edges([int(x) for x in rows[0]], *rows[1:])
+
+
+def _deterministic(p: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
+    """The accepted child, or None and what is left of p [V], not normalised."""
+    refused: list[int] = []
+    left = 1.0
     for child in children:
-        x = drafted[child]
-        u = float(torch.rand((), generator=rng, device=p.device))
-        if q is None:
-            if u < float(p[x]):
-                return child, p
-            p = p.clone()
-            p[x] = 0
-        else:
-            if u * float(q[x]) < float(p[x]):
-                return child, p
-            p = (p - q).clamp_min(0)
-            q = q.clone()
-            q[x] = 0
-            q = q / q.sum().clamp_min(torch.finfo(q.dtype).tiny)
-        left = p.sum()
-        if float(left) <= 0:  # p was all on this candidate; only rounding let u pass it
+        x = edges.tokens[child]
+        if x in refused:  # p(x) is zero by now
+            continue
+        if edges.u[child] * max(left, 0.0) < edges.p[child]:
             return child, p
-        p = p / left
+        left -= edges.p[child]
+        refused.append(x)
+    return None, _without(p, refused) if refused else p
+
+
+def _without(p: Tensor, refused: list[int]) -> Tensor:
+    """p with these tokens at zero; where that leaves nothing, only rounding refused the last: it stays."""
+    left = p.clone()
+    left[torch.tensor(refused, device=p.device)] = 0
+    left[refused[-1]] += left.sum() <= 0
+    return left
+
+
+def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
+    """As `_deterministic`, for children drawn from q [V] without replacement."""
+    for i, child in enumerate(children):
+        x = edges.tokens[child]
+        p_x, q_x = (edges.p[child], edges.q[child]) if i == 0 else torch.stack((p[x], q[x])).tolist()
+        if edges.u[child] * q_x < p_x:
+            return child, p
+        left = (p - q).clamp_min(0)
+        left[x] += left.sum() <= 0  # p is q, up to rounding: it covers all that it should
+        p = left / left.sum()
+        q = q.clone()
+        q[x] = 0
+        q = q / q.sum().clamp_min(torch.finfo(q.dtype).tiny)
     return None, p

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 ARCHITECTURES = ("llama", "mistral", "mistral-window", "qwen2", "qwen3", "phi3", "opt", "gpt_neox")
+
+
+def paths(parents: Sequence[int]) -> list[list[int]]:
+    """The path root..node of every node of a tree."""
+    found = [[0]]
+    for i, p in enumerate(parents[1:], start=1):
+        found.append([*found[p], i])
+    return found
 
 
 def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype: torch.dtype = torch.float32) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.generate import Cutter, Limits, generate
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.models import find_folder
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Output, Target
 from specbench_ss.tree import DraftTree
@@ -112,6 +117,24 @@ def test_a_stop_string_ends_the_answer_with_the_token_that_completes_it() -> Non
     text = target.decode_text(answer)
     assert result.finish == "stop"
     assert target.decode_text(result.tokens) == text[: text.index(stop) + len(stop)]
+
+
+@pytest.mark.parametrize("stop", ["日本語", "Grüße, 🌍!", "\n\n"])
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_a_stop_string_of_many_bytes_is_found_at_the_token_that_completes_it(stop: str, at_once: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(find_folder("lab"))  # byte-level: these characters are many tokens
+    target: Any = SimpleNamespace(context_length=10_000, decode_text=tokenizer.decode)
+    cutter = Cutter(target, Limits(9_000, stop_strings=("zz", stop)), 1)
+    tokens = tokenizer(f"äöü 🌍 before {stop} after", add_special_tokens=False)["input_ids"]
+    answer: list[int] = []
+    finish = None
+    while finish is None and len(answer) < len(tokens):
+        new = tokens[len(answer) : len(answer) + at_once]
+        kept, finish = cutter.cut(answer, new)
+        answer += new[:kept]
+    assert finish == "stop"
+    assert stop in tokenizer.decode(answer)
+    assert stop not in tokenizer.decode(answer[:-1])
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])

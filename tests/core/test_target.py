@@ -12,7 +12,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import ARCHITECTURES, paths, tiny_model
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -33,7 +33,7 @@ def test_a_tree_is_decoded_as_its_paths_one_by_one(kind: str) -> None:
     cache = target.new_cache(40)
     target.prefill(torch.tensor([prompt]), cache)
     logits = target.forward_tree(tree, cache).logits[0]
-    for node, path in enumerate(tree.shape.paths()):
+    for node, path in enumerate(paths(tree.shape.parents)):
         alone = target.next_logits(prompt + tree.tokens[path].tolist())
         torch.testing.assert_close(logits[node], alone, atol=2e-5, rtol=1e-4)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from specbench_ss.tree import DraftTree
+from specbench_ss.tree import DraftTree, shape_of
 from specbench_ss.verify import verify_greedy, verify_sampled
 
 P = torch.tensor([0.05, 0.5, 0.2, 0.25])
@@ -27,16 +27,16 @@ def test_deterministic_candidates_leave_the_distribution_alone(candidates: list[
     assert agrees(counts, P)
 
 
-def test_sampled_siblings_without_replacement_leave_the_distribution_alone() -> None:
+@pytest.mark.parametrize("siblings", [1, 2, 3])
+def test_sampled_siblings_without_replacement_leave_the_distribution_alone(siblings: int) -> None:
     q = torch.tensor([0.4, 0.1, 0.1, 0.4])
     counts: Counter[int] = Counter()
     for i in range(4000):
         rng = torch.Generator().manual_seed(i)
-        drawn = torch.multinomial(q, 2, replacement=False, generator=rng)
-        tree = DraftTree(
-            torch.cat((torch.tensor([0]), drawn)), DraftTree.of(torch.zeros(3), [-1, 0, 0]).shape, q.expand(3, 4)
-        )
-        counts[verify_sampled(P.expand(3, 4), tree, rng).tokens[0]] += 1
+        drawn = torch.multinomial(q, siblings, replacement=False, generator=rng)
+        shape = shape_of((-1, *[0] * siblings))
+        tree = DraftTree(torch.cat((torch.tensor([0]), drawn)), shape, q.expand(siblings + 1, 4))
+        counts[verify_sampled(P.expand(siblings + 1, 4), tree, rng).tokens[0]] += 1
     assert agrees(counts, P)
 
 
@@ -56,7 +56,19 @@ def test_greedy_walks_the_parents_and_never_a_padded_path() -> None:
     assert verdict.next_token.tolist() == [2]
 
 
-def test_a_certain_candidate_survives_rounding() -> None:
-    tree = DraftTree.of(torch.tensor([0, 1]), [-1, 0])
-    p = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
-    assert all(verify_sampled(p, tree, torch.Generator().manual_seed(i)).accepted == 1 for i in range(200))
+@pytest.mark.parametrize("q", [None, torch.tensor([[0.0, 1.0], [0.5, 0.5]])])
+def test_only_rounding_refuses_a_candidate_that_has_all_the_mass(
+    q: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = 1 - 2**-24  # of what float32 draws from [0, 1), and what a softmax may leave of one
+    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), largest))
+    p = torch.tensor([[0.0, largest], [0.5, 0.5]])
+    tree = DraftTree(torch.tensor([0, 1]), shape_of((-1, 0)), q)
+    assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] == 1
+
+
+def test_no_candidate_of_probability_zero_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 0.999))
+    p = torch.tensor([[0.6, 0.4 + 3e-8, 0.0, 3e-8]] * 4)  # sums to a little more than one
+    tree = DraftTree.of(torch.tensor([0, 0, 1, 2]), [-1, 0, 0, 0])
+    assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] in (1, 3)

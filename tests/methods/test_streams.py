@@ -17,7 +17,7 @@ from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
 from tests.methods.decoders import TWO_LAYERS, randomise, streaming
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import ARCHITECTURES, paths, tiny_model
 
 # a sliding window is folded into decoding's masks only; training on windowed models is not claimed
 TRAINABLE = [a for a in ARCHITECTURES if a != "mistral-window"]
@@ -127,7 +127,7 @@ def test_best_nodes_are_the_most_probable_and_ancestor_closed() -> None:
     def joints(tree: DraftTree) -> list[float]:
         return [
             sum(float(log_p[tree.shape.depths[i] - 1, tree.tokens[i]]) for i in path[1:])
-            for path in tree.shape.paths()[1:]
+            for path in paths(tree.shape.parents)[1:]
         ]
 
     assert sorted(joints(best)) == pytest.approx(sorted(joints(full))[-6:], abs=1e-4)
