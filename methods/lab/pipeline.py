@@ -34,7 +34,7 @@ from specbench_ss.methods.lab.text import (
 )
 from specbench_ss.methods.lab.tokenizer import train_tokenizer
 from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
-from specbench_ss.methods.ss.streams import StreamConfig
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.training import Budget, TogetherTrainer, Trainee
 from specbench_ss.models import hash_weights, load_target, resolve_device

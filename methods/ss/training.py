@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from specbench_ss.cache import StreamCache
-from specbench_ss.methods.ss.streams import StreamConfig, Streams, own_streams, run_msa
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_msa
 from specbench_ss.methods.training import Anchors, BaseStates, Trainee, head_loss
 from specbench_ss.target import Target
 
@@ -68,11 +69,11 @@ class StreamsTrainee(Trainee):
         target, g = self.target, self.config.gamma
         b, a = at.shape
         low = states.taps[self.lo]
-        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])))  # [B, a*gamma, h]
+        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g)  # [B, a*gamma, h]
         ahead = torch.arange(1, g + 1, device=at.device)
         positions = (at[..., None] + ahead).clamp_max(target.context_length - 1).flatten(1)  # [B, a*gamma]
         mask = self._mask(at, low.shape[1], next(iter(states.kv.values()))[0].dtype)
-        x = run_msa(target, self.module, x, 0, StreamCache(states.kv), mask, target.rotary(positions))
+        x = run_msa(target, self.module, x, Layout(0, g), StreamCache(states.kv), mask, target.rotary(positions))
         logits: Tensor = target.logits(target.family.norm(x)).unflatten(1, (a, g))
         return logits
 

@@ -13,7 +13,8 @@ from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.methods.medusa.trees import PUBLISHED, tree_of
 from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
-from specbench_ss.methods.ss.streams import StreamConfig, Streams
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.target import Target
 
 

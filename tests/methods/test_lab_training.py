@@ -42,7 +42,8 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
 
 def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
     from specbench_ss.methods.checkpoint import write_checkpoint
-    from specbench_ss.methods.ss.streams import StreamConfig, Streams
+    from specbench_ss.methods.ss.config import StreamConfig
+    from specbench_ss.methods.ss.streams import Streams
     from specbench_ss.models import hash_weights
     from specbench_ss.target import Target
     from tests.tiny import tiny_model

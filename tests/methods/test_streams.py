@@ -10,7 +10,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
 from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
-from specbench_ss.methods.ss.streams import StreamConfig, Streams, stream_visibility
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.streams import Streams, stream_visibility
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.training import Anchors, base_states
 from specbench_ss.sampling import Sampling
