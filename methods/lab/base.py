@@ -36,7 +36,7 @@ class BaseSize:
 
 SIZES = {
     "s": BaseSize(),
-    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=2_000_000),
+    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=24_000_000),
     "m": BaseSize(
         hidden=768, layers=12, heads=12, kv_heads=4, ffn=2048, tokens=200_000_000, rows_per_step=64, lr=1.5e-3
     ),

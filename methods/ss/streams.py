@@ -6,6 +6,7 @@ N_s MSA layers on top, h hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -87,11 +88,19 @@ class Streams(nn.Module):
 
 
 def run_msa(target: Target, streams: Streams, x: Tensor, mains: int, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
-    """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2. mains may be 0: the cache gives keys."""
+    """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2."""
+    lo, rows = target.n_layers - streams.config.n_msa_layers, x.shape[1]
+    masks = [target.windowed(mask, b.window, rows, cache, lo + i) for i, b in enumerate(target.family.blocks[lo:])]
+    return run_masked(target, streams, x, mains, cache, masks, rotary)
+
+
+def run_masked(
+    target: Target, streams: Streams, x: Tensor, mains: int, cache: Any, masks: Sequence[Tensor | None], rotary: Any
+) -> Tensor:
+    """The same with a mask for each of the top N_s layers. mains may be 0: the cache gives keys."""
     lo = target.n_layers - streams.config.n_msa_layers
-    for layer, block in enumerate(target.family.blocks[lo:]):
-        seen = target.windowed(mask, block.window, x.shape[1], cache, lo + layer)
-        x = streams.pass_layer(layer, block, x, mains, block.attend(x, cache, seen, rotary))
+    for layer, (block, mask) in enumerate(zip(target.family.blocks[lo:], masks, strict=True)):
+        x = streams.pass_layer(layer, block, x, mains, block.attend(x, cache, mask, rotary))
     return x
 
 
