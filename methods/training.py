@@ -1,16 +1,13 @@
-"""Training drafters on a frozen base: the base runs once a batch, any number of trainees learn from its states.
+"""What a drafter in training is, and what it learns from: states of the frozen base, anchors, labels, losses.
 
-Same text, same batches, same budget for all: a comparison is only fair so. Knows no method by name.
+Knows no method by name; `together.py` trains several side by side.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,118 +123,3 @@ def head_loss(logits: Tensor, labels: Tensor, weights: Sequence[float]) -> tuple
     total = (losses.sum(0) / known * torch.tensor(weights, device=logits.device)).sum()
     right = (logits.detach().argmax(-1) == labels).reshape(-1, ahead).sum(0) / known
     return total, right
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How long to train: steps of rows_per_step rows, anchors_per_row positions of each drafting `ahead` tokens."""
-
-    steps: int
-    rows_per_step: int = 8
-    anchors_per_row: int = 128
-    ahead: int = 4
-    warmup: int = 50
-
-
-class TogetherTrainer:
-    """Trains several drafters side by side on the same batches; resumable at any step."""
-
-    def __init__(
-        self,
-        target: Target,
-        trainees: Sequence[Trainee],
-        rows: NDArray[np.int32],
-        answer_mask: Callable[[NDArray[np.int32]], NDArray[np.bool_]],
-        end: int,
-        budget: Budget,
-        folder: Path,
-        seed: int = 0,
-    ) -> None:
-        self.target, self.trainees, self.rows, self.answer_mask = target, trainees, rows, answer_mask
-        self.end, self.budget, self.folder, self.seed = end, budget, folder, seed
-        for trainee in trainees:
-            trainee.module.to(target.device).train()
-        self.optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainees]
-        self.peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
-        self.step = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        if not self._resume():
-            states = self.states(self.batch(0)[0])
-            for trainee in trainees:
-                trainee.prepare(states)
-
-    def _factor(self) -> float:
-        s, n, w = self.step, self.budget.steps, self.budget.warmup
-        return min(1.0, (s + 1) / w) * (0.5 + 0.5 * math.cos(math.pi * s / n))
-
-    def batch(self, step: int) -> tuple[Tensor, Anchors]:
-        """The batch of a step: a function of the seed and the step alone, so that a resumed run sees the same."""
-        rng = np.random.default_rng((self.seed, step))
-        n = self.budget.rows_per_step
-        epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
-        order = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
-        rows = self.rows[np.sort(order[first : first + n])]
-        ids = rows.astype(np.int64)
-        answer = np.stack([self.answer_mask(r) for r in rows])
-        anchors = pick_anchors(ids, answer, self.end, self.budget.anchors_per_row, self.budget.ahead, rng)
-        device = self.target.device
-        return torch.from_numpy(ids).to(device), Anchors(anchors.at.to(device), anchors.labels.to(device))
-
-    def states(self, ids: Tensor) -> BaseStates:
-        """The base's states that the trainees ask for."""
-        taps = sorted({layer for t in self.trainees for layer in t.taps})
-        lows = [t.kv_from for t in self.trainees if t.kv_from is not None]
-        return base_states(self.target, ids, taps, min(lows) if lows else None)
-
-    def _update(self) -> list[tuple[float, list[float]]]:
-        ids, anchors = self.batch(self.step)
-        results = []
-        with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
-            states = self.states(ids)
-        for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * self._factor()
-            with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
-                loss, right = trainee.loss(states, anchors)
-            loss.backward()
-            nn.utils.clip_grad_norm_(trainee.module.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            results.append((float(loss.detach()), right.tolist()))
-        self.step += 1
-        return results
-
-    def train(self, log: Callable[[str], None], every: int = 20, save_every: int = 100) -> None:
-        """Run to the end of the budget."""
-        started, first = time.monotonic(), self.step
-        while self.step < self.budget.steps:
-            results = self._update()
-            if self.step % every == 0 or self.step == self.budget.steps:
-                rate = (self.step - first) / (time.monotonic() - started)
-                said = "; ".join(
-                    f"{t.name} loss {loss:.3f} right {' '.join(f'{r:.2f}' for r in right)}"
-                    for t, (loss, right) in zip(self.trainees, results, strict=True)
-                )
-                log(f"drafters step {self.step}/{self.budget.steps} {rate:.2f} steps/s: {said}")
-            if self.step % save_every == 0 or self.step == self.budget.steps:
-                self._save()
-
-    def _save(self) -> None:
-        state = {"step": self.step}
-        for i, (trainee, optimizer) in enumerate(zip(self.trainees, self.optimizers, strict=True)):
-            state[f"module{i}"] = trainee.module.state_dict()  # type: ignore[assignment]
-            state[f"optimizer{i}"] = optimizer.state_dict()  # type: ignore[assignment]
-        temporary = self.folder / "checkpoint.pt.new"
-        torch.save(state, temporary)
-        temporary.replace(self.folder / "checkpoint.pt")
-
-    def _resume(self) -> bool:
-        path = self.folder / "checkpoint.pt"
-        if not path.exists():
-            return False
-        state = torch.load(path, map_location=self.target.device, weights_only=True)
-        for i, (trainee, optimizer) in enumerate(zip(self.trainees, self.optimizers, strict=True)):
-            trainee.module.load_state_dict(state[f"module{i}"])
-            optimizer.load_state_dict(state[f"optimizer{i}"])
-        self.step = int(state["step"])
-        return True

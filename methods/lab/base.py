@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specbench_ss.methods.lab.text import completion_mask
+from specbench_ss.methods.resumable import Resumable, digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class BaseSize:
 
 SIZES = {
     "s": BaseSize(),
-    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=2_000_000),
+    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=24_000_000),
     "m": BaseSize(
         hidden=768, layers=12, heads=12, kv_heads=4, ffn=2048, tokens=200_000_000, rows_per_step=64, lr=1.5e-3
     ),
@@ -90,21 +88,19 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     return (loss * weights.flatten()).sum() / weights.sum()
 
 
-class BaseTrainer:
-    """Trains a base on packed rows; resumable from its checkpoint at any step."""
+class BaseTrainer(Resumable):
+    """Trains a base on packed rows [R, T]; resumable from its checkpoint at any step."""
 
     def __init__(
         self, model: Any, size: BaseSize, rows: NDArray[np.int32], special: dict[str, int], device: str, folder: Path,
         compile_it: bool = False,
     ) -> None:  # fmt: skip
         self.model = model.to(device)
-        self.size, self.rows, self.special, self.device, self.folder = size, rows, special, device, folder
-        self.total = len(rows) // size.rows_per_step
-        self.optimizers = optimizers(self.model, size.lr)
-        self.step = 0
+        self.size, self.rows, self.special, self.device = size, rows, special, device
         self.compiled = torch.compile(self._loss) if compile_it else self._loss
-        folder.mkdir(parents=True, exist_ok=True)
-        self._resume()
+        about = {**asdict(size), "text": digest(rows)}
+        total, tokens = len(rows) // size.rows_per_step, size.rows_per_step * rows.shape[1]
+        super().__init__(folder, [self.model], optimizers(self.model, size.lr), total, tokens, about)
 
     def _loss(self, ids: Tensor, weights: Tensor) -> Tensor:
         logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
@@ -118,7 +114,7 @@ class BaseTrainer:
         ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
         return ids, torch.from_numpy(weights[:, 1:].astype(np.float32)).to(self.device)
 
-    def _update(self) -> float:
+    def _update(self) -> str:
         factor = trapezoid(self.step, self.total)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -130,34 +126,4 @@ class BaseTrainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return float(loss.detach())
-
-    def train(self, log: Callable[[str], None], save_every: int = 100) -> None:
-        """Run to the end of the rows."""
-        started, first = time.monotonic(), self.step
-        while self.step < self.total:
-            loss = self._update()
-            if self.step % 20 == 0 or self.step == self.total:
-                rate = (self.step - first) * self.rows.shape[1] * self.size.rows_per_step / (time.monotonic() - started)
-                log(f"base step {self.step}/{self.total} loss {loss:.4f} {rate:.0f} tokens/s")
-            if self.step % save_every == 0 or self.step == self.total:
-                self._save()
-
-    def _save(self) -> None:
-        state = {"model": self.model.state_dict(), "step": self.step, "size": json.dumps(asdict(self.size))}
-        for i, optimizer in enumerate(self.optimizers):
-            state[f"optimizer{i}"] = optimizer.state_dict()
-        temporary = self.folder / "checkpoint.pt.new"
-        torch.save(state, temporary)
-        temporary.replace(self.folder / "checkpoint.pt")
-
-    def _resume(self) -> None:
-        path = self.folder / "checkpoint.pt"
-        if not path.exists():
-            return
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for i, optimizer in enumerate(self.optimizers):
-            optimizer.load_state_dict(state[f"optimizer{i}"])
-        self.step = int(state["step"])
+        return f"loss {float(loss.detach()):.4f}"

@@ -122,7 +122,10 @@ DRAFTER = """# Lab {name}
 
 Tau over held-out questions of the 13 categories, greedy, default options: {tau:.2f} ({others}).
 """
-AGAIN = "\nMeasured by `ssbench lab train --stages cards`; float32.\n"
+AGAIN = """
+Measured by `ssbench lab train --stages cards --out DIR`; float32. DIR is the folder of a training run; with an empty
+one, the weights that come with the package are measured.
+"""
 
 
 def write_cards(out: Path, base: Target, draft: Target, measured: Measured) -> None:

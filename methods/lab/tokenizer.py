@@ -43,3 +43,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def special_ids(tokenizer: Any) -> dict[str, int]:
+    """Ids of the special tokens by role."""
+    ids = {role: tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("pad", "bos", "user", "assistant")}
+    return {**ids, "eos": tokenizer.eos_token_id}

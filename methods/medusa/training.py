@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.training import Anchors, BaseStates, TogetherTrainer, Trainee, head_loss
+from specbench_ss.methods.together import Budget, DrafterText
+from specbench_ss.methods.training import Anchors, BaseStates, Trainee, base_states, head_loss
 from specbench_ss.target import Target
 
 
@@ -40,13 +41,16 @@ class MedusaTrainee(Trainee):
         return (guesses == labels[..., None]).sum(1), (labels != -100).sum(1)
 
 
-def mean_accuracies(trainer: TogetherTrainer, medusa: MedusaTrainee, batches: int) -> list[list[float]]:
-    """Top-k accuracies [head][rank] over some batches of the trainer's text: what the auto tree is built from."""
+def mean_accuracies(
+    target: Target, medusa: MedusaTrainee, text: DrafterText, budget: Budget, batches: int
+) -> list[list[float]]:
+    """Top-k accuracies [head][rank] over some batches of held-out text: what the auto tree is built from."""
     medusa.module.eval()
     hits, seen = torch.zeros(()), torch.zeros(())
     for step in range(batches):
-        ids, anchors = trainer.batch(step)
-        with torch.autocast(trainer.target.device.type, dtype=torch.bfloat16), torch.no_grad():
-            new_hits, new_seen = medusa.accuracies(trainer.states(ids), anchors)
+        ids, anchors = text.batch(step, budget, target.device)
+        with torch.autocast(target.device.type, dtype=torch.bfloat16), torch.no_grad():
+            states = base_states(target, ids, medusa.taps, target.n_layers)
+            new_hits, new_seen = medusa.accuracies(states, anchors)
         hits, seen = hits + new_hits.cpu(), seen + new_seen.cpu()
     return [[round(x, 4) for x in row] for row in (hits / seen.clamp_min(1)[:, None]).tolist()]

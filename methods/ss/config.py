@@ -39,7 +39,9 @@ class StreamConfig:
             if getattr(self, name) < least:
                 raise UserError(f"ss: {name} must be at least {least}, not {getattr(self, name)}")
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank):
-            raise UserError("ss: main_attends_streams and lora_rank belong to mode shared; lossless leaves the base alone")
+            raise UserError(
+                "ss: main_attends_streams and lora_rank belong to mode shared; lossless leaves the base alone"
+            )
         if self.mode == "shared" and not self.lora_rank:
             raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
         if not 0 <= self.rotation_step <= math.pi / 2:

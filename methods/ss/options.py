@@ -32,7 +32,9 @@ class SSOptions:
         default=0, metadata={"help": "streams see the p tokens their main row attends to most; 0 = all"}
     )
     n_msa_layers: int = field(default=-1, metadata={"help": "as trained (-1), or an error"})
-    adapter_rank: int = field(default=-1, metadata={"help": "rank of the stream adapters: as trained (-1), or an error"})
+    adapter_rank: int = field(
+        default=-1, metadata={"help": "rank of the stream adapters: as trained (-1), or an error"}
+    )
     lora_rank: int = field(default=-1, metadata={"help": "rank of the LoRA (shared): as trained (-1), or an error"})
     main_attends_streams: Literal["auto", "on", "off"] = field(
         default="auto", metadata={"help": "main sees its streams (shared, eq. 3): as trained (auto), or an error"}

@@ -113,5 +113,3 @@ def adapted_modules(folder: Path) -> list[str]:
     """Names of the modules that a saved LoRA changes."""
     names = [key for key in read_tensors(folder / ADAPTER) if key.endswith(SUFFIX)]
     return [name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names]
-
-

@@ -6,6 +6,7 @@ N_s MSA layers on top, h hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -82,18 +83,32 @@ class Layout:
     stream_top_p: int = 0
 
 
-def run_msa(target: Target, streams: Streams, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
-    """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2. mains may be 0: the cache gives keys."""
-    lo = target.n_layers - streams.config.n_msa_layers
-    inner = cache
-    if streams.config.stream_init == "rotation":
-        angle = streams.config.angle(target.context_length)
-        inner = TurnedValues(cache, layout.mains, layout.gamma, angle)
+def run_msa(
+    target: Target, streams: Streams, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any
+) -> Tensor:
+    """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2 or 3 as the mask says."""
+    lo, rows = target.n_layers - streams.config.n_msa_layers, x.shape[1]
+    masks = [target.windowed(mask, b.window, rows, cache, lo + i) for i, b in enumerate(target.family.blocks[lo:])]
+    return run_masked(target, streams, x, layout, cache, masks, rotary)
+
+
+def run_masked(
+    target: Target,
+    streams: Streams,
+    x: Tensor,
+    layout: Layout,
+    cache: Any,
+    masks: Sequence[Tensor | None],
+    rotary: Any,
+) -> Tensor:
+    """The same with a mask for each of the top N_s layers. layout.mains may be 0: the cache gives keys."""
+    c = streams.config
+    if c.stream_init == "rotation":
+        cache = TurnedValues(cache, layout.mains, layout.gamma, c.angle(target.context_length))
     chosen = TopP(layout.stream_top_p, layout.mains, layout.gamma)
     with top_p(target, chosen) if layout.stream_top_p else nullcontext():
-        for layer, block in enumerate(target.family.blocks[lo:]):
-            seen = target.windowed(mask, block.window, x.shape[1], cache, lo + layer)
-            x = streams.pass_layer(layer, block, x, layout.mains, block.attend(x, inner, seen, rotary))
+        for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
+            x = streams.pass_layer(layer, block, x, layout.mains, block.attend(x, cache, mask, rotary))
     return x
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench_ss.cache import StreamCache
 from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_msa
+from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
 from specbench_ss.methods.training import Anchors, BaseStates, Trainee, head_loss
 from specbench_ss.target import Target
 
@@ -72,17 +72,31 @@ class StreamsTrainee(Trainee):
         x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g)  # [B, a*gamma, h]
         ahead = torch.arange(1, g + 1, device=at.device)
         positions = (at[..., None] + ahead).clamp_max(target.context_length - 1).flatten(1)  # [B, a*gamma]
-        mask = self._mask(at, low.shape[1], next(iter(states.kv.values()))[0].dtype)
-        x = run_msa(target, self.module, x, Layout(0, g), StreamCache(states.kv), mask, target.rotary(positions))
+        masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype)
+        x = run_masked(target, self.module, x, Layout(0, g), StreamCache(states.kv), masks, target.rotary(positions))
         logits: Tensor = target.logits(target.family.norm(x)).unflatten(1, (a, g))
         return logits
 
-    def _mask(self, at: Tensor, t: int, dtype: torch.dtype) -> Tensor:
-        """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself."""
+    def _masks(self, at: Tensor, t: int, dtype: torch.dtype) -> list[Tensor]:
+        """The mask of every MSA layer; made once for each width of a sliding window."""
+        windows = [block.window for block in self.target.family.blocks[self.lo :]]
+        masks = {window: self._mask(at, t, dtype, window) for window in dict.fromkeys(windows)}
+        return [masks[window] for window in windows]
+
+    def _mask(self, at: Tensor, t: int, dtype: torch.dtype, window: int | None) -> Tensor:
+        """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself.
+
+        With a sliding window only what is less than `window` places before the stream's own, anchor + j.
+        """
         g, a = self.config.gamma, at.shape[1]
-        main = torch.arange(t, device=at.device) <= at[..., None]  # [B, a, T]
+        keys = torch.arange(t, device=at.device)
+        main = (keys <= at[..., None]).repeat_interleave(g, 1)  # [B, a*gamma, T]
         own = own_streams(a, g, at.device).expand(at.shape[0], -1, -1)
-        see = torch.cat((main.repeat_interleave(g, 1), own), 2)
+        if window is not None:
+            places = (at[..., None] + torch.arange(1, g + 1, device=at.device)).flatten(1)  # [B, a*gamma]
+            main = main & (places[..., None] - keys < window)
+            own = own & (places[..., None] - places[:, None] < window)
+        see = torch.cat((main, own), 2)
         mask = torch.zeros(see.shape, device=at.device, dtype=dtype)
         return mask.masked_fill_(~see, torch.finfo(dtype).min)[:, None]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
@@ -35,6 +36,9 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
         assert generate(decoder, prompt, Limits(20), Sampling()).tokens == reference
     cards = [tmp_path / "export" / name / "README.md" for name in ("base", "draft", "medusa", "ss")]
     assert all(card.stat().st_size for card in cards)
+    learnt = torch.load(tmp_path / "drafters" / "checkpoint.pt", weights_only=True)["modules"][1]
+    for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():
+        assert torch.equal(tensor, learnt[name].half()), f"{name} is not what was learnt"
     said.clear()
     train(tmp_path, device="cpu", budget_scale=0.001, log=said.append)
     assert said == [f"{stage}: done before" for stage in STAGES]
@@ -77,14 +81,19 @@ def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
     whole.train(lambda _: None, save_every=2)
     cut = trainer("cut")
     for _ in range(3):  # killed one step after the checkpoint at step 2
-        cut._update()
+        cut.advance()
         if cut.step == 2:
-            cut._save()
+            cut.save()
     again = trainer("cut")
     assert again.step == 2
     again.train(lambda _: None, save_every=2)
     for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
+    with pytest.raises(UserError, match="made with layers 2, not 3"):
+        deeper = replace(size, layers=3)
+        BaseTrainer(new_model(deeper, SPECIAL, 0), deeper, rows, SPECIAL, "cpu", tmp_path / "cut")
+    with pytest.raises(UserError, match="made with text"):
+        BaseTrainer(new_model(size, SPECIAL, 0), size, rows[::-1], SPECIAL, "cpu", tmp_path / "cut")
 
 
 def test_unknown_stage_and_size_are_one_line(tmp_path: Path) -> None:

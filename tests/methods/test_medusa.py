@@ -143,6 +143,9 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
     tree.write_text("[[0], [0, 0], [0, 0, 0]]")
     with pytest.raises(UserError, match="3 deep, there are 2 heads"):
         Medusa.load(target, MedusaOptions(weights=str(tmp_path / "heads.pt"), tree=str(tree)))
+    assert len(read_tree(tree, heads=3)) == 3
+    with pytest.raises(UserError, match="is 3 deep, there are 2 heads"):
+        read_tree(tree, heads=2)
     tree.write_text("[[0, 1]]")
     with pytest.raises(UserError, match="no parent"):
         tree_of(read_tree(tree))

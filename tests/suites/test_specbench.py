@@ -150,7 +150,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert data.edition == "custom"
     assert [(q.id, q.category, q.metric) for q in data.questions] == [("1", "qa", "token_f1"), ("x", "law", "em")]
     assert data.questions[0].references == (("Ada", "Ada L."),)
-    with pytest.raises(UserError, match="no question of category 'rag'"):
+    with pytest.raises(UserError, match="the data has no category 'rag'"):
         SpecBench().load(SuiteRequest(data=tmp_path / "q.jsonl", categories=("rag",)))
 
 

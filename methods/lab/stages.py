@@ -1,0 +1,179 @@
+"""The stages of `ssbench lab train`, each a function of the workshop; `pipeline.py` says which run and when."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specbench_ss.errors import UserError
+from specbench_ss.methods.checkpoint import write_checkpoint
+from specbench_ss.methods.lab import cards
+from specbench_ss.methods.lab.answers import own_conversations
+from specbench_ss.methods.lab.base import BaseSize, BaseTrainer, new_model
+from specbench_ss.methods.lab.text import POLISH_WEIGHTS, completion_mask, conversations, pack, render
+from specbench_ss.methods.lab.tokenizer import special_ids, train_tokenizer
+from specbench_ss.methods.lab.workshop import Workshop, save_model, save_rows, training_rows
+from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
+from specbench_ss.models import LAB, load_target
+
+POLISH_SHARE = 0.33
+DRAFTER_TALKS = {"s": 10_000, "m": 200_000}
+CALIBRATION_TALKS = 768
+CALIBRATION_BATCHES = 12
+DRAFTER_STEPS = 900
+LAB_STREAMS = {
+    "s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64),
+    "m": StreamConfig(adapter_rank=32),
+}
+STREAM_LR = 1.5e-2
+STREAM_EMBEDDING_LR = 0.1
+DRAFTER_ROWS = 5
+# what pays on two CPU cores: see docs/log.md
+MEDUSA_NODES = 15
+SS_ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
+
+
+def tokenizer(shop: Workshop) -> None:
+    """BPE from a sample of the training text."""
+    texts = [
+        render(e).replace("<|", "\n<|") for e in islice(conversations("train", shop.seed), shop.scaled(24_000, 4_000))
+    ]
+    for marker in ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>"):
+        texts = [t.replace(marker, "") for t in texts]
+    made = train_tokenizer(texts, shop.base_size(shop.size).vocab)
+    made.model_max_length = shop.base_size(shop.size).context
+    made.save_pretrained(shop.folder("tokenizer"))
+    shop.log(f"tokenizer: {len(made)} entries")
+
+
+def _train_base(shop: Workshop, stage: str, size: BaseSize, rows: NDArray[np.int32], start: Path | None = None) -> None:
+    """Train a Llama of this size on these rows, from nothing or from a model on disk."""
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = shop.tokenizer()
+    special = special_ids(tokenizer)
+    model: Any
+    if start is None:
+        model = new_model(size, special, shop.seed)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    BaseTrainer(model, size, rows, special, shop.device, shop.folder(stage), shop.compile).train(shop.log)
+    save_model(model, tokenizer, shop.folder(stage) / "model")
+
+
+def base(shop: Workshop) -> None:
+    """The base model on all tasks alike."""
+    size = shop.base_size(shop.size)
+    _train_base(shop, "base", size, training_rows(shop, size, shop.seed + 1))
+
+
+def polish(shop: Workshop) -> None:
+    """The base's last part: more of what computes, with arithmetic drills, at a lower learning rate."""
+    size = shop.base_size(shop.size)
+    size = replace(
+        size, tokens=max(int(size.tokens * POLISH_SHARE), size.rows_per_step * size.row_length), lr=size.lr / 2
+    )
+    start = shop.made("base/model/model.safetensors", "base").parent
+    _train_base(shop, "polish", size, training_rows(shop, size, shop.seed + 4, POLISH_WEIGHTS), start)
+
+
+def answers(shop: Workshop) -> None:
+    """The base's own answers to training and calibration prompts, packed like its training text."""
+    tokenizer = shop.tokenizer()
+    model = shop.base_target().model.to(torch.bfloat16)  # half the traffic; what it says is the same but for rare ties
+    for split, count in (("train", DRAFTER_TALKS[shop.size]), ("calibration", CALIBRATION_TALKS)):
+        path = shop.folder("answers") / f"{split}.npy"
+        if path.exists():
+            continue
+        docs: list[NDArray[np.int32]] = []
+        examples, longest = conversations(split, shop.seed + 2), min(192, shop.scaled(192, 8))
+        for batch in own_conversations(model, tokenizer, examples, shop.scaled(count, 64), limit=longest):
+            docs += batch
+            shop.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
+        save_rows(path, pack(docs, shop.base_size(shop.size).row_length, special_ids(tokenizer)["pad"]))
+
+
+def _drafter_text(shop: Workshop, split: str) -> DrafterText:
+    special = special_ids(shop.tokenizer())
+    rows = np.load(shop.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 3)
+
+
+def drafters(shop: Workshop) -> None:
+    """Medusa heads and streams side by side: same batches, same steps, same frozen base."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 3)
+    medusa = MedusaTrainee(target, heads=4)
+    streams = StreamsTrainee(target, LAB_STREAMS[shop.size], lr=STREAM_LR, embedding_lr=STREAM_EMBEDDING_LR)
+    budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
+    text = _drafter_text(shop, "train")
+    TogetherTrainer(target, [medusa, streams], text, budget, shop.folder("drafters")).train(shop.log)
+    batches = shop.scaled(CALIBRATION_BATCHES, 1)
+    accuracies = mean_accuracies(target, medusa, _drafter_text(shop, "calibration"), budget, batches)
+    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps}}
+    heads = {**about, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
+    write_checkpoint(shop.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
+    config = {**about, "streams": LAB_STREAMS[shop.size].as_dict(), "advice": SS_ADVICE}
+    write_checkpoint(shop.folder("ss"), streams.module, config)
+
+
+def draft(shop: Workshop) -> None:
+    """The small draft model for two-model speculative decoding, on the same text."""
+    size = shop.base_size("draft")
+    _train_base(shop, "draft", size, training_rows(shop, size, shop.seed + 1))
+
+
+def export(shop: Workshop) -> None:
+    """Everything that is shipped, into one folder: base, draft and a folder a drafter."""
+    sources = {
+        "base": shop.made("polish/model", "polish"),
+        "draft": shop.made("draft/model", "draft"),
+        "medusa": shop.made("medusa", "drafters"),
+        "ss": shop.made("ss", "drafters"),
+    }
+    out = shop.folder("export")
+    for name, source in sources.items():
+        if (out / name).exists():  # with the cards of what was exported before
+            shutil.rmtree(out / name)
+        shutil.copytree(source, out / name)
+    (out / "lab.json").write_text(json.dumps({"size": shop.size, "seed": shop.seed}) + "\n")
+    shop.log(f"export: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB in {out}")
+
+
+def measure(shop: Workshop) -> None:
+    """Measure the exported family and write its cards."""
+    _measure(shop, shop.made("export/lab.json", "export").parent)
+
+
+def measure_shipped(shop: Workshop) -> None:
+    """The same for a copy of the package's own weights. Raises UserError where it brings none of that size."""
+    about = json.loads((LAB / "lab.json").read_text()) if (LAB / "lab.json").exists() else {}
+    if about.get("size") != shop.size:
+        raise UserError(f"no training run in {shop.out}, and the package brings no weights of size {shop.size}")
+    out = shop.out / "shipped"
+    shutil.copytree(LAB, out, dirs_exist_ok=True)
+    shop.log(f"cards: no training run in {shop.out}, so the shipped weights are measured, a copy in {out}")
+    _measure(shop, out)
+
+
+def _measure(shop: Workshop, family: Path) -> None:
+    base, draft = (load_target(str(family / n), dtype="float32", device=shop.device) for n in ("base", "draft"))
+    special, longest = special_ids(base.tokenizer), min(256, shop.scaled(256, 8))
+    losses = [cards.held_out_loss(t.model, t.tokenizer, special, shop.scaled(400, 8)) for t in (base, draft)]
+    shop.log(f"cards: held-out loss {losses[0]:.4f}, of the draft {losses[1]:.4f}")
+    scores = cards.task_scores(base, shop.scaled(60, 1), longest)
+    shop.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
+    taus = cards.taus(base, shop.scaled(3, 1), longest)
+    shop.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
+    cards.write_cards(family, base, draft, cards.Measured(losses[0], losses[1], scores, taus))

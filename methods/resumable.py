@@ -1,0 +1,127 @@
+"""Training that may be cut off at any moment: one checkpoint, replaced whole, and one loop with its progress lines.
+
+Knows modules and optimizers; nothing of text, losses or methods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from specbench_ss.errors import UserError
+
+CHECKPOINT = "checkpoint.pt"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into that takes the path's place when the block ends: a reader finds the old one or the new."""
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name is on the disk as well
+    finally:
+        os.close(folder)
+
+
+def digest(rows: NDArray[Any]) -> str:
+    """A short sha256 of an array's contents: tells texts apart."""
+    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()[:16]
+
+
+class Resumable(ABC):
+    """A training of `total` steps that goes on from the checkpoint in its folder.
+
+    about: what a checkpoint has to agree in, JSON-ready. tokens_per_step: for the rate in progress lines.
+    Raises UserError where the checkpoint is of another training or cannot be read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        total: int,
+        tokens_per_step: int,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.folder, self.modules, self.optimizers = folder, modules, optimizers
+        self.total, self.tokens_per_step, self.about = total, tokens_per_step, dict(about)
+        self.step = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self.resumed = (folder / CHECKPOINT).exists()
+        if self.resumed:
+            self._resume(folder / CHECKPOINT)
+
+    @abstractmethod
+    def _update(self) -> str:
+        """Learn from the batch of `self.step`; says how it went."""
+
+    def advance(self) -> str:
+        """One step; says how it went."""
+        said = self._update()
+        self.step += 1
+        return said
+
+    def train(self, log: Callable[[str], None], every: int = 20, save_every: int = 100) -> None:
+        """Run to the end, with a line each `every` steps and a checkpoint each `save_every`."""
+        started, first = time.monotonic(), self.step
+        while self.step < self.total:
+            said = self.advance()
+            ended = self.step == self.total
+            if ended or self.step % every == 0:
+                rate = (self.step - first) * self.tokens_per_step / (time.monotonic() - started)
+                log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {said}")
+            if ended or self.step % save_every == 0:
+                self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        state = {
+            "about": json.dumps(self.about),
+            "step": self.step,
+            "modules": [m.state_dict() for m in self.modules],
+            "optimizers": [o.state_dict() for o in self.optimizers],
+        }
+        with replacing(self.folder / CHECKPOINT) as file:
+            torch.save(state, file)
+
+    def _resume(self, path: Path) -> None:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            about = json.loads(state["about"])
+        except Exception as error:  # truncated, no checkpoint at all, or one of another version
+            raise UserError(
+                f"cannot go on from {path} ({type(error).__name__}): remove it or give another --out"
+            ) from None
+        check_same(f"the checkpoint {path}", about, self.about)
+        for module, tensors in zip(self.modules, state["modules"], strict=True):
+            module.load_state_dict(tensors)
+        for optimizer, tensors in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(tensors)  # puts what it reads on the parameters' device
+        self.step = int(state["step"])
+
+
+def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UserError naming the first field in which what was made before differs from what is asked for now."""
+    for name in [*now, *before]:
+        if before.get(name) != now.get(name):
+            was, wanted = before.get(name), now.get(name)
+            raise UserError(f"{what} was made with {name} {was}, not {wanted}: give another --out")

@@ -1,0 +1,110 @@
+"""Training drafters on a frozen base: the base runs once a batch, any number of trainees learn from its states.
+
+Same text, same batches, same budget for all: a comparison is only fair so. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from specbench_ss.methods.resumable import Resumable, digest
+from specbench_ss.methods.training import Anchors, BaseStates, Trainee, base_states, pick_anchors
+from specbench_ss.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to train: steps of rows_per_step rows, anchors_per_row positions of each drafting `ahead` tokens."""
+
+    steps: int
+    rows_per_step: int = 8
+    anchors_per_row: int = 128
+    ahead: int = 4
+    warmup: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterText:
+    """Packed rows [R, T] and where in them there is something to draft.
+
+    answer_mask: row [T] -> True inside answers; end: the token that ends an answer.
+    """
+
+    rows: NDArray[np.int32]
+    answer_mask: Callable[[NDArray[np.int32]], NDArray[np.bool_]]
+    end: int
+    seed: int = 0
+
+    def batch(self, step: int, budget: Budget, device: torch.device) -> tuple[Tensor, Anchors]:
+        """ids [B, T] and anchors of a step: a function of seed and step alone, so that a resumed run sees the same."""
+        rng = np.random.default_rng((self.seed, step))
+        n = budget.rows_per_step
+        epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
+        order = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
+        rows = self.rows[np.sort(order[first : first + n])]
+        ids = rows.astype(np.int64)
+        answer = np.stack([self.answer_mask(r) for r in rows])
+        anchors = pick_anchors(ids, answer, self.end, budget.anchors_per_row, budget.ahead, rng)
+        return torch.from_numpy(ids).to(device), Anchors(anchors.at.to(device), anchors.labels.to(device))
+
+
+class TogetherTrainer(Resumable):
+    """Trains several drafters side by side on the same batches; resumable at any step."""
+
+    def __init__(
+        self, target: Target, trainees: Sequence[Trainee], text: DrafterText, budget: Budget, folder: Path
+    ) -> None:
+        self.target, self.trainees, self.text, self.budget = target, trainees, text, budget
+        for trainee in trainees:
+            trainee.module.to(target.device).train()
+        optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainees]
+        self.peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
+        about = {
+            **asdict(budget),
+            "drafters": [t.name for t in trainees],
+            "seed": text.seed,
+            "text": digest(text.rows),
+            "base": target.weights_hash,
+        }
+        tokens = budget.rows_per_step * text.rows.shape[1]
+        super().__init__(folder, [t.module for t in trainees], optimizers, budget.steps, tokens, about)
+        if not self.resumed:
+            states = self._states(text.batch(0, budget, target.device)[0])
+            for trainee in trainees:
+                trainee.prepare(states)
+
+    def _factor(self) -> float:
+        s, n, w = self.step, self.budget.steps, self.budget.warmup
+        return min(1.0, (s + 1) / w) * (0.5 + 0.5 * math.cos(math.pi * s / n))
+
+    def _states(self, ids: Tensor) -> BaseStates:
+        """What the trainees ask for of the base."""
+        taps = sorted({layer for t in self.trainees for layer in t.taps})
+        lows = [t.kv_from for t in self.trainees if t.kv_from is not None]
+        return base_states(self.target, ids, taps, min(lows) if lows else None)
+
+    def _update(self) -> str:
+        ids, anchors = self.text.batch(self.step, self.budget, self.target.device)
+        with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
+            states = self._states(ids)
+        said = []
+        for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * self._factor()
+            with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
+                loss, right = trainee.loss(states, anchors)
+            loss.backward()
+            nn.utils.clip_grad_norm_(trainee.module.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            shares = " ".join(f"{share:.2f}" for share in right.tolist())
+            said.append(f"{trainee.name} loss {float(loss.detach()):.3f} right {shares}")
+        return "; ".join(said)

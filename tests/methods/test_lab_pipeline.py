@@ -1,0 +1,126 @@
+"""Which stages of the lab run when, and what keeps one work folder from mixing two trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbench_ss.errors import UserError
+from specbench_ss.methods.lab import pipeline
+from specbench_ss.methods.lab.base import BaseSize
+from specbench_ss.methods.lab.pipeline import Stage, train
+from specbench_ss.methods.lab.tokenizer import train_tokenizer
+from specbench_ss.methods.lab.workshop import Workshop, training_rows
+
+Toy = list[str]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Toy:
+    """Three stages that only write down what they found: begun or gone on with."""
+    found: Toy = []
+
+    def stage(name: str) -> Callable[[Workshop], None]:
+        def run(shop: Workshop) -> None:
+            part = shop.folder(name) / "part"
+            found.append(f"{name} {'goes on' if part.exists() else 'begins'}")
+            part.touch()
+            if name == "two" and shop.device == "cut":
+                raise KeyboardInterrupt
+
+        return run
+
+    monkeypatch.setattr(pipeline, "STAGES", {name: Stage(stage(name), ("part",)) for name in ("one", "two", "three")})
+    monkeypatch.setattr(pipeline, "resolve_device", lambda device: device)
+    return found
+
+
+def test_what_is_done_is_skipped_and_what_is_named_is_run_again(ran: Toy, tmp_path: Path) -> None:
+    train(tmp_path, log=lambda _: None)
+    assert ran == ["one begins", "two begins", "three begins"]
+    said: list[str] = []
+    train(tmp_path, log=said.append)
+    assert len(ran) == 3
+    assert said == ["one: done before", "two: done before", "three: done before"]
+    said.clear()
+    train(tmp_path, stages=("two",), log=said.append)
+    assert ran[3:] == ["two begins"]  # from nothing, and neither the stage before nor the one after
+    assert [line.split(";")[0] for line in said] == ["two: done before, run again"]
+    train(tmp_path, log=said.append)
+    assert len(ran) == 4
+
+
+def test_a_stage_run_again_and_cut_off_goes_on(ran: Toy, tmp_path: Path) -> None:
+    train(tmp_path, log=lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, stages=("two",), device="cut", log=lambda _: None)
+    train(tmp_path, stages=("two",), log=lambda _: None)
+    assert ran[3:] == ["two begins", "two goes on"]
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, stages=("two",), device="cut", log=lambda _: None)
+    train(tmp_path, log=lambda _: None)  # no stage named: what is not done
+    assert ran[5:] == ["two begins", "two goes on"]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 1}, "seed 0, not 1"),
+        ({"size": "m"}, "size s, not m"),
+        ({"budget_scale": 0.5}, "budget_scale 1.0, not 0.5"),
+    ],
+)
+@pytest.mark.parametrize("stages", [(), ("three",)])
+def test_a_folder_is_for_one_training(
+    other: dict[str, Any], said: str, stages: tuple[str, ...], ran: Toy, tmp_path: Path
+) -> None:
+    train(tmp_path, stages=("one",), log=lambda _: None)
+    with pytest.raises(UserError, match=f"one was made with {said}: give another --out"):
+        train(tmp_path, stages=stages, log=lambda _: None, **other)
+    assert ran == ["one begins"]
+
+
+def shop_with(tmp_path: Path, vocab: int, said: list[str]) -> Workshop:
+    """A workshop whose tokenizer has this many entries."""
+    shop = Workshop(tmp_path, "s", "cpu", 0, 1.0, said.append)
+    train_tokenizer(["what is the sum of one and two and three"] * 9, vocab).save_pretrained(shop.folder("tokenizer"))
+    return shop
+
+
+def test_rows_are_made_once_for_a_tokenizer_and_a_budget(tmp_path: Path) -> None:
+    said: list[str] = []
+    size = BaseSize(tokens=6_000, rows_per_step=2, row_length=512)
+    shop = shop_with(tmp_path, 280, said)
+    first = np.array(training_rows(shop, size, 1))
+    assert np.array_equal(training_rows(shop, size, 1), first)
+    assert len(said) == 1
+    assert first.size >= 6_000 - 2 * 512 and not len(first) % 2
+    other = np.array(training_rows(shop_with(tmp_path, 262, said), size, 1))
+    assert len(said) == 2
+    assert first.max() >= 262 > other.max()
+
+
+def test_without_a_training_run_cards_measures_the_shipped_weights(tmp_path: Path) -> None:
+    said: list[str] = []
+    train(tmp_path, stages=("cards",), budget_scale=0.001, log=said.append)
+    assert "the shipped weights are measured" in said[0]
+    card = (tmp_path / "shipped" / "ss" / "README.md").read_text()
+    assert "--stages cards --out DIR" in card
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["shipped"]  # nothing that a later training would skip
+    with pytest.raises(UserError, match="no weights of size m"):
+        train(tmp_path, size="m", stages=("cards",))
+    (tmp_path / "tokenizer").mkdir()
+    with pytest.raises(UserError, match="run stage 'export' first"):
+        train(tmp_path, stages=("cards",))
+
+
+@pytest.mark.parametrize(
+    ("stage", "first"), [("base", "tokenizer"), ("polish", "base"), ("drafters", "polish"), ("export", "polish")]
+)
+def test_a_stage_whose_sources_are_missing_names_the_one_to_run(stage: str, first: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"run stage '{first}' first"):
+        train(tmp_path, stages=(stage,), log=lambda _: None)
