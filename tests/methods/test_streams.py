@@ -13,7 +13,7 @@ from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, stream_visibility
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.methods.training import Anchors, base_states
+from specbench_ss.methods.training import Anchors, Batch, base_states
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
@@ -69,10 +69,11 @@ def test_segments_change_neither_loss_nor_gradients() -> None:
     at = torch.stack([torch.randperm(26)[:12] for _ in range(2)])
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(4)], -1)
     found = []
-    for segment in (12, 5, 1):
+    for segment in (0, 12, 5, 1):
         trainee = StreamsTrainee(target, TWO_LAYERS, segment=segment)
         randomise(trainee.module, 3)
-        loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), Anchors(at, labels))
+        batch = Batch(ids, labels, Anchors(at, labels))
+        loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), batch)
         loss.backward()
         found.append((loss.detach(), trainee.module.down.grad, trainee.module.embedding.grad))
     for other in found[1:]:
@@ -86,12 +87,13 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
     trainee = StreamsTrainee(target, StreamConfig(gamma=2, n_msa_layers=2, adapter_rank=16))
     ids = torch.arange(40)[None] % 20 + 5
     at = torch.arange(5, 30)[None]
-    anchors = Anchors(at, torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1))
+    labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1)
+    batch = Batch(ids, labels, Anchors(at, labels))
     states = base_states(target, ids, trainee.taps, trainee.kv_from)
     optimizer = torch.optim.AdamW(trainee.module.parameters(), lr=1e-2)
     losses = []
     for _ in range(60):
-        loss, _ = trainee.loss(states, anchors)
+        loss, _ = trainee.loss(states, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
