@@ -55,13 +55,13 @@ def too_fast(
 ) -> list[str]:
     """At batch 1 a step of a method costs no less than the reference's, so tau bounds the speedup.
 
-    The whole interval must lie above it. Where there is none, the speedup must exceed it by more than times of the
-    same work may spread, and the answers must be as long as the reference's: in longer ones prefill weighs less.
+    Only where the answers are as long as the reference's: in longer ones prefill weighs less. The whole interval must
+    lie above tau; where there is none, the speedup must exceed it by more than times of the same work may spread.
     """
-    if tau is None or speedup is None:
+    if tau is None or speedup is None or not equally_long:
         return []
     if interval is None:
-        clear = equally_long and speedup > (1 + SPREAD) * tau
+        clear = speedup > (1 + SPREAD) * tau
         return [f"impossible: speedup of {speedup:.2f} with only {tau:.2f} tokens per step"] if clear else []
     if interval[0] <= tau:
         return []

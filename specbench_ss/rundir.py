@@ -27,10 +27,12 @@ from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.records import Step
 from specbench_ss.rows import Key, Row, Run, Sameness, StepRow
+from specbench_ss.schema import misfit
 from specbench_ss.stored_manifest import MANIFEST, read_manifest, same_run
 from specbench_ss.suite import Question
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
+QUESTION = {"id": str, "category": str, "turns": [str], "references": [[str]], "metric": (str, None)}
 
 
 class RunDir:
@@ -138,9 +140,12 @@ def read_run(path: Path) -> Run:
     questions = []
     if (path / QUESTIONS).exists():
         try:
-            questions = [_question(entry) for entry in json.loads((path / QUESTIONS).read_bytes())]
-        except (ValueError, TypeError, KeyError) as e:
-            raise UserError(f"{path / QUESTIONS} is damaged") from e
+            entries = json.loads((path / QUESTIONS).read_bytes())
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"{path / QUESTIONS} is damaged: it is not JSON") from e
+        if problem := misfit(entries, [QUESTION]):
+            raise UserError(f"{path / QUESTIONS} is damaged: {problem}")
+        questions = [_question(entry) for entry in entries]
     return Run(path, manifest, rows, steps, jsonl.scan(path / SAMENESS, Sameness.of)[0], questions)
 
 

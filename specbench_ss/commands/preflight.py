@@ -47,4 +47,4 @@ def _questions(config: RunConfig, suite: Suite) -> SuiteData:
     from specbench_ss.models import is_lab
 
     data = None if config.data is None else Path(config.data)
-    return suite.load(SuiteRequest(config.categories, config.limit, config.seed, data, is_lab(config.model)))
+    return suite.load(SuiteRequest(config.categories, config.limit, data, is_lab(config.model)))

@@ -300,7 +300,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = "torch transformers pandas numpy scipy plotly pyarrow"
+    heavy = "torch transformers pandas numpy scipy plotly"
     code = (
         "import sys\n"
         "from specbench_ss.cli import main\n"

@@ -18,6 +18,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row, Sameness
 from specbench_ss.rundir import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
+from specbench_ss.rundir import QUESTIONS as QUESTIONS_FILE
 from specbench_ss.suite import Question, SuiteData
 from tests import conftest
 
@@ -162,6 +163,19 @@ def test_a_manifest_that_cannot_be_read_is_refused(tmp_path: Path, content: byte
     with pytest.raises(UserError):
         RunDir.open(RunTarget(tmp_path, resume=True), manifest())
     with pytest.raises(UserError):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["id", "category", "turns", "references", "metric"])
+@pytest.mark.parametrize("value", [[3], {}, 7, "gone"])
+def test_damaged_questions_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    fill(tmp_path, range(1))
+    entries = json.loads((tmp_path / QUESTIONS_FILE).read_text())
+    entries[0][key] = value
+    if value == "gone":
+        del entries[0][key]
+    (tmp_path / QUESTIONS_FILE).write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=rf"questions\.json is damaged: .*\[0\]\.{key}"):
         read_run(tmp_path)
 
 
