@@ -32,7 +32,7 @@ class Anchors:
 
 @dataclass(slots=True)
 class Batch:
-    """ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, at every position; some positions to draft from.
+    """ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, but at every position; some anchors.
 
     labels[..., 0] != -100 marks the positions whose next token belongs to an answer: those that carry streams.
     """
@@ -105,7 +105,7 @@ def base_states(target: Target, ids: Tensor, taps: Sequence[int], kv_from: int |
 
 
 def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:
-    """[B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} lie in one answer, -100 beyond it. answer [B, T] marks answers."""
+    """[B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} lie in one answer, else -100. answer [B, T] marks answers."""
     t = ids.shape[1]
     labels = np.full((*ids.shape, ahead + 1), -100, np.int64)
     alive = np.ones(ids.shape, bool)

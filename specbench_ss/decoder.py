@@ -55,7 +55,6 @@ class Decoder(ABC):
     summary: ClassVar[str]
     paper: ClassVar[str] = ""
     lossless: ClassVar[bool] = True
-    reference: ClassVar[str] = "ar"  # the method whose output this one's must equal (its own where it changes the model)
 
     @dataclass(frozen=True, slots=True)
     class Options:

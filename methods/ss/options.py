@@ -16,7 +16,7 @@ TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
 class SSOptions:
     """0, -1 or auto = as trained, or as the checkpoint advises."""
 
-    weights: str = field(default="", metadata={"help": "folder or hub id with the streams; empty = those of the model"})
+    weights: str = field(default="", metadata={"help": "folder with the streams; empty = those of the model"})
     gamma: int = field(default=0, metadata={"help": "streams used per step, at most the trained number; 0 = all"})
     k: int = field(default=0, metadata={"help": "candidates per stream; 1 = chain; 0 = the checkpoint's"})
     n_draft: int = field(
@@ -54,11 +54,7 @@ def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
     for field_name, value in asked.items():
         have = getattr(config, field_name)
         if have != value:
-            flag = field_name.replace("_", "-")
-            raise UserError(
-                f"{name}: these streams were trained with {field_name} {have}, not {value}; "
-                f"train others: ssbench train ss --{flag} ..."
-            )
+            raise UserError(f"{name}: these streams were trained with {field_name} {have}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ class SharedStreaming(SpeculativeStreaming):
     name = "ss-shared"
     summary = "Speculative Streaming, shared: LoRA and streams trained together; the model itself changes"
     lossless = False
-    reference = "ss-shared-ar"
 
     @classmethod
     def load(cls, target: Target, options: Any) -> SharedStreaming:
@@ -49,7 +48,7 @@ class SharedStreaming(SpeculativeStreaming):
 class SharedAROptions:
     """Only which model."""
 
-    weights: str = field(default="", metadata={"help": "folder or hub id as for ss-shared; empty = the model's own"})
+    weights: str = field(default="", metadata={"help": "folder as for ss-shared; empty = the model's own"})
 
 
 class SharedAutoregressive(SharedStreaming):
@@ -58,7 +57,6 @@ class SharedAutoregressive(SharedStreaming):
     name = "ss-shared-ar"
     summary = "plain decoding of the model of ss-shared: its reference"
     lossless = False
-    reference = "ss-shared-ar"
     Options = SharedAROptions  # type: ignore[assignment]
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:

@@ -1,8 +1,8 @@
 """Training shared mode: LoRA and streams together on eq. 6, with alpha_0 = 1 for the main stream, alpha_j = 0.1.
 
 Under eq. 3 a main state depends on its own streams, so every position that predicts an answer token carries streams, as
-in decoding. Segment attention (ACL appendix I): the lower layers run once; the MSA layers take a segment of positions at
-a time, main rows and streams together, over the keys of all main rows before; a segment is computed again in the
+in decoding. Segment attention (ACL appendix I): the lower layers run once; the MSA layers take a segment of positions
+at a time, main rows and streams together, over the keys of all main rows before; a segment is computed again in the
 backward pass, so that only one segment's streams are alive.
 """
 
@@ -29,8 +29,9 @@ KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, an entry for each M
 class SharedTrainee(Trainee):
     """LoRA in every layer, P_j (and whatever else the config has) and the pruning map.
 
-    Runs its own copy of the base, so it wants nothing of the frozen one. alpha_j 0 trains the LoRA on next tokens alone, without streams: the fine-tune to compare with.
-    segment: positions whose streams are alive at once; 0 = all of them, nothing computed twice.
+    Runs its own copy of the base, so it wants nothing of the frozen one. alpha_j 0 trains the LoRA on next tokens
+    alone, without streams: the fine-tune to compare with. segment: positions whose streams are alive at once; 0 = all
+    of them, nothing computed twice.
     """
 
     needs_base = False
@@ -40,6 +41,7 @@ class SharedTrainee(Trainee):
         target: Target,
         config: StreamConfig,
         lr: float = 5e-4,
+        stream_lr: float = 5e-4,
         embedding_lr: float = 5e-2,
         segment: int = 0,
         alpha_j: float = 0.1,
@@ -52,7 +54,7 @@ class SharedTrainee(Trainee):
         self.tuned = with_lora(target, config.lora_rank)
         if any(block.window for block in self.tuned.family.blocks):
             raise UserError(f"{name}: shared mode cannot be trained on layers with a sliding window")
-        self.lr, self.embedding_lr, self.segment = lr, embedding_lr, segment
+        self.lr, self.stream_lr, self.embedding_lr, self.segment = lr, stream_lr, embedding_lr, segment
         self.alpha_j, self.prune_weight = alpha_j, prune_weight
         self.streams = Streams(config, target.hidden_size)
         self.lora = lora_parameters(self.tuned.model)
@@ -60,7 +62,7 @@ class SharedTrainee(Trainee):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The LoRA, P_j, the rest."""
-        groups = stream_groups(self.streams, self.lr, self.embedding_lr)
+        groups = stream_groups(self.streams, self.stream_lr, self.embedding_lr)
         return [{"params": self.lora, "lr": self.lr}, *groups]
 
     @torch.no_grad()

@@ -17,7 +17,8 @@ from specbench_ss.methods.lab.base import SIZES, BaseTrainer, new_model, trapezo
 from specbench_ss.methods.lab.pipeline import STAGES, train
 from specbench_ss.methods.lab.text import completion_mask, pack
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.training import future_labels, pick_anchors
 from specbench_ss.models import load_target
 from specbench_ss.sampling import Sampling

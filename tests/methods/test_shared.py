@@ -11,8 +11,10 @@ import torch
 from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
-from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.saving import save_shared
 from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
@@ -59,24 +61,18 @@ EMPTY = BaseStates(torch.empty(0), {}, {})
 def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Path) -> None:
     target, trainee = trained(kind, config(attends))
     save_shared(tmp_path, trainee, {})
-    before = generate(SpeculativeAR(target), PROMPT, Limits(30), Sampling()).tokens
+    before = generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens
     own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
     reference = generate(own, PROMPT, Limits(30), Sampling()).tokens
     for options in (SSOptions(k=2, n_keep=5), SSOptions(k=2, prune="off"), SSOptions(mode="chain"), SSOptions(gamma=3)):
         drafted = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), **chosen(options)))
         assert generate(drafted, PROMPT, Limits(30), Sampling()).tokens == reference
-    assert generate(SpeculativeAR(target), PROMPT, Limits(30), Sampling()).tokens == before
+    assert generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens == before
     assert reference != before
 
 
 def chosen(options: SSOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("k", "n_keep", "prune", "mode", "gamma")}
-
-
-def SpeculativeAR(target: Target) -> Any:
-    from specbench_ss.methods.ar import Autoregressive
-
-    return Autoregressive(target)
 
 
 @pytest.mark.parametrize("attends", [True, False])
