@@ -37,7 +37,13 @@ def describe(config: RunConfig, where: RunTarget) -> None:
 
 
 def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
-    """Make the run, print its tables, write its report. What the user got wrong is found before anything is loaded."""
+    """Make the run, print its tables, write its report."""
+    measure(config, where)
+    tell(where.out, open_report)
+
+
+def measure(config: RunConfig, where: RunTarget) -> None:
+    """Make the run, or go on with it. What the user got wrong is found before anything is loaded."""
     from specbench_ss import runner
     from specbench_ss.chat import check_template
     from specbench_ss.manifest import manifest_for
@@ -64,7 +70,6 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
     manifest = manifest_for(config, target, data, decoders, ["ssbench", *sys.argv[1:]])
     with RunDir.open(where, manifest, data.questions) as run_dir, Progress(list(decoders), console) as progress:
         runner.run(config, target, suite, data, decoders, run_dir, progress)
-    tell(where.out, open_report)
 
 
 def tell(out: Path, open_report: bool) -> None:
