@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbench_ss.rows import Run
+from specbench_ss.stats import OVERALL, summarise
+
 ACL, OLD = "ACL", "2024"
 A100 = "one NVIDIA A100-80G, float16, batch 1"  # ACL sec. 3, 2024 sec. 4.1
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A8089")
@@ -50,3 +53,18 @@ def bars(series: Mapping[str, Sequence[tuple[str, float | None]]]) -> list[dict[
 def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     """A Plotly layout with these axis titles; more: yaxis settings."""
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}, **more}, "barmode": "group"}
+
+
+def machine(run: Run) -> str:
+    """'lab, float32, cpu: AMD EPYC, 1 thread, batch 1'."""
+    model, here = run.manifest["model"], run.manifest["environment"]
+    on_gpu = model["device"].startswith("cuda") and here["gpus"]
+    chip = here["gpus"][0]["name"] if on_gpu else (here.get("cpu") or {}).get("model")
+    threads = "" if on_gpu else f", {(here.get('threads') or {}).get('intra_op')} threads"
+    return f"{model['name']}, {model['dtype']}, {model['device']}: {chip}{threads}, batch 1"
+
+
+def health(run: Run) -> list[str]:
+    """What makes the numbers of a run hard to believe, a line for each method and finding."""
+    overall = [row for row in summarise(run) if row.category == OVERALL]
+    return [f"{row.method}: {finding}" for row in overall for finding in row.health]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specbench_ss.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.methods.ss.paper.base import ACL, OLD, axes, bars, source
+from specbench_ss.methods.ss.paper.published import published
 from specbench_ss.words import scientific
 
 if TYPE_CHECKING:
@@ -49,21 +50,13 @@ class Printed:
 
 
 PRINTED: tuple[Printed, ...] = tuple(
-    Printed(model, method, text, source(paper, "table", number))
-    for paper, number, rows in (
-        (OLD, 1, (
-            ("OPT-1.3B", "Medusa", "4.28E8"), ("OPT-1.3B", "SS-Shared", "4.096E4"),
-            ("Phi-1.3B", "Medusa", "4.36E8"), ("Phi-1.3B", "SS-Shared", "4.096E4"),
-            ("OpenLlama-7B", "Medusa", "5.91E8"), ("OpenLlama-7B", "SS-Shared", "8.19E4"),
-        )),
-        (ACL, 3, (
-            ("Mistral-7B", "Medusa", "5.9E8"), ("Mistral-7B", "Eagle", "2.4E8"), ("Mistral-7B", "SS-Shared", "8.2E4"),
-            ("Phi-3", "Medusa", "4.3E8"), ("Phi-3", "Eagle", "1.3E8"), ("Phi-3", "SS-Shared", "6.1E4"),
-            ("Llama-2-7B", "Medusa", "5.9E8"), ("Llama-2-7B", "Eagle", "2.4E8"), ("Llama-2-7B", "SS-Shared", "8.2E4"),
-        )),
+    dict.fromkeys(
+        Printed(e.model, e.method, e.values["parameters"], where)
+        for where, data in ((source(OLD, "table", 1), "old_table_1"), (source(ACL, "table", 3), "acl_table_3"))
+        for e in published(data)
+        if "parameters" in e.values
     )
-    for model, method, text in rows
-)  # fmt: skip
+)  # once for each model and method: the same on every task
 
 
 def counted(model: str, method: str) -> int:
@@ -104,21 +97,28 @@ class Parameters(Experiment):
 
     def run(self, bench: Bench) -> Result:
         """Count, and compare digit by digit."""
-        columns = (
-            Column("model", "text"), Column("method", "text"), Column("parameters", "count"),
-            Column("as a power", "scientific", 4), Column("published", "text"), Column("in", "text"),
-            Column("agrees", "text"),
-        )  # fmt: skip
-        grid = Grid("parameters", columns, tuple(self._rows()), "Extra parameters")
-        return Result((grid,), notes=PARAMETER_NOTES)
-
-    @staticmethod
-    def _rows() -> Iterator[tuple[Value, ...]]:
-        for p in PRINTED:
-            n = counted(p.model, p.method)
-            yield (p.model, p.method, n, float(n), p.text, p.where, as_printed(n, p.text) or "no")
         lossless = counted("Llama-2-7B", "SS-Lossless")
-        yield ("Llama-2-7B", "SS-Lossless", lossless, float(lossless), None, None, None)
+        more = f"SS-Lossless at Llama-2-7B: gamma h + 2 R_s h N_s + 2 theta h = {lossless:,} parameters."
+        return Result((parameter_grid(),), notes=(*PARAMETER_NOTES, more))
+
+
+def parameter_grid(where: str = "") -> Grid:
+    """Counted beside printed, of one table or of all."""
+    columns = (
+        Column("model", "text"),
+        Column("method", "text"),
+        Column("parameters", "count"),
+        Column("as a power", "scientific", 4),
+        Column("published", "text"),
+        Column("in", "text"),
+        Column("agrees", "text"),
+    )
+    rows: list[tuple[Value, ...]] = []
+    for p in PRINTED:
+        if where in ("", p.where):
+            n = counted(p.model, p.method)
+            rows.append((p.model, p.method, n, float(n), p.text, p.where, as_printed(n, p.text) or "no"))
+    return Grid("parameters", columns, tuple(rows), "Extra parameters, counted on published shapes")
 
 
 class _Overheads(Experiment):
