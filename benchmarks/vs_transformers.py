@@ -1,4 +1,4 @@
-"""`ar` beside `model.generate` on the same model, prompts and threads, alternating; prints the ratio of tokens/s.
+"""`ar` beside `model.generate` on the same model, prompts and threads, alternating; prints the ratio of their times.
 
 Also the harness's own share of a decoding step: what is not spent in the target's forward pass.
 
@@ -46,9 +46,9 @@ def main() -> None:
     prompts = [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions]
     decoder, limits = Autoregressive(target), Limits(arguments.new, target.eos_ids)
     ours_s = theirs_s = forward_s = step_s = 0.0
-    ratios, same = [], 0
+    theirs_over_ours, same = [], 0
     for repeat in range(-1, arguments.repeats):  # the first round warms up
-        for i, prompt in enumerate(prompts):
+        for prompt in prompts:
             started = time.perf_counter()
             result = generate(decoder, prompt, limits, Sampling())
             mine = time.perf_counter() - started
@@ -57,14 +57,12 @@ def main() -> None:
                 same += tokens == len(result.tokens)
                 continue
             ours_s, theirs_s = ours_s + mine, theirs_s + other
-            ratios.append(other / mine)
+            theirs_over_ours.append(other / mine)
             forward_s += sum(s.verify_s for s in result.steps)
             step_s += sum(s.total_s for s in result.steps)
-            del i
     print(f"device {target.device}, {torch.get_num_threads()} threads, {len(prompts)} prompts, {same} of equal length")
-    print(
-        f"tokens/s, ours over transformers': {theirs_s / ours_s:.2f} (median of pairs {statistics.median(ratios):.2f})"
-    )
+    median = statistics.median(theirs_over_ours)
+    print(f"seconds, transformers' generate over ar: {theirs_s / ours_s:.2f} (median of pairs {median:.2f})")
     print(f"harness's share of a step (outside the target's forward): {100 * (1 - forward_s / step_s):.1f} %")
 
 

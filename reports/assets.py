@@ -41,11 +41,17 @@ def policy() -> str:
 
 def render(name: str, **values: Any) -> str:
     """A template, filled; every value is escaped unless the template says otherwise."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
+    return (
+        _templates()
+        .get_template(name)
+        .render(policy=policy(), css=asset("report.css"), js=asset("report.js"), plotly=plotly_js(), **values)
     )
-    return environment.get_template(name).render(
-        policy=policy(), css=asset("report.css"), js=asset("report.js"), plotly=plotly_js(), **values
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
     )
 
 

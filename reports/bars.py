@@ -25,7 +25,7 @@ LINE_AT_1 = {
 def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
     """The chart, with its table."""
     named = tasks(cells)
-    drawn = {label: style for label, style in styles.items() if cells[label, OVERALL].verdict != "reference"}
+    drawn = {label: style for label, style in styles.items() if cells[label, OVERALL].comparison != "reference"}
     data = [_bars([cells[label, task] for task in named], style) for label, style in drawn.items()]
     return Chart(
         "speedup",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specbench_ss.config import REFERENCE
+from specbench_ss.health import unfinished
 from specbench_ss.reports.answers import VERDICTS
 from specbench_ss.reports.palette import Style
 from specbench_ss.reports.view import Column, Notice, Table, figure
@@ -54,10 +55,10 @@ def _notice(kind: str, lines: Sequence[str]) -> Notice:
 
 
 def _finished(run: Run) -> Notice:
-    status = run.manifest["status"]
-    if status == "complete":
-        return Notice("ok", f"The run is complete: {len(run.rows):,} samples.")
-    return Notice("error", f"The run is not complete ({status}): only {len(run.rows):,} samples are here.")
+    lacking = unfinished(run)
+    if lacking:
+        return Notice("error", f"The run is {lacking}.")
+    return Notice("ok", f"The run is complete: {len(run.rows):,} samples.")
 
 
 def differences(run: Run) -> Sequence[str]:

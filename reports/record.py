@@ -11,7 +11,7 @@ from specbench_ss.environment import machine_changes
 from specbench_ss.options import value_text
 from specbench_ss.reports.view import Fact
 from specbench_ss.rows import Run
-from specbench_ss.words import parameters
+from specbench_ss.words import decoding, parameters
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("Suite hash", suite["content_hash"], code=True),
         *(Fact("Suite note", note) for note in suite["notes"]),
         *(fact for m in manifest["methods"] for fact in _method_facts(m)),
-        Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if _plain(v))),
+        Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if k != "methods")),
         Fact("Processor", _processor(environment)),
         *(
             Fact("GPU", ", ".join(f"{k.replace('_', ' ')} {_short(v)}" for k, v in gpu.items()))
@@ -62,16 +62,6 @@ def facts(run: Run) -> list[Fact]:
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
     return [fact for fact in known if fact.value]
-
-
-def decoding(config: Mapping[str, Any]) -> str:
-    """'greedy' or how it was sampled."""
-    if not config["temperature"]:
-        return "greedy"
-    parts = [f"temperature {config['temperature']:g}"]
-    parts += [f"top-p {config['top_p']:g}"] if config["top_p"] < 1 else []
-    parts += [f"top-k {config['top_k']}"] if config["top_k"] else []
-    return ", ".join(parts)
 
 
 def machine(environment: Mapping[str, Any], device: str) -> str:
@@ -122,9 +112,5 @@ def _processor(environment: Mapping[str, Any]) -> str:
     return text + (f", {threads} threads" if threads else "") + (f", {memory / 2**30:.1f} GiB" if memory else "")
 
 
-def _plain(value: Any) -> bool:
-    return not isinstance(value, (list, tuple, dict)) or not value
-
-
 def _short(value: Any) -> str:
-    return value_text(value) if not isinstance(value, (list, tuple, dict)) else "all"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value_text(value)

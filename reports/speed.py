@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specbench_ss.reports.palette import Style
 from specbench_ss.reports.view import Cell, Column, Table, figure, plain
 from specbench_ss.stats import OVERALL, SummaryRow
-from specbench_ss.words import interval, number, sameness, times, title
+from specbench_ss.words import interval, number, output, times, title
 
 PILLS = {
     "faster": ("faster", "good"),
@@ -45,23 +45,23 @@ def tasks(cells: Cells) -> list[str]:
 def cards(cells: Cells, styles: Mapping[str, Style]) -> list[Card]:
     """One card a method, the fastest first, the reference last."""
     found = [(cells[label, OVERALL], style) for label, style in styles.items()]
-    found.sort(key=lambda pair: (pair[0].verdict == "reference", -(pair[0].speedup or 0)))
+    found.sort(key=lambda pair: (pair[0].comparison == "reference", -(pair[0].speedup or 0)))
     return [_card(row, style) for row, style in found]
 
 
 def _card(row: SummaryRow, style: Style) -> Card:
-    reference = row.verdict == "reference"
+    reference = row.comparison == "reference"
     bounds = interval(row.speedup_interval)
     under = f"95 % interval {bounds}" if bounds else "no interval: too few questions"
     facts = [
         ("tokens per second", number(row.tokens_per_s, 1)),
         ("tokens per step, τ", number(row.tau)),
-        ("output", "reference" if reference else sameness(row.sameness)),
+        ("output", output(reference, row.sameness)),
         ("quality", number(row.quality)),
         ("prompts", number(row.n_prompts, 0)),
     ]
     return Card(
-        row.method, style, PILLS[row.verdict], times(row.speedup), "by definition" if reference else under, facts
+        row.method, style, PILLS[row.comparison], times(row.speedup), "by definition" if reference else under, facts
     )
 
 
@@ -79,12 +79,12 @@ def _matrix_cell(row: SummaryRow) -> Cell:
     if row.speedup is None:
         return figure(None)
     tau = f"τ {number(row.tau)}"
-    if row.verdict == "reference":
+    if row.comparison == "reference":
         return Cell(times(row.speedup), row.speedup, small=(f"{number(row.tokens_per_s, 1)} tokens/s",))
     bounds = interval(row.speedup_interval)
-    if row.verdict == "too few":
+    if row.comparison == "too few":
         return Cell(times(row.speedup), row.speedup, small=(f"too few questions · {tau}",))
-    if row.verdict == "not distinguishable":
+    if row.comparison == "not distinguishable":
         return Cell(f"≈ {times(row.speedup)}", row.speedup, small=(f"{bounds} · {tau}", "not distinguishable"))
     return Cell(times(row.speedup), row.speedup, small=(f"{bounds} · {tau}",), strong=True)
 
@@ -112,9 +112,8 @@ def everything(cells: Cells, styles: Mapping[str, Style]) -> Table:
 
 
 def _row(row: SummaryRow, task: str, style: Style) -> list[Cell]:
-    text, tag = PILLS[row.verdict]
+    text, tag = PILLS[row.comparison]
     bounds = row.speedup_interval
-    output = "" if row.verdict == "reference" and not row.sameness else sameness(row.sameness)
     return [
         plain(title(task)),
         style.cell(),
@@ -124,14 +123,14 @@ def _row(row: SummaryRow, task: str, style: Style) -> list[Cell]:
         figure(row.tokens_per_s, 1),
         figure(row.tau),
         figure(row.quality, small=_difference(row)),
-        plain(output),
+        plain(output(row.comparison == "reference", row.sameness)),
         figure(row.n_prompts, 0),
     ]
 
 
 def _difference(row: SummaryRow) -> tuple[str, ...]:
     """'+0.01 (−0.02 to 0.04)': the paired difference of quality to the reference."""
-    if row.quality_difference is None or row.verdict == "reference":
+    if row.quality_difference is None or row.comparison == "reference":
         return ()
     bounds = f" ({interval(row.quality_interval)})" if row.quality_interval else ""
     return (f"{row.quality_difference:+.2f}{bounds}".replace("-", "−"),)

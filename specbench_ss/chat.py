@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.errors import UserError, did_you_mean, error_text
 
 FOLDER = Path(__file__).parent / "templates"
 NAMES = ("plain", "vicuna", "llama-2")
@@ -41,7 +41,7 @@ def check_template(tokenizer: Any, model: str) -> None:
     try:
         tokenizer.apply_chat_template(_TRIAL, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # Jinja's own errors, and whatever a template raises by itself
-        raise UserError(f"the chat template of {model} does not work: {type(error).__name__}: {error}") from error
+        raise UserError(f"the chat template of {model} does not work: {error_text(error)}") from error
 
 
 def template_hash(tokenizer: Any) -> str | None:

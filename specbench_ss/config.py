@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,10 +71,16 @@ class RunConfig:
     history: str = "reference"
     trust_remote_code: bool = False
     chat_template: str | None = None  # a name or a file; None = the tokenizer's own
+    stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of everything that decides what a run measures."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

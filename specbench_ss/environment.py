@@ -51,6 +51,12 @@ def changed_since(manifest: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return [name for name in CONDITIONS if name in changed]
 
 
+def between_sessions(manifest: dict[str, Any]) -> list[str]:
+    """What differs between the sessions of a run, so that its times do not compare."""
+    later = [machine_changes(manifest["environment"], s["environment"]) for s in manifest.get("sessions", [])]
+    return [name for name in CONDITIONS if any(name in changed for changed in later)]
+
+
 def revision() -> dict[str, Any] | None:
     """Commit of the checkout that the code runs from and whether it is changed; None outside a checkout."""
     folder = Path(__file__).resolve().parent

@@ -14,7 +14,7 @@ import numpy as np
 
 from specbench_ss.intervals import Interval
 from specbench_ss.records import Step
-from specbench_ss.rows import Key, Row
+from specbench_ss.rows import Key, Row, Run
 
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
@@ -50,9 +50,20 @@ def impossible(rows: Sequence[Row], steps: Mapping[Key, Sequence[Step]]) -> list
     return found
 
 
-def too_fast(interval: Interval | None, tau: float | None) -> list[str]:
-    """At batch 1 a step of a method costs no less than the reference's, so tau bounds the speedup."""
-    if interval is None or tau is None or interval[0] <= tau:
+def too_fast(
+    speedup: float | None, interval: Interval | None, tau: float | None, equally_long: bool = True
+) -> list[str]:
+    """At batch 1 a step of a method costs no less than the reference's, so tau bounds the speedup.
+
+    Only where the answers are as long as the reference's: in longer ones prefill weighs less. The whole interval must
+    lie above tau; where there is none, the speedup must exceed it by more than times of the same work may spread.
+    """
+    if tau is None or speedup is None or not equally_long:
+        return []
+    if interval is None:
+        clear = speedup > (1 + SPREAD) * tau
+        return [f"impossible: speedup of {speedup:.2f} with only {tau:.2f} tokens per step"] if clear else []
+    if interval[0] <= tau:
         return []
     return [f"impossible: speedup of at least {interval[0]:.2f} with only {tau:.2f} tokens per step"]
 
@@ -69,6 +80,20 @@ def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
     told = ("mismatch", "length", "near-tie") if exact else ("mismatch", "length")
     total = sum(verdicts.values())
     return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]
+
+
+def unsteady(unstable: bool) -> list[str]:
+    """Times that spread, as `unstable` found."""
+    return ["unstable: times of the same work differ by more than a tenth"] if unstable else []
+
+
+def unfinished(run: Run) -> str:
+    """'not complete (interrupted): 3 of 8 samples'; '' for a complete run."""
+    status, made = run.manifest["status"], len(run.rows)
+    if status == "complete" and made >= run.samples:
+        return ""
+    what = "samples are missing" if status == "complete" else status
+    return f"not complete ({what}): {made:,} of {run.samples:,} samples"
 
 
 def unstable(rows: Sequence[Row], equal_steps: bool) -> bool:

@@ -16,7 +16,7 @@ from scipy import stats
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-Verdict = Literal["reference", "faster", "slower", "not distinguishable", "too few"]
+Comparison = Literal["reference", "faster", "slower", "not distinguishable", "too few"]
 
 LEVEL = 0.95
 RESAMPLES = 2000
@@ -68,8 +68,8 @@ def widening(n: int) -> float:
     return SAFETY * float(stats.t.ppf(upper, n - 1) / stats.norm.ppf(upper)) * math.sqrt(n / (n - 1))
 
 
-def verdict(interval: Interval | None) -> Verdict:
-    """What the interval of a speedup says."""
+def compare(interval: Interval | None) -> Comparison:
+    """How a method compares with the reference, by the interval of its speedup."""
     if interval is None:
         return "too few"
     if interval[0] <= 1 <= interval[1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,16 +12,11 @@ from specbench_ss.chat import template_hash
 from specbench_ss.config import RunConfig
 from specbench_ss.decoder import Decoder
 from specbench_ss.environment import environment
-from specbench_ss.rundir import FORMAT
+from specbench_ss.stored_manifest import FORMAT
 from specbench_ss.suite import SuiteData
 
 if TYPE_CHECKING:
     from specbench_ss.target import Target
-
-
-def fingerprint(config: RunConfig) -> str:
-    """sha256 of everything that decides what a run measures."""
-    return hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
 def manifest_for(
@@ -35,7 +29,7 @@ def manifest_for(
         "version": __version__,
         "command": list(command),
         "config": config.as_dict(),
-        "fingerprint": fingerprint(config),
+        "fingerprint": config.fingerprint,
         "suite": {
             "name": data.name,
             "edition": data.edition,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.chat import template_text
-from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.errors import UserError, did_you_mean, first_line, known_words
+from specbench_ss.weights import check_files, check_folder
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from specbench_ss.target import Target
 
 LAB = Path(__file__).parent / "lab"
+HASH_WORDS = 1 << 18  # 64-bit words in one checksum: 2 MiB, which stay in a cache; part of what the hash is
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -60,12 +62,21 @@ def is_lab(model: str) -> bool:
     return folder is not None and (folder.parent / "lab.json").exists()
 
 
+def check_model(model: str) -> None:
+    """Raises UserError, without loading anything, for a model that is not there or a folder that holds none."""
+    folder = find_folder(model)
+    if folder is not None:
+        check_folder(folder)
+
+
 def resolve_device(device: str) -> str:
     """'auto' -> cuda where there is one, else cpu. Raises UserError for a device that is not there."""
     import torch
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}: give auto, cpu, cuda or cuda:N")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -78,7 +89,7 @@ def resolve_dtype(dtype: str, device: str) -> torch.dtype:
     import torch
 
     if dtype not in DTYPES:
-        raise UserError(f"unknown dtype {dtype!r}{did_you_mean(dtype, DTYPES)}; one of {', '.join(DTYPES)}")
+        raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     resolved: torch.dtype = getattr(torch, dtype)
@@ -102,6 +113,7 @@ def load_target(
     template = None if chat_template is None else template_text(chat_template)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
+    check_model(model)
     folder = find_folder(model)
     source = model if folder is None else str(folder)
     weights, tokenizer = _load(source, kind, where, trust_remote_code)
@@ -121,6 +133,7 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool)
     logging.disable_progress_bar()
     auto: Any = AutoModelForCausalLM
     try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         model, info = auto.from_pretrained(
             source,
             dtype=dtype,
@@ -128,14 +141,22 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool)
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # the loaders raise a dozen kinds; every one of them is about what the user named
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"cannot load model {source!r}: {type(error).__name__}: {first}") from error
+        _check_download(source)
+        raise UserError(f"cannot load model {source!r}: {first_line(error)}") from error
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
     return _placed(model, source, device), tokenizer
+
+
+def _check_download(source: str) -> None:
+    """Raises UserError that names the file where a weight file in the hub's cache is damaged."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = None if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
+    if isinstance(config, str):
+        check_files(Path(config).parent)
 
 
 def _placed(model: Any, source: str, device: str) -> Any:
@@ -152,10 +173,36 @@ def _placed(model: Any, source: str, device: str) -> Any:
 
 
 def hash_weights(model: Any) -> str:
-    """A short sha256 over names, shapes and a sample of every parameter: tells checkpoints apart in milliseconds."""
+    """A short sha256 over names, shapes and a checksum of all bits of every parameter: no change goes unseen.
+
+    A checksum is a sum over the tensor's 64-bit words, each times an odd random number, modulo 2^64: exact, so that it
+    is the same on every device, and different for any single word that changes. It is taken where the tensor lies, one
+    pass over memory: hundredths of a second for the lab, a few seconds for 7B parameters on a CPU, less on a GPU.
+    """
     digest = hashlib.sha256()
     for name, p in sorted(model.named_parameters()):
-        flat = p.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 64)].float().cpu().numpy().tobytes()
-        digest.update(f"{name}{tuple(p.shape)}".encode() + sample)
+        digest.update(f"{name}{tuple(p.shape)}".encode())
+        for checksum in _checksums(p.detach()):
+            digest.update(checksum.to_bytes(8, "little", signed=True))
     return digest.hexdigest()[:16]
+
+
+def _checksums(tensor: torch.Tensor) -> list[int]:
+    """One for each HASH_WORDS words of a tensor; its last word is filled up with zeros."""
+    import torch
+
+    bits = tensor.reshape(-1).view(torch.uint8)
+    if bits.numel() % 8 or bits.storage_offset() % 8:
+        bits = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).clone()
+    words = bits.view(torch.int64)
+    factors = _odd_factors(min(HASH_WORDS, len(words))).to(tensor.device)
+    sums = [(part * factors[: len(part)]).sum() for part in words.split(HASH_WORDS)]
+    return torch.stack(sums).tolist() if sums else []
+
+
+def _odd_factors(n: int) -> torch.Tensor:
+    """The first n of a fixed sequence of odd random int64, the same with every version of every library."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy((np.random.PCG64(0).random_raw(n) | 1).view(np.int64))

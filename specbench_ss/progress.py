@@ -20,8 +20,8 @@ PLAIN_LINES = 10  # without a terminal, so many progress lines a run
 
 
 @dataclass(slots=True)
-class Tally:
-    """Running totals of one method."""
+class RunningTotals:
+    """What one method has done so far."""
 
     samples: int = 0
     failed: int = 0
@@ -52,7 +52,7 @@ class Progress:
 
     def __init__(self, labels: list[str], console: Console) -> None:
         self.console = console
-        self.tallies = {label: Tally() for label in labels}
+        self.totals = {label: RunningTotals() for label in labels}
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -95,7 +95,7 @@ class Progress:
     def on_sample(self, row: Row) -> None:
         """A sample is committed."""
         self.done += 1
-        self.tallies[row.method].add(row)
+        self.totals[row.method].add(row)
         self.bar.update(self.task, completed=self.done)
         if self.console.is_terminal:
             self._draw_soon()
@@ -104,7 +104,7 @@ class Progress:
 
     def on_warning(self, text: str) -> None:
         """Something that the user should know; it stays on the screen."""
-        self.console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
+        self.console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     def _draw_soon(self) -> None:
         if time.monotonic() - self._drawn >= REDRAW_S:
@@ -119,6 +119,6 @@ class Progress:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for column in ("method", "samples", "tokens/s", "tokens/step"):
             table.add_column(column, justify="left" if column == "method" else "right")
-        for label, tally in self.tallies.items():
-            table.add_row(escape(label), *tally.cells())
+        for label, totals in self.totals.items():
+            table.add_row(escape(label), *totals.cells())
         return Group(table, self.bar)

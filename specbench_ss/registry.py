@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
-from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.options import parse_options
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def load(group: Group, name: str) -> type[Any]:
     """The class registered under `name`. Raises UserError for an unknown name or a plugin that does not load."""
     registered = _registered(group)
     if name not in registered:
-        raise UserError(f"no {group.kind} {name!r}{did_you_mean(name, registered)}; known: {', '.join(registered)}")
+        raise UserError(f"no {group.kind} {name!r}{known_words(name, registered)}")
     try:
         return _checked(group, registered[name])
     except UserError:
         raise
     except Exception as error:  # a plugin's import may fail in any way
-        raise UserError(f"{group.kind} {name!r} does not load: {_one_line(error)}") from error
+        raise UserError(f"{group.kind} {name!r} does not load: {first_line(error)}") from error
 
 
 def load_all(group: Group) -> dict[str, type[Any]]:
@@ -123,12 +123,6 @@ def load_report(name: str) -> Report:
 def load_experiment(name: str) -> Experiment:
     """An experiment of a paper."""
     return cast("type[Experiment]", load(EXPERIMENTS, name))()
-
-
-def _one_line(error: BaseException) -> str:
-    """'ImportError: no module ...': the exception's kind and the first line of its text."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _warn(message: str) -> None:

@@ -16,7 +16,7 @@ from specbench_ss.records import Generation, Step
 from specbench_ss.suite import Question
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
-Verdict = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Sameness:
     turn: int
     method: str
     repeat: int
-    verdict: Verdict
+    verdict: Agreement
     first_difference: int | None = None
     gap: float | None = None
     drop: float | None = None
@@ -167,6 +167,12 @@ class Run:
     def labels(self) -> list[str]:
         """Method labels in the order in which they were asked for."""
         return [method["label"] for method in self.manifest["methods"]]
+
+    @property
+    def samples(self) -> int:
+        """How many samples the whole run has, made or not."""
+        manifest = self.manifest
+        return int(manifest["suite"]["prompts"]) * int(manifest["config"]["repeats"]) * len(self.labels)
 
     @property
     def categories(self) -> list[str]:

@@ -27,29 +27,12 @@ from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.records import Step
 from specbench_ss.rows import Key, Row, Run, Sameness, StepRow
+from specbench_ss.schema import misfit
+from specbench_ss.stored_manifest import MANIFEST, read_manifest, same_run
 from specbench_ss.suite import Question
 
-FORMAT = 1
-MANIFEST, QUESTIONS, ROWS, STEPS, SAMENESS = (
-    "manifest.json", "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl",
-)  # fmt: skip
-IDENTITY = {  # what must be the same for two sessions to share a directory: where it is, how the user calls it
-    ("fingerprint",): "configuration",
-    ("suite", "content_hash"): "suite content",
-    ("model", "hash"): "model",
-    ("model", "dtype"): "dtype",
-    ("model", "device"): "device",
-    ("model", "chat_template"): "chat template",
-}
-REQUIRED = {  # what reports and tables read of a manifest
-    (): ("version", "command", "config", "fingerprint", "suite", "model", "methods", "environment", "created",
-         "finished", "status"),
-    ("config",): ("temperature", "top_p", "top_k"),
-    ("suite",): ("name", "edition", "content_hash", "size", "prompts", "notes"),
-    ("model",): ("name", "hash", "parameters", "dtype", "device", "context_length"),
-    ("environment",): ("python", "platform", "packages", "gpus"),
-}  # fmt: skip
-REQUIRED_OF_METHOD = ("label", "summary", "options", "paper")
+QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
+QUESTION = {"id": str, "category": str, "turns": [str], "references": [[str]], "metric": (str, None)}
 
 
 class RunDir:
@@ -72,7 +55,7 @@ class RunDir:
             lock = _lock(path)
             on_error.callback(os.close, lock)
             if resuming:
-                manifest = _same_run(path, manifest)
+                manifest = same_run(path, manifest)
                 rows, judged = _recover(path)
             else:
                 jsonl.write_json(path / MANIFEST, manifest)
@@ -116,7 +99,7 @@ class RunDir:
 
 
 def check_out(where: RunTarget) -> bool:
-    """Whether there is a run to resume; makes nothing. Raises UserError where the run cannot go there.
+    """Whether there is a run to resume; leaves nothing behind. Raises UserError where the run cannot go there.
 
     Cheap: to be called before anything is loaded.
     """
@@ -131,12 +114,25 @@ def check_out(where: RunTarget) -> bool:
             raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
         if not os.access(there, os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {where.out}: permission denied")
+        if not where.out.exists():
+            _try_to_make(where.out)
     return bool(content)
+
+
+def _try_to_make(folder: Path) -> None:
+    """Make a folder with its parents, and remove again what was made: access rights do not tell everything."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    try:
+        folder.mkdir(parents=True)
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):
+                made.rmdir()
 
 
 def read_run(path: Path) -> Run:
     """Everything that is committed in a run directory, without changing it. Raises UserError."""
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     rows = jsonl.scan(path / ROWS, Row.of)[0]
     done = {row.key for row in rows}
     steps = jsonl.scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
@@ -144,79 +140,18 @@ def read_run(path: Path) -> Run:
     questions = []
     if (path / QUESTIONS).exists():
         try:
-            questions = [_question(entry) for entry in json.loads((path / QUESTIONS).read_bytes())]
-        except (ValueError, TypeError, KeyError) as e:
-            raise UserError(f"{path / QUESTIONS} is damaged") from e
+            entries = json.loads((path / QUESTIONS).read_bytes())
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"{path / QUESTIONS} is damaged: it is not JSON") from e
+        if problem := misfit(entries, [QUESTION]):
+            raise UserError(f"{path / QUESTIONS} is damaged: {problem}")
+        questions = [_question(entry) for entry in entries]
     return Run(path, manifest, rows, steps, jsonl.scan(path / SAMENESS, Sameness.of)[0], questions)
 
 
 def _question(data: Mapping[str, Any]) -> Question:
     references = tuple(tuple(answers) for answers in data["references"])
     return Question(data["id"], data["category"], tuple(data["turns"]), references, data["metric"])
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    try:
-        manifest = json.loads(file.read_bytes())
-    except OSError as e:
-        raise UserError(f"{path} is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
-    except ValueError as e:
-        raise UserError(f"{file} is damaged: it is not JSON") from e
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{file} is not the manifest of a run that this version can read")
-    return manifest
-
-
-def _same_run(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The stored manifest, once it is known to describe the wanted run."""
-    stored = _read_manifest(path)
-    for keys, name in IDENTITY.items():
-        old, new = _at(stored, keys), _at(wanted, keys)
-        if old != new:
-            raise UserError(f"{path} is a run directory from another configuration: its {name} differs")
-    _same_methods(path, stored, wanted)
-    return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
-
-
-def _same_methods(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises UserError where a method has other weights or settings than those that the run was begun with."""
-    old, new = _resolved(stored), _resolved(wanted)
-    for label in {**old, **new}:
-        changed = [key for key in {**old.get(label, {}), **new.get(label, {})} if _differs(old, new, label, key)]
-        if changed or (label in old) != (label in new):
-            what = f" ({', '.join(changed)})" if changed else ""
-            raise UserError(f"{path} is a run directory from another configuration: its method {label} differs{what}")
-
-
-def _resolved(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {method["label"]: method.get("resolved", {}) for method in manifest.get("methods", [])}
-
-
-def _differs(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]], label: str, key: str) -> bool:
-    missing = object()
-    return bool(old.get(label, {}).get(key, missing) != new.get(label, {}).get(key, missing))
-
-
-def check_manifest(run: Run) -> None:
-    """Raises UserError where the manifest lacks what every report reads."""
-    for keys, names in REQUIRED.items():
-        part = _at(run.manifest, keys)
-        _check_has(run.path, part, names, ".".join((*keys, "")))
-    for i, method in enumerate(run.manifest["methods"]):
-        _check_has(run.path, method, REQUIRED_OF_METHOD, f"methods[{i}].")
-
-
-def _check_has(path: Path, part: Any, names: Sequence[str], where: str) -> None:
-    lacking = [name for name in names if not isinstance(part, dict) or name not in part]
-    if lacking:
-        raise UserError(f"{path / MANIFEST} is damaged: it lacks {where}{lacking[0]}")
-
-
-def _at(data: Any, keys: tuple[str, ...]) -> Any:
-    for key in keys:
-        data = data.get(key) if isinstance(data, dict) else None
-    return data
 
 
 def _recover(path: Path) -> tuple[list[Row], list[Key]]:

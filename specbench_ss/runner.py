@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,16 +17,17 @@ from specbench_ss import sameness
 from specbench_ss.config import REFERENCE, RunConfig
 from specbench_ss.decoder import Decoder
 from specbench_ss.environment import changed_since, environment
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, error_text
 from specbench_ss.generate import Limits, generate
 from specbench_ss.manifest import now
+from specbench_ss.prompts import check_ids, prompt_ids
 from specbench_ss.quiet import frozen_heap, peak_memory, quiet_collector
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row
 from specbench_ss.rundir import RunDir
 from specbench_ss.sampling import Sampling
 from specbench_ss.schedule import Sample, plan, sample_seed
-from specbench_ss.suite import Question, Suite, SuiteData
+from specbench_ss.suite import Suite, SuiteData
 from specbench_ss.warmup import warm_up
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run(
     """
     if REFERENCE not in decoders:
         raise UserError(f"the reference method {REFERENCE!r} must be among the methods")
-    _check_ids(suite_data)
+    check_ids(suite_data)
     session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode)
     run_dir.update(status="running")
     try:
@@ -82,12 +83,6 @@ def run(
             run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
         raise
     run_dir.update(status="complete", finished=now())
-
-
-def _check_ids(data: SuiteData) -> None:
-    for name, n in Counter(q.id for q in data.questions).items():
-        if n > 1:
-            raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
 
 
 class _Session:
@@ -106,7 +101,7 @@ class _Session:
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
         self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
-        self.limits = Limits(config.max_new_tokens or data.max_new_tokens, target.eos_ids)
+        self.limits = Limits(config.max_new_tokens or data.max_new_tokens, target.eos_ids, config.stop)
 
     def run(self) -> None:
         samples = list(plan(self.data.questions, list(self.decoders), self.config.repeats, self.config.seed))
@@ -135,11 +130,11 @@ class _Session:
 
     def _warm_prompts(self) -> list[list[int]]:
         """The first turns of the first `config.warmup` questions."""
-        return [self._encode([], q.turns[0]) for q in self.data.questions[: self.config.warmup]]
+        return [prompt_ids(self.target, q.turns) for q in self.data.questions[: self.config.warmup]]
 
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
-        limits = Limits(min(max_new_tokens, self.limits.max_new_tokens), self.limits.stop_ids)
+        limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
         with quiet_collector():
             done = self.decode(self.decoders[label], prompt, limits, self._sampling(self.config.seed), None)
         return done.wall_s / max(1, len(done.tokens))
@@ -160,7 +155,7 @@ class _Session:
         try:
             steps = self._decode_into(row, sample)
         except Exception as e:  # one sample of one method: the others are worth having
-            row.status, row.error, steps = "failed", f"{type(e).__name__}: {e}", []
+            row.status, row.error, steps = "failed", error_text(e), []
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
         else:
             row.quality = self._score(sample, row.text or "")
@@ -191,11 +186,11 @@ class _Session:
                 raise ValueError(f"{quality} is not in [0, 1]")
             return quality
         except Exception as e:  # the times are still good
-            self.events.on_warning(f"no quality for {sample.question.id}: the scorer failed: {type(e).__name__}: {e}")
+            self.events.on_warning(f"no quality for {sample.question.id}: the scorer failed: {error_text(e)}")
             return None
 
     def _prompt(self, sample: Sample) -> list[int]:
-        return self._encode(self._history(sample), sample.question.turns[sample.turn], sample.question)
+        return prompt_ids(self.target, sample.question.turns, self._history(sample))
 
     def _history(self, sample: Sample) -> list[str]:
         """The earlier answers that this turn continues. Raises LookupError where one of them failed."""
@@ -208,13 +203,6 @@ class _Session:
                 raise LookupError(f"no answer to turn {turn + 1} of {source[0]} to continue: it failed")
             answers.append(row.text)
         return answers
-
-    def _encode(self, answers: Sequence[str], ask: str, question: Question | None = None) -> list[int]:
-        """Prompt ids: the earlier turns with their answers, then what is asked now."""
-        messages: list[dict[str, str]] = []
-        for turn, answer in zip(question.turns if question else (), answers, strict=False):
-            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-        return self.target.encode_chat([*messages, {"role": "user", "content": ask}])
 
     def _judge(self, sample: Sample) -> None:
         """Commit the sample's sameness verdict, once; the reference's repeats are held against its first."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from specbench_ss.errors import error_text
 from specbench_ss.rows import Row, Sameness
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def judge(target: Target, prompt_ids: list[int], reference: Row, row: Row) -> Sa
     try:
         logits = target.next_logits(prompt_ids + expected[:at])
     except Exception as e:  # a difference that nothing explains is never called harmless
-        reason = f"no logits to explain it: {type(e).__name__}: {e}"
+        reason = f"no logits to explain it: {error_text(e)}"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
     gap = gap_between(logits, expected[at], got[at])
     if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):

@@ -15,9 +15,9 @@ import numpy as np
 
 from specbench_ss import health
 from specbench_ss.config import REFERENCE
-from specbench_ss.intervals import Floats, Interval, Verdict, mean_interval, speedup_interval, verdict
+from specbench_ss.intervals import Comparison, Floats, Interval, compare, mean_interval, speedup_interval
 from specbench_ss.rows import Row, Run
-from specbench_ss.tally import Tally, tally
+from specbench_ss.tally import tally
 
 OVERALL = "overall"
 
@@ -43,7 +43,7 @@ class SummaryRow:
     speedup_interval: Interval | None
     speedup_geomean: float | None
     speedup_specbench: float | None
-    verdict: Verdict
+    comparison: Comparison
     tokens_per_s: float | None
     tokens: float | None
     prefill_s: float | None
@@ -108,7 +108,7 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         speedup_interval=around,
         speedup_geomean=times.geomean(),
         speedup_specbench=times.specbench(),
-        verdict="reference" if label == REFERENCE else verdict(around),
+        comparison="reference" if label == REFERENCE else compare(around),
         tokens_per_s=_over(_sum(own, "tokens"), _sum(own, "wall_s")),
         tokens=_over(_sum(own, "tokens"), len(own)),
         prefill_s=_over(_sum(own, "prefill_s"), len(own)),
@@ -119,22 +119,14 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         **_quality(own, ref, label),
         sameness=dict(verdicts),
         unstable=unstable,
-        health=_health(run, own_rows, own, mine, around, verdicts, unstable),
+        health=(
+            *health.impossible(own, run.steps_by_sample),
+            *health.too_fast(speedup, around, tau, times.equally_long()),
+            *health.failures(own_rows),
+            *health.differences(verdicts, run.manifest["model"]["dtype"]),
+            *health.unsteady(unstable),
+        ),
     )
-
-
-def _health(
-    run: Run,
-    asked: list[Row],
-    own: list[Row],
-    mine: Tally,
-    around: Interval | None,
-    verdicts: Mapping[str, int],
-    unstable: bool,
-) -> tuple[str, ...]:
-    found = health.impossible(own, run.steps_by_sample) + health.too_fast(around, mine.tau)
-    found += health.failures(asked) + health.differences(verdicts, run.manifest["model"]["dtype"])
-    return tuple(found + (["unstable: times of the same work differ by more than a tenth"] if unstable else []))
 
 
 def _lossless(run: Run, label: str) -> bool:
@@ -179,6 +171,10 @@ class _Times:
     def interval(self) -> Interval | None:
         """Of speedup()."""
         return speedup_interval(*self.by_question())
+
+    def equally_long(self) -> bool:
+        """Whether the answers to every prompt have as many tokens as the reference's."""
+        return bool(np.array_equal(self.own_tokens, self.ref_tokens))
 
     def geomean(self) -> float | None:
         """Geometric mean over prompts of the ratio of seconds per token."""

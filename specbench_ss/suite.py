@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -32,7 +31,6 @@ class SuiteRequest:
 
     categories: tuple[str, ...] = ()
     limit: int | None = None
-    seed: int = 0
     data: Path | None = None
     lab: bool = False  # the target is one of the project's own lab models
 
@@ -74,13 +72,3 @@ class Suite(ABC):
         from specbench_ss.errors import UserError
 
         raise UserError(f"suite {self.name!r} needs no download")
-
-
-def check_categories(suite: Suite, asked: Sequence[str]) -> None:
-    """Raise UserError for a category that the suite does not have."""
-    from specbench_ss.errors import UserError, did_you_mean
-
-    for name in asked:
-        if name not in suite.categories:
-            hint = did_you_mean(name, suite.categories)
-            raise UserError(f"suite {suite.name!r} has no category {name!r}{hint}")

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specbench_ss.environment import between_sessions
 from specbench_ss.rows import Run
 from specbench_ss.stats import OVERALL, SummaryRow, summarise
-from specbench_ss.words import interval, number, sameness, times, title
+from specbench_ss.words import interval, number, output, times, title
 
 COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "n")
 LEFT = ("task", "method", "output")
@@ -27,11 +28,18 @@ def print_tables(run: Run, console: Console) -> None:
     console.print(_by_task([row for row in rows if row.category != OVERALL]))
     overall = [row for row in rows if row.category == OVERALL]
     console.print(_overall(overall))
-    if any(row.verdict == "not distinguishable" for row in rows):
+    if any(row.comparison == "not distinguishable" for row in rows):
         console.print("≈ not distinguishable from the reference: the interval covers 1", style="dim")
+    changed = between_sessions(run.manifest)
+    if changed:
+        _point_out(console, f"not all sessions had the same {', '.join(changed)}: their times do not compare")
     for row in overall:
         for finding in row.health:
-            console.print(f"[yellow]![/] {escape(row.method)}: {escape(finding)}", highlight=False)
+            _point_out(console, f"{row.method}: {finding}")
+
+
+def _point_out(console: Console, text: str) -> None:
+    console.print(f"[yellow]![/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _by_task(rows: Sequence[SummaryRow]) -> Table:
@@ -59,16 +67,16 @@ def _table(name: str, columns: Sequence[str]) -> Table:
 
 def _cells(row: SummaryRow) -> list[str]:
     speedup = times(row.speedup)
-    if row.verdict == "not distinguishable":
+    if row.comparison == "not distinguishable":
         speedup = f"≈ {speedup}"
     failed = f" ({row.n_failed} failed)" if row.n_failed else ""
     return [
         escape(row.method),
-        f"[bold]{speedup}[/]" if row.verdict in ("faster", "slower") else speedup,
-        "reference" if row.verdict == "reference" else interval(row.speedup_interval) or row.verdict,
+        f"[bold]{speedup}[/]" if row.comparison in ("faster", "slower") else speedup,
+        "reference" if row.comparison == "reference" else interval(row.speedup_interval) or row.comparison,
         number(row.tokens_per_s, 1),
         number(row.tau),
-        "" if row.verdict == "reference" and not row.sameness else sameness(row.sameness),
+        output(row.comparison == "reference", row.sameness),
         number(row.quality),
         f"{row.n_prompts}{failed}",
     ]

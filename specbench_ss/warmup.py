@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from specbench_ss.errors import error_text
+
 SETTLED = 0.10  # spread of the last times per token, largest over smallest minus one
 WINDOW = 3  # how many last times have to agree
 EXTRA_ROUNDS = 6  # on top of one round per prompt
@@ -27,7 +29,7 @@ def warm_up(
             try:
                 times[label].append(sample(label, prompt, MAX_NEW_TOKENS))
             except Exception as e:  # the run itself will record it, sample by sample
-                warn(f"{label} failed during warm-up: {type(e).__name__}: {e}")
+                warn(f"{label} failed during warm-up: {error_text(e)}")
                 del times[label]
 
     for prompt in prompts:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from typing import Any
 
 MISSING = "–"
 
@@ -49,9 +51,25 @@ def parameters(count: int) -> str:
     return f"{count:,} parameters"
 
 
+def decoding(config: Mapping[str, Any]) -> str:
+    """How tokens are chosen and what ends an answer: 'greedy', 'temperature 0.7, top-p 0.9, stop at "Q:"'."""
+    parts = ["greedy"]
+    if config["temperature"]:
+        parts = [f"temperature {config['temperature']:g}"]
+        parts += [f"top-p {config['top_p']:g}"] if config["top_p"] < 1 else []
+        parts += [f"top-k {config['top_k']}"] if config["top_k"] else []
+    stops = [json.dumps(text, ensure_ascii=False) for text in config.get("stop") or ()]
+    return ", ".join([*parts, *([f"stop at {' or '.join(stops)}"] if stops else [])])
+
+
 def title(name: str) -> str:
     """'math_reasoning' -> 'math reasoning'."""
     return name.replace("_", " ")
+
+
+def output(reference: bool, verdicts: Mapping[str, int]) -> str:
+    """What a method's answers are against the reference's. How its own repeats compare is among the findings."""
+    return "reference" if reference else sameness(verdicts)
 
 
 def sameness(verdicts: Mapping[str, int]) -> str:

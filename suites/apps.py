@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest, check_categories
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.app_files import read_dialogsum, read_e2e, read_spider
 from specbench_ss.suites.lab_text import catalog
-from specbench_ss.suites.questions import check_limit, select
+from specbench_ss.suites.questions import check_categories, check_limit, select
 from specbench_ss.suites.scorers import score_turn
 
 LAB_LIMIT = 8
@@ -43,7 +43,7 @@ class Apps(Suite):
     def load(self, request: SuiteRequest) -> SuiteData:
         """Lab models get generated questions unless files are given; other models need files."""
         check_limit(request.limit)
-        check_categories(self, request.categories)
+        check_categories(request.categories, self.categories, f"suite {self.name!r}")
         if request.data is not None:
             return self._from_files(_find(request.data), request)
         if request.lab:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import METRICS
 
@@ -101,9 +101,7 @@ def select(questions: Sequence[Question], categories: Sequence[str], limit: int 
     """The first `limit` questions (0 or None: all) of each asked category (empty: every one), in order."""
     check_limit(limit)
     present = list(dict.fromkeys(question.category for question in questions))
-    for name in categories:
-        if name not in present:
-            raise UserError(f"the data has no question of category {name!r}{did_you_mean(name, present)}")
+    check_categories(categories, present, "the data")
     taken: Counter[str] = Counter()
     chosen = []
     for question in questions:
@@ -111,6 +109,13 @@ def select(questions: Sequence[Question], categories: Sequence[str], limit: int 
             taken[question.category] += 1
             chosen.append(question)
     return tuple(chosen)
+
+
+def check_categories(asked: Sequence[str], known: Sequence[str], owner: str) -> None:
+    """Raise UserError for a category that is not among the known ones; `owner` has them: 'suite X', 'the data'."""
+    for name in asked:
+        if name not in known:
+            raise UserError(f"{owner} has no category {name!r}{known_words(name, known)}")
 
 
 def check_limit(limit: int | None) -> None:

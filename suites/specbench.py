@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest, check_categories
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.download import cache_folder, download, file_sha256
 from specbench_ss.suites.lab_text import catalog
-from specbench_ss.suites.questions import check_limit, read_questions, select
+from specbench_ss.suites.questions import check_categories, check_limit, read_questions, select
 from specbench_ss.suites.scorers import score_turn
 
 COMMIT = "fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
@@ -41,7 +41,7 @@ class SpecBench(Suite):
         check_limit(request.limit)
         if request.data is not None:
             return self._from_file(request.data, request)
-        check_categories(self, request.categories)
+        check_categories(request.categories, self.categories, f"suite {self.name!r}")
         return self._generated(request) if request.lab else self._official(request)
 
     def score(self, question: Question, turn: int, answer: str) -> float | None:

@@ -11,8 +11,9 @@ import pytest
 
 from specbench_ss.config import RunTarget
 from specbench_ss.records import Generation, Step
-from specbench_ss.rows import Row, Sameness, Verdict
-from specbench_ss.rundir import FORMAT, RunDir
+from specbench_ss.rows import Agreement, Row, Sameness
+from specbench_ss.rundir import RunDir
+from specbench_ss.stored_manifest import FORMAT
 from specbench_ss.suite import Question, SuiteData
 
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")
@@ -38,7 +39,7 @@ def fabricate(
     categories: tuple[str, ...] = CATEGORIES,
     questions: int = 6,
     failing: tuple[str, ...] = (),
-    verdict: Verdict = "identical",
+    verdict: Agreement = "identical",
     seed: int = 0,
 ) -> Path:
     """A run in which every number is consistent; `failing` methods fail on the first question."""

@@ -94,7 +94,7 @@ class Medusa(Decoder):
         elif options.tree in ("auto", "published"):
             chosen = [c for c in PUBLISHED if len(c) <= heads]
         else:
-            return read_tree(Path(options.tree))
+            return read_tree(Path(options.tree), heads)
         return chosen
 
     def described(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _are_shares(row: Any) -> bool:
     return numbers and bool(row)
 
 
-def read_tree(path: Path, heads: int | None = None) -> list[Choice]:
+def read_tree(path: Path, heads: int) -> list[Choice]:
     """Choices from a JSON file: a list of lists of ranks.
 
     Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
@@ -103,6 +103,6 @@ def read_tree(path: Path, heads: int | None = None) -> list[Choice]:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read Medusa tree {path}: {error}") from None
     deepest = max(map(len, choices), default=0)
-    if heads is not None and deepest > heads:
+    if deepest > heads:
         raise UserError(f"medusa: the tree {path} is {deepest} deep, there are {heads} heads to draft with")
     return choices

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from specbench_ss import registry
+from specbench_ss.commands import preflight
 from specbench_ss.commands.report import open_in_browser, write_report
 from specbench_ss.config import RunConfig, RunTarget
 from specbench_ss.options import options_text
-from specbench_ss.suite import Suite, SuiteData, SuiteRequest
-from specbench_ss.words import parameters
+from specbench_ss.suite import SuiteData
+from specbench_ss.words import decoding, parameters
 
 if TYPE_CHECKING:
     from specbench_ss.rows import Run
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def describe(config: RunConfig, where: RunTarget) -> None:
-    """Print what `run` would do, without loading the model."""
-    options = {spec.label: registry.method_options(spec) for spec in config.methods}
-    data = _questions(config, registry.load_suite(config.suite))
+    """Print what `run` would do, without loading the model. Raises UserError where it would not get that far."""
+    plan = preflight.check(config, where)
+    data = plan.data
     prompts = sum(len(q.turns) for q in data.questions)
-    print(f"model      {config.model}, dtype {config.dtype}, device {config.device}")
+    print(f"model      {config.model}, dtype {plan.dtype}, device {plan.device}")
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
     print(f"questions  {len(data.questions)} ({prompts} prompts), repeats {config.repeats}")
     print(f"decoding   {_decoding(config, data)}")
-    for label, values in options.items():
+    for label, values in plan.options.items():
         print(f"method     {label}: {options_text(values) or 'no options'}")
-    print(f"samples    {prompts * config.repeats * len(options)}")
+    print(f"samples    {plan.samples}")
     print(f"out        {where.out}")
 
 
@@ -43,20 +44,17 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
 
 
 def measure(config: RunConfig, where: RunTarget) -> None:
-    """Make the run, or go on with it. What the user got wrong is found before anything is loaded."""
+    """Make the run, or go on with it. The user's mistakes are found before anything is measured."""
     from specbench_ss import runner
     from specbench_ss.chat import check_template
     from specbench_ss.manifest import manifest_for
     from specbench_ss.models import load_target
     from specbench_ss.progress import Progress
-    from specbench_ss.rundir import RunDir, check_out
+    from specbench_ss.prompts import check_room
+    from specbench_ss.rundir import RunDir
 
-    for spec in config.methods:
-        registry.method_options(spec)
-    suite = registry.load_suite(config.suite)
-    data = _questions(config, suite)
-    check_out(where)
-    console = Console(stderr=True)
+    plan = preflight.check(config, where)
+    data = plan.data
     target = load_target(
         config.model,
         dtype=config.dtype,
@@ -65,11 +63,14 @@ def measure(config: RunConfig, where: RunTarget) -> None:
         chat_template=config.chat_template,
     )
     check_template(target.tokenizer, target.name)
+    check_room(target, data)
     decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
-    console.print(_title(config, target, data), highlight=False)
     manifest = manifest_for(config, target, data, decoders, ["ssbench", *sys.argv[1:]])
-    with RunDir.open(where, manifest, data.questions) as run_dir, Progress(list(decoders), console) as progress:
-        runner.run(config, target, suite, data, decoders, run_dir, progress)
+    console = Console(stderr=True)
+    with RunDir.open(where, manifest, data.questions) as run_dir:
+        console.print(_title(config, target, data), highlight=False, soft_wrap=True)
+        with Progress(list(decoders), console) as progress:
+            runner.run(config, target, plan.suite, data, decoders, run_dir, progress)
 
 
 def tell(out: Path, open_report: bool) -> None:
@@ -79,7 +80,7 @@ def tell(out: Path, open_report: bool) -> None:
 
     done = read_run(out)
     print_tables(done, Console())
-    report = write_report(out)
+    report = write_report(done)
     print(f"report: {report}")
     if open_report:
         open_in_browser(report)
@@ -100,20 +101,9 @@ def without_result(run: Run) -> dict[str, str]:
     return first
 
 
-def _questions(config: RunConfig, suite: Suite) -> SuiteData:
-    from specbench_ss.models import is_lab
-
-    data = None if config.data is None else Path(config.data)
-    return suite.load(SuiteRequest(config.categories, config.limit, config.seed, data, is_lab(config.model)))
-
-
 def _decoding(config: RunConfig, data: SuiteData) -> str:
-    how = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
-    if config.top_p < 1:
-        how += f", top-p {config.top_p:g}"
-    if config.top_k:
-        how += f", top-k {config.top_k}"
-    return f"{how}, at most {config.max_new_tokens or data.max_new_tokens} tokens, seed {config.seed}"
+    limit = config.max_new_tokens or data.max_new_tokens
+    return f"{decoding(config.as_dict())}, at most {limit} tokens, seed {config.seed}"
 
 
 def _title(config: RunConfig, target: Target, data: SuiteData) -> str:

@@ -117,7 +117,7 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
 
 def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
     """What the experiment works with, and the names of the runs that it makes, as it makes them."""
-    from specbench_ss.rundir import MANIFEST
+    from specbench_ss.stored_manifest import MANIFEST
 
     runs: list[str] = []
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from specbench_ss.rows import Run
 
 
 def command(
@@ -17,22 +21,31 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", help="Write it here instead of into the run directory.")] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write the report of a run again, or in another form."""
-    path = write_report(run, name, out)
+    """Write the report of a run again, or in another form; says so where the run is not complete."""
+    from specbench_ss.health import unfinished
+    from specbench_ss.rundir import read_run
+
+    done = read_run(run)
+    path = write_report(done, name, out)
+    lacking = unfinished(done)
+    if lacking:
+        print(f"ssbench: warning: {run} is {lacking}", file=sys.stderr)
     print(f"report: {path}")
     if open_it:
         open_in_browser(path)
 
 
-def write_report(run_dir: Path, name: str = "html", out: Path | None = None) -> Path:
-    """Write the report `name` of a run directory; returns where it is. Raises UserError where it cannot go there."""
+def write_report(run: Run, name: str = "html", out: Path | None = None) -> Path:
+    """Write the report `name` of a run, into its directory unless `out` is given; returns where it is.
+
+    Raises UserError where it cannot go there, or where no sample has been made yet.
+    """
     from specbench_ss.registry import load_report
-    from specbench_ss.rundir import check_manifest, read_run
 
     report = load_report(name)
-    path = out or run_dir / report.filename
-    run = read_run(run_dir)
-    check_manifest(run)
+    path = out or run.path / report.filename
+    if not run.rows:
+        raise UserError(f"nothing to report: {run.path} has none of the run's {run.samples:,} samples")
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -50,18 +51,33 @@ def _as_options(content: Mapping[Any, Any], known: set[str], path: Path) -> dict
             continue
         if name == "set":
             values[name] = _set_items(value, path)
+        elif name == "stop":
+            values[name] = [value] if isinstance(value, str) else _texts(value, path, name)
         else:
             values[name] = ",".join(map(str, value)) if isinstance(value, list) else value
     return values
 
 
 def _set_items(value: Any, path: Path) -> list[str]:
-    """{ss: {k: 1}} or ['ss.k=1'] -> ['ss.k=1']."""
-    if isinstance(value, dict) and all(isinstance(options, dict) for options in value.values()):
-        return [f"{method}.{key}={_text(v)}" for method, options in value.items() for key, v in options.items()]
+    """{ss: {k: 1}}, {ss.k: 1} or ['ss.k=1'] -> ['ss.k=1']."""
+    if not isinstance(value, dict):
+        return _texts(value, path, "set")
+    items: list[str] = []
+    for name, options in value.items():
+        if isinstance(options, dict):
+            items += [f"{name}.{key}={_text(v)}" for key, v in options.items()]
+        elif "." in str(name) and not isinstance(options, list):
+            items.append(f"{name}={_text(options)}")
+        else:
+            raise UserError(f"{path}: 'set' has {name!r}; expected method.option: value, or method: {{option: value}}")
+    return items
+
+
+def _texts(value: Any, path: Path, name: str) -> list[str]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value
-    raise UserError(f"{path}: 'set' must be a list of method.option=value, or method: {{option: value}}")
+    form = "method.option=value, or method: {option: value}" if name == "set" else "texts"
+    raise UserError(f"{path}: {name!r} must be a list of {form}")
 
 
 def _text(value: Any) -> str:
@@ -73,15 +89,20 @@ def _text(value: Any) -> str:
 
 def run_config(values: Mapping[str, Any]) -> RunConfig:
     """The run that the options describe; the reference method comes first, asked for or not."""
-    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data"}
+    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data", "stop"}
+    if not (math.isfinite(values["temperature"]) and values["temperature"] >= 0):
+        raise UserError(f"--temperature must be a number of at least 0, not {values['temperature']:g}")
     if not 0 < values["top_p"] <= 1:
-        raise UserError(f"--top-p must be above 0 and at most 1, not {values['top_p']}")
+        raise UserError(f"--top-p must be above 0 and at most 1, not {values['top_p']:g}")
+    if "" in (values["stop"] or ()):
+        raise UserError("--stop must not be empty")
     if values["chat_template"] is not None:
         template_text(values["chat_template"])  # found wrong before anything is loaded
     return RunConfig(
         methods=method_specs(values["methods"], values["set"] or ()),
         categories=tuple(part.strip() for part in (values["categories"] or "").split(",") if part.strip()),
         data=None if values["data"] is None else str(values["data"]),
+        stop=tuple(values["stop"] or ()),
         **{name: values[name] for name in own},
     )
 

@@ -53,8 +53,16 @@ def command(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; the suite's own limit if not given.", rich_help_panel=HOW)
     ] = DEFAULT.max_new_tokens,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.", rich_help_panel=HOW)] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus; 1 = off.", rich_help_panel=HOW)] = 1.0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="End an answer with the token that completes this text, which is kept; repeatable.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 = greedy.", rich_help_panel=HOW)] = DEFAULT.temperature,
+    top_p: Annotated[float, typer.Option(help="Nucleus, above 0 to 1; 1 = off.", rich_help_panel=HOW)] = DEFAULT.top_p,
     top_k: Annotated[int, typer.Option(min=0, help="0 = off.", rich_help_panel=HOW)] = DEFAULT.top_k,
     seed: Annotated[int, typer.Option(min=0, help="Seed of order and sampling.", rich_help_panel=HOW)] = DEFAULT.seed,
     dtype: Annotated[

@@ -21,7 +21,8 @@ from specbench_ss.commands.request import default_out, method_specs
 from specbench_ss.config import RunConfig, RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.progress import Progress
-from specbench_ss.rundir import MANIFEST, read_run
+from specbench_ss.rundir import MANIFEST, ROWS, read_run
+from tests.cli import failing
 
 MakeRun = Callable[..., Path]
 Asked = list[tuple[RunConfig, RunTarget]]
@@ -33,16 +34,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     seen: Asked = []
     monkeypatch.setattr(execute, "run", lambda config, where, open_report: seen.append((config, where)))
     return seen
-
-
-def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a failing command prints."""
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("ssbench: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 @pytest.mark.parametrize(
@@ -57,7 +48,13 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["run", "--methods", "ss,ss"], "asked for twice"),
         (["run", "--methods", "ss", "--set", "ss"], "expected method.option=value"),
         (["run", "--methods", "ss", "--set", "medsa.k=1"], "not part of this run"),
-        (["run", "--methods", "ss", "--top-p", "0"], "--top-p"),
+        (["run", "--methods", "ss", "--top-p", "0"], "--top-p must be above 0 and at most 1, not 0"),
+        (["run", "--methods", "ss", "--top-p", "nan"], "--top-p must be above 0 and at most 1, not nan"),
+        (["run", "--methods", "ss", "--top-p", "inf"], "--top-p must be above 0 and at most 1, not inf"),
+        (["run", "--methods", "ss", "--temperature", "nan"], "--temperature must be a number of at least 0, not nan"),
+        (["run", "--methods", "ss", "--temperature", "inf"], "--temperature must be a number of at least 0, not inf"),
+        (["run", "--methods", "ss", "--temperature", "-1"], "--temperature must be a number of at least 0, not -1"),
+        (["run", "--methods", "ss", "--stop", ""], "--stop must not be empty"),
         (["run", "--methods", "ss", "--resume"], "--out"),
         (["run", "--methods", "ss", "--dtype", "float8"], "--dtype"),
         (["run", "--methods", "arr", "--dry-run"], "did you mean ar?"),
@@ -113,6 +110,25 @@ set:
 """
 
 
+def test_stop_texts_come_from_both_places_as_they_are(asked: Asked, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for text, stops in (('stop: ["Q:, A:", "\\n"]', ("Q:, A:", "\n")), ("stop: END", ("END",)), ("", ())):
+        file.write_text(text)
+        assert main(["run", "--methods", "ss", "--config", str(file)]) == 0
+        assert asked[-1][0].stop == stops
+    assert main(["run", "--methods", "ss", "--stop", "a,b", "--stop", " "]) == 0
+    assert asked[-1][0].stop == ("a,b", " ")
+    assert len({config.fingerprint for config, _ in asked}) == 4
+
+
+@pytest.mark.parametrize("text", ["{ss.k: 1, ss.prune: off}", "{ss: {k: 1, prune: off}}", "[ss.k=1, ss.prune=off]"])
+def test_a_config_file_sets_options_in_three_forms(text: str, asked: Asked, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"methods: ss\nset: {text}")
+    assert main(["run", "--config", str(file)]) == 0
+    assert asked[0][0].methods[1].label == "ss[k=1,prune=off]"
+
+
 def test_config_file_and_command_line_wins(asked: Asked, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(CONFIG)
@@ -131,6 +147,10 @@ def test_config_file_and_command_line_wins(asked: Asked, tmp_path: Path) -> None
         ("- ss", "option: value"),
         ("limit: many", "--limit"),
         ("set: ss", "'set' must be"),
+        ("set: {ss: 3}", "'set' has 'ss'"),
+        ("set: {ss.k: [3]}", "'set' has 'ss.k'"),
+        ("stop: {a: b}", "'stop' must be a list of texts"),
+        ("stop: [3]", "'stop' must be a list of texts"),
     ],
 )
 def test_bad_config_files_are_one_line(
@@ -171,6 +191,7 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
         "1.00×",
         "32 near-ties of 32",
         "28 (4 failed)",
+        "1.00   reference",
         "! medusa: failed: 4 samples",
         "≈ not distinguishable",
     ):
@@ -204,6 +225,45 @@ def test_a_manifest_that_lacks_something_is_one_line(
     assert f"it lacks {'.'.join(keys)}" in failing(["report", str(run)], capsys)
 
 
+def test_a_report_of_an_unfinished_run_says_so(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(questions=2)
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().err == ""
+    lines = (run / ROWS).read_bytes().splitlines(keepends=True)
+    (run / ROWS).write_bytes(b"".join(lines[:5]))
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().err == (
+        f"ssbench: warning: {run} is not complete (samples are missing): 5 of 24 samples\n"
+    )
+    assert "The run is not complete (samples are missing): 5 of 24 samples." in (run / "report.html").read_text()
+    (run / ROWS).write_bytes(b"")
+    assert "none of the run's 24 samples" in failing(["report", str(run)], capsys)
+
+
+def test_a_run_that_was_interrupted_is_not_complete_even_with_all_its_rows(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(questions=1)
+    manifest = json.loads((run / MANIFEST).read_text())
+    (run / MANIFEST).write_text(json.dumps({**manifest, "status": "interrupted"}))
+    assert main(["report", str(run)]) == 0
+    assert "not complete (interrupted): 12 of 12 samples" in capsys.readouterr().err
+
+
+def test_sessions_under_other_conditions_are_told_in_one_line_at_the_end(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = make_run(questions=1)
+    manifest = json.loads((out / MANIFEST).read_text())
+    here = manifest["environment"]
+    sessions = [{"started": "1", "environment": here}, {"started": "2", "environment": {**here, "threads": None}}]
+    for told, given in ((False, sessions[:1]), (True, sessions)):
+        (out / MANIFEST).write_text(json.dumps({**manifest, "sessions": given}))
+        execute.tell(out, open_report=False)
+        line = "! not all sessions had the same threads: their times do not compare"
+        assert (line in capsys.readouterr().out.splitlines()) == told
+
+
 def test_a_report_that_cannot_be_written_is_one_line(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,7 +288,7 @@ def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
     lines = console.file.getvalue().splitlines()
     assert f"{len(rows)} of {len(rows)} samples" in lines and len(lines) < 15
     assert "warning: the [fan] is loud" in lines
-    samples, rate, tau = progress.tallies["ss"].cells()
+    samples, rate, tau = progress.totals["ss"].cells()
     assert samples == "24 (4 failed)" and float(rate) > 0 and float(tau) > 1
 
 
@@ -240,7 +300,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = "torch transformers pandas numpy scipy plotly pyarrow"
+    heavy = "torch transformers pandas numpy scipy plotly"
     code = (
         "import sys\n"
         "from specbench_ss.cli import main\n"

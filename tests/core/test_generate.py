@@ -17,7 +17,7 @@ from specbench_ss.models import find_folder
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Output, Target
 from specbench_ss.tree import DraftTree
-from specbench_ss.verify import Verdict
+from specbench_ss.verify import Verdict, verify
 from tests.tiny import ARCHITECTURES, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -156,9 +156,28 @@ def test_a_prompt_that_does_not_fit_is_one_line(target: Target) -> None:
         generate(Autoregressive(target), [], Limits(5), Sampling())
 
 
-def test_parts_of_a_step_sum_to_the_whole(target: Target) -> None:
-    for step in generate(oracle(target), PROMPT, Limits(30), Sampling()).steps:
-        assert step.draft_s + step.verify_s + step.accept_s + step.host_s == pytest.approx(step.total_s, rel=1e-6)
+def test_each_part_of_a_step_is_timed_as_what_it_is(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only the parts themselves move on."""
+    now = 0.0
+
+    def lasting(seconds: float, part: Any) -> Any:
+        def slow(*arguments: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return part(*arguments)
+
+        return slow
+
+    decoder: Any = oracle(target)
+    for seconds, part in ((1.0, "propose"), (10.0, "forward"), (100.0, "observe")):
+        setattr(decoder, part, lasting(seconds, getattr(decoder, part)))
+    monkeypatch.setattr("specbench_ss.generate.verify", lasting(1000.0, verify))
+    monkeypatch.setattr("specbench_ss.clock.time", SimpleNamespace(perf_counter=lambda: now))
+    result = generate(decoder, PROMPT, Limits(9), Sampling())
+    parts = [(s.draft_s, s.verify_s, s.accept_s, s.host_s, s.total_s) for s in result.steps]
+    # the last step ends the answer, so nothing is left to observe
+    assert parts == [(101.0, 10.0, 1000.0, 0.0, 1111.0)] * (len(parts) - 1) + [(1.0, 10.0, 1000.0, 0.0, 1011.0)]
+    assert len(parts) > 1 and result.prefill_s == 1000.0
 
 
 def test_same_seed_same_tokens_other_seed_others(target: Target) -> None:

@@ -17,22 +17,16 @@ from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row, Sameness
-from specbench_ss.rundir import FORMAT, MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
-from specbench_ss.suite import Question
+from specbench_ss.rundir import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
+from specbench_ss.rundir import QUESTIONS as QUESTIONS_FILE
+from specbench_ss.suite import Question, SuiteData
+from tests import conftest
 
 QUESTIONS = (Question("q0", "c", ("é\u2028?", "two"), (("yes",), ()), "rouge_l"),)
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "fingerprint": "f",
-        "suite": {"content_hash": "s"},
-        "model": {"hash": "m", "dtype": "float32", "device": "cpu"},
-        "methods": [{"label": "ar"}],
-        "status": "running",
-        **changes,
-    }
+    return {**conftest.manifest(("ar",), SuiteData("specbench", "generated", QUESTIONS)), **changes}
 
 
 def sample(i: int) -> tuple[Row, list[Step]]:
@@ -134,35 +128,25 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     assert not rows.read_bytes().endswith(b"\n")
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"fingerprint": "other"}, "configuration"),
-        ({"suite": {"content_hash": "other"}}, "suite content"),
-        ({"model": {"hash": "other", "dtype": "float32", "device": "cpu"}}, "model"),
-        ({"model": {"hash": "m", "dtype": "bfloat16", "device": "cpu"}}, "dtype"),
-        ({"model": {"hash": "m", "dtype": "float32", "device": "cuda:0"}}, "device"),
-        ({"model": {"hash": "m", "dtype": "float32", "device": "cpu", "chat_template": "t"}}, "chat template"),
-        ({"methods": [{"label": "ar", "resolved": {"k": 2, "hash": "w"}}]}, r"method ar differs \(k, hash\)"),
-        ({"methods": [{"label": "ar"}, {"label": "ss"}]}, "method ss"),
-    ],
-)
-def test_another_run_is_not_continued(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
-    fill(tmp_path, range(1))
-    with pytest.raises(UserError, match=f"from another configuration: its {name}( differs)?$"):
-        RunDir.open(RunTarget(tmp_path, resume=True), manifest(**changes))
-
-
-def test_every_session_is_listed(tmp_path: Path) -> None:
-    for i in range(3):
-        sessions = [{"started": str(i), "environment": {}}]
-        with RunDir.open(RunTarget(tmp_path, resume=i > 0), manifest(sessions=sessions)) as run:
-            run.update(status="running")
-    assert [s["started"] for s in read_run(tmp_path).manifest["sessions"]] == ["0", "1", "2"]
-
-
 def test_asking_whether_a_place_will_do_makes_nothing(tmp_path: Path) -> None:
     assert not check_out(RunTarget(tmp_path / "a" / "b"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_where_no_folder_can_be_made_is_found_by_trying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Access rights may allow what the file system then refuses; whatever was made is removed again."""
+    real = os.mkdir
+
+    def refuse(path: Any, *rest: Any, **more: Any) -> None:
+        if Path(path).name == "c":
+            raise OSError(30, "Read-only file system")
+        real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(UserError, match="cannot write to .*/c: read-only file system"):
+        check_out(RunTarget(tmp_path / "a" / "b" / "c"))
     assert not list(tmp_path.iterdir())
 
 
@@ -179,6 +163,19 @@ def test_a_manifest_that_cannot_be_read_is_refused(tmp_path: Path, content: byte
     with pytest.raises(UserError):
         RunDir.open(RunTarget(tmp_path, resume=True), manifest())
     with pytest.raises(UserError):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["id", "category", "turns", "references", "metric"])
+@pytest.mark.parametrize("value", [[3], {}, 7, "gone"])
+def test_damaged_questions_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    fill(tmp_path, range(1))
+    entries = json.loads((tmp_path / QUESTIONS_FILE).read_text())
+    entries[0][key] = value
+    if value == "gone":
+        del entries[0][key]
+    (tmp_path / QUESTIONS_FILE).write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=rf"questions\.json is damaged: .*\[0\]\.{key}"):
         read_run(tmp_path)
 
 

@@ -16,6 +16,7 @@ from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits
 from specbench_ss.manifest import manifest_for
+from specbench_ss.prompts import check_room
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row, Run
 from specbench_ss.rundir import RunDir, read_run
@@ -108,6 +109,7 @@ class Bench:
         kind = Lossy if lossy else FakeDecoder
         self.decoders: dict[str, Decoder] = {x: (FakeDecoder if x == "ar" else kind)(self.target) for x in labels}
         self.calls: list[tuple[str, str, int]] = []
+        self.limits: list[Limits] = []
         self.events, self.suite = Recorder(), FakeSuite()
         self.answer: Callable[[str, str], str] = lambda label, prompt: f"[{prompt.count('<')}]"
         self.before: Callable[[str, str], None] = lambda label, prompt: None
@@ -118,6 +120,7 @@ class Bench:
         label = next(x for x, d in self.decoders.items() if d is decoder)
         text = bytes(prompt).decode()
         self.calls.append((label, text, sampling.seed))
+        self.limits.append(limits)
         self.before(label, text)
         ids = list(self.answer(label, text).encode())
         steps = [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01) for _ in ids[1:]]
@@ -185,6 +188,27 @@ def test_a_failing_method_leaves_a_row_without_numbers_and_the_run_goes_on(tmp_p
     assert [s.reason for s in done.sameness if s.verdict == "not compared"] == ["the sample failed"]
 
 
+def test_what_the_user_can_mend_is_told_in_its_own_words(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    def fail(label: str, prompt: str) -> None:
+        if prompt.endswith("last"):
+            raise UserError("the prompt has 1001 tokens, the context of 'fake' holds 1000")
+
+    bench.before = fail
+    bad = [r for r in bench.run().rows if not r.ok]
+    assert {r.error for r in bad} == {"the prompt has 1001 tokens, the context of 'fake' holds 1000"}
+    assert sorted(r.method for r in bad) == ["ar", "m"]
+
+
+def test_stop_texts_end_every_request_the_warm_up_included(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, warmup=1, stop=("Q:", "\n"), max_new_tokens=7)
+    done = bench.run()
+    assert len(bench.limits) > len(done.rows)
+    assert set(bench.limits) == {Limits(7, FakeTarget.eos_ids, ("Q:", "\n"))}
+    assert done.manifest["config"]["stop"] == ["Q:", "\n"]
+
+
 def test_when_the_reference_fails_later_turns_cannot_be_asked(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
@@ -241,7 +265,7 @@ def test_a_run_records_its_drafters_and_is_not_resumed_with_others(tmp_path: Pat
     bench.run(resume=True)
     assert len(read_run(tmp_path).manifest["sessions"]) == 2
     drafter.weights = "two"
-    with pytest.raises(UserError, match=r"its method m differs \(weights_hash\)"):
+    with pytest.raises(UserError, match="has method m with weights_hash one, not two"):
         bench.run(resume=True)
 
 
@@ -325,6 +349,17 @@ def test_the_reference_must_be_there_and_ids_unique(tmp_path: Path) -> None:
     manifest = manifest_for(bench.config, bench.target, twice, bench.decoders, [])
     with RunDir.open(RunTarget(tmp_path / "b"), manifest) as run_dir, pytest.raises(UserError, match="2 questions"):
         run(bench.config, bench.target, bench.suite, twice, bench.decoders, run_dir, bench.events, bench.decode)
+
+
+def test_only_a_first_turn_that_leaves_no_room_is_refused() -> None:
+    target = FakeTarget()
+    for size, fits in ((996, True), (997, False)):  # of 1000, with three for the template
+        data = SuiteData("fake", "e", (Question("a", "x", ("hi", "z" * 2000)), Question("b", "y", ("z" * size,))))
+        if fits:
+            check_room(cast(Any, target), data)
+        else:
+            with pytest.raises(UserError, match=r"question 'b' \(y\) has 1000 tokens and leaves no room"):
+                check_room(cast(Any, target), data)
 
 
 def test_any_other_end_is_written_down(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specbench_ss import health
-from specbench_ss.intervals import FEWEST, mean_interval, speedup_interval, verdict, widening
+from specbench_ss.intervals import FEWEST, compare, mean_interval, speedup_interval, widening
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row, Run, Sameness, StepRow
 from specbench_ss.stats import OVERALL, SummaryRow, summarise
@@ -96,7 +96,7 @@ def test_the_reference_against_itself_is_one() -> None:
     run = make([(f"a{i}", m, [step(0.01 + i / 1000)] * 5) for i in range(3) for m in ("ar", "m")])
     row = overall(run, "ar")
     assert (row.speedup, row.speedup_geomean, row.speedup_specbench, row.tau) == (1.0, 1.0, 1.0, 1.0)
-    assert (row.verdict, row.speedup_interval, row.residual) == ("reference", None, 1.0)
+    assert (row.comparison, row.speedup_interval, row.residual) == ("reference", None, 1.0)
 
 
 def test_only_prompts_good_on_both_sides_count() -> None:
@@ -112,7 +112,7 @@ def test_only_prompts_good_on_both_sides_count() -> None:
     assert row.step_s == pytest.approx(0.01)
     assert any(h.startswith("failed: 1 sample, first b") for h in row.health)
     nothing = overall(make([("a", "ar", None), ("a", "m", None)]))
-    assert (nothing.speedup, nothing.tau, nothing.n_prompts, nothing.verdict) == (None, None, 0, "too few")
+    assert (nothing.speedup, nothing.tau, nothing.n_prompts, nothing.comparison) == (None, None, 0, "too few")
 
 
 def test_repeats_are_averaged_and_turns_kept_together() -> None:
@@ -125,7 +125,7 @@ def test_repeats_are_averaged_and_turns_kept_together() -> None:
     row = overall(make(samples))
     assert row.speedup == pytest.approx((0.04 + 0.12) / 0.08, rel=0.01)
     assert (row.n_prompts, row.n_questions) == (2, 1)
-    assert (row.speedup_interval, row.verdict) == (None, "too few")  # one question says nothing of others
+    assert (row.speedup_interval, row.comparison) == (None, "too few")  # one question says nothing of others
 
 
 def test_a_prompt_with_a_failed_repeat_weighs_as_much_as_the_others() -> None:
@@ -170,7 +170,7 @@ def noisy(rng: np.random.Generator, n: int, noise: float, factor: float = 1.0) -
 def test_the_same_method_twice_is_not_distinguishable(n: int, noise: float) -> None:
     """A/A: at least 95 of 100; identical runs of such benchmarks are known to differ by 7 %."""
     rng = RNG(3)
-    found = [verdict(speedup_interval(*noisy(rng, n, noise))) for _ in range(100)]
+    found = [compare(speedup_interval(*noisy(rng, n, noise))) for _ in range(100)]
     assert found.count("not distinguishable") >= 95
 
 
@@ -180,7 +180,7 @@ def test_a_real_difference_is_seen_and_covered(factor: float) -> None:
     found = [speedup_interval(*noisy(rng, 30, 0.07, factor)) for _ in range(60)]
     assert sum(i is not None and i[0] <= factor <= i[1] for i in found) >= 0.95 * 60
     want = "faster" if factor > 1 else "slower"
-    assert sum(verdict(i) == want for i in found) == 60
+    assert sum(compare(i) == want for i in found) == 60
 
 
 def test_the_mean_interval_covers() -> None:
@@ -242,7 +242,22 @@ def test_impossible_sums_are_told() -> None:
 def test_a_speedup_beyond_tau_is_told_once_it_is_beyond_noise() -> None:
     fast = [("a" + str(i), m, [step(0.01 if m == "ar" else 0.005)] * 20) for i in range(8) for m in ("ar", "m")]
     assert any("impossible: speedup of at least" in h for h in overall(make(fast)).health)
-    assert health.too_fast((0.9, 1.4), 1.0) == []
+    assert health.too_fast(1.2, (0.9, 1.4), 1.0) == []
+
+
+@pytest.mark.parametrize(("step_s", "told"), [(0.0098, False), (0.0085, True)])
+def test_a_speedup_clearly_beyond_tau_is_told_without_an_interval_too(step_s: float, told: bool) -> None:
+    """One question, tau 1: a step that seems 2% cheaper may be noise, one that seems 18% cheaper is not."""
+    run = make([("a", "ar", [step(0.01)] * 20, 1e-9), ("a", "m", [step(step_s)] * 20, 1e-9)])
+    assert overall(run).speedup_interval is None
+    assert list(overall(run).health) == (["impossible: speedup of 1.18 with only 1.00 tokens per step"] if told else [])
+
+
+def test_few_answers_that_are_longer_than_the_references_may_exceed_tau() -> None:
+    """Prefill weighs less in a longer answer: a speedup over tau is no impossibility."""
+    run = make([("a", "ar", [step(0.01)] * 4, 1.0), ("a", "m", [step(0.01)] * 40, 1.0)])
+    assert (overall(run).speedup or 0) > 5
+    assert overall(run).health == ()
 
 
 def test_unstable_times_are_told() -> None:

@@ -42,6 +42,15 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
     said.clear()
     train(tmp_path, device="cpu", budget_scale=0.001, log=said.append)
     assert said == [f"{stage}: done before" for stage in STAGES]
+    said.clear()
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and tmp_path / "draft" not in p.parents]
+    others = {path: path.read_bytes() for path in files}
+    (tmp_path / "draft" / "model" / "model.safetensors").unlink()
+    train(tmp_path, stages=("draft",), device="cpu", budget_scale=0.001, log=said.append)
+    assert (tmp_path / "draft" / "model" / "model.safetensors").exists()
+    assert said[0].startswith("draft: done before, run again")
+    assert all(line.startswith("draft step") for line in said[1:])  # on the rows that were there
+    assert {path: path.read_bytes() for path in others} == others
 
 
 def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:

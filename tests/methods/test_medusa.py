@@ -148,6 +148,6 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
         read_tree(tree, heads=2)
     tree.write_text("[[0, 1]]")
     with pytest.raises(UserError, match="no parent"):
-        tree_of(read_tree(tree))
+        tree_of(read_tree(tree, heads=2))
     with pytest.raises(UserError, match="cannot read Medusa tree"):
-        read_tree(tmp_path / "none.json")
+        read_tree(tmp_path / "none.json", heads=2)

@@ -1,0 +1,50 @@
+"""What a run would do, with every mistake of the user that can be found without loading the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench_ss import registry
+from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.suite import Suite, SuiteData, SuiteRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """device, dtype: as resolved, 'cpu', 'float32'. options: of each method, by label. samples: of the whole run."""
+
+    suite: Suite
+    data: SuiteData
+    options: dict[str, Any]
+    device: str
+    dtype: str
+    samples: int
+
+
+def check(config: RunConfig, where: RunTarget) -> Plan:
+    """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind."""
+    from specbench_ss.models import check_model, resolve_device, resolve_dtype
+    from specbench_ss.prompts import check_ids
+    from specbench_ss.rundir import check_out
+    from specbench_ss.stored_manifest import check_same_config, read_manifest
+
+    options = {spec.label: registry.method_options(spec) for spec in config.methods}
+    suite = registry.load_suite(config.suite)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if check_out(where):
+        check_same_config(where.out, read_manifest(where.out)["config"], config.as_dict())
+    check_model(config.model)
+    data = _questions(config, suite)
+    check_ids(data)
+    samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
+    return Plan(suite, data, options, device, str(dtype).removeprefix("torch."), samples)
+
+
+def _questions(config: RunConfig, suite: Suite) -> SuiteData:
+    from specbench_ss.models import is_lab
+
+    data = None if config.data is None else Path(config.data)
+    return suite.load(SuiteRequest(config.categories, config.limit, data, is_lab(config.model)))

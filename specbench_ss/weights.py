@@ -1,0 +1,79 @@
+"""The weight files of a model's folder, looked at without loading them. Knows files, no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.errors import UserError, first_line
+
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UserError where the folder cannot hold a model: no config.json, or weights missing or damaged."""
+    if (folder / "adapter_config.json").is_file():  # the loader knows where the rest is
+        return
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} holds no model: it has no config.json")
+    _json(folder / "config.json")
+    if not weight_files(folder):
+        raise UserError(f"{folder} holds no model: it has no weights ({', '.join((*WHOLE, *INDEXES))})")
+    check_files(folder)
+
+
+def check_files(folder: Path) -> None:
+    """Raises UserError where a weight file of the folder is missing or damaged; reads only their headers."""
+    for file in weight_files(folder):
+        _check_file(file)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that the weights are loaded from, safetensors before pickles; none where there are no weights.
+
+    Raises UserError for an index that cannot be read.
+    """
+    for whole, index in zip(WHOLE, INDEXES, strict=True):
+        if (folder / whole).is_file():
+            return [folder / whole]
+        if (folder / index).is_file():
+            parts = _json(folder / index).get("weight_map")
+            if not isinstance(parts, dict) or not parts:
+                raise UserError(f"{folder / index} is damaged: it has no weight_map")
+            return [folder / str(name) for name in dict.fromkeys(parts.values())]
+    return []
+
+
+def _check_file(file: Path) -> None:
+    import zipfile
+
+    from safetensors import safe_open
+
+    if not file.is_file():
+        raise UserError(f"no weight file {file}")
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                return
+        if not _is_pickle(file) and not zipfile.is_zipfile(file):
+            raise ValueError("neither a zip file nor a pickle")
+    except Exception as error:  # the reader's own kinds, and the operating system's
+        raise UserError(f"cannot read weight file {file}: {first_line(error)}") from error
+
+
+def _is_pickle(file: Path) -> bool:
+    """Whether it begins as torch wrote its files until 2020."""
+    with file.open("rb") as f:
+        return f.read(1) == b"\x80"
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {first_line(error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a JSON object")
+    return content

@@ -1,0 +1,159 @@
+"""The manifest of a run directory: whatever became of it, one line; another run's is named by what differs."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss import environment
+from specbench_ss.commands import report
+from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.errors import UserError
+from specbench_ss.reports import assets
+from specbench_ss.rundir import RunDir
+from specbench_ss.schema import misfit
+from specbench_ss.stored_manifest import MANIFEST, check_same_config
+from specbench_ss.suite import SuiteData
+from tests import conftest
+from tests.conftest import MakeRun
+
+REPLACEMENTS: tuple[Any, ...] = (None, [], {}, "x", -7)
+DATA = SuiteData("specbench", "generated", ())
+Change = Callable[[dict[str, Any]], None]
+
+
+def manifest() -> dict[str, Any]:
+    """A manifest with everything that one may hold."""
+    made = conftest.manifest(("ar", "ss"), DATA)
+    made["config"] = {**RunConfig(methods=()).as_dict(), **made["config"]}
+    made["config"]["methods"] = [{"name": "ar", "options": {}}, {"name": "ss", "options": {"k": "4"}}]
+    made["methods"][1]["resolved"] = {"k": 4, "hash": "w"}
+    made["model"] |= {"chat_template": "t", "device": "cuda"}
+    made["environment"]["gpus"] = [{"name": "A GPU", "memory_bytes": 7}]
+    made["sessions"] = [{"started": "1", "environment": copy.deepcopy(made["environment"])} for _ in range(2)]
+    return json.loads(json.dumps(made))  # type: ignore[no-any-return]
+
+
+def places(part: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to everything in the manifest; of two sessions only the last."""
+    keys = list(part) if isinstance(part, dict) else range(len(part))[-1:] if isinstance(part, list) else ()
+    for key in keys:
+        yield (*at, key)
+        yield from places(part[key], (*at, key))
+
+
+def damaged() -> Iterator[str]:
+    """The text of the manifest, damaged in every way: an entry gone, another kind of value, cut off."""
+    whole = manifest()
+    for way in places(whole):
+        for value in ("gone", *REPLACEMENTS):
+            changed = copy.deepcopy(whole)
+            part: Any = changed
+            for key in way[:-1]:
+                part = part[key]
+            if value == "gone":
+                del part[way[-1]]
+            else:
+                part[way[-1]] = value
+            yield json.dumps(changed)
+    text = json.dumps(whole)
+    yield from (text[:size] for size in range(0, len(text), 97))
+    yield from ("[" * 100_000, '{"format": 1}', "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"))
+
+
+def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_told(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(assets, "plotly_js", lambda: "")  # its five megabytes are not what is tested
+    run = make_run(labels=("ar", "ss"), categories=("qa",), questions=1)
+    refused = 0
+    for text in damaged():
+        (run / MANIFEST).write_text(text, encoding="utf-8")
+        try:
+            report.command(run)
+        except UserError as error:
+            refused += len(str(error).splitlines()) == 1
+        else:
+            assert "report: " in capsys.readouterr().out
+    assert refused > 100
+
+
+def test_whatever_became_of_a_manifest_resuming_is_done_or_one_line_is_told(tmp_path: Path) -> None:
+    wanted = manifest()
+    RunDir.open(RunTarget(tmp_path), wanted).close()
+    for text in damaged():
+        (tmp_path / MANIFEST).write_text(text, encoding="utf-8")
+        try:
+            with RunDir.open(RunTarget(tmp_path, resume=True), wanted) as run:
+                environment.changed_since(run.manifest, wanted["environment"])
+        except UserError as error:
+            assert len(str(error).splitlines()) == 1
+
+
+def test_a_whole_manifest_is_read(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RunDir.open(RunTarget(tmp_path, resume=True), manifest()) as run:
+            assert run.manifest["fingerprint"] == "f" * 64
+    assert len(run.manifest["sessions"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda m: m["config"].update(seed=1), "seed 0, not 1"),
+        (lambda m: m["config"].update(temperature=0.5, max_new_tokens=8), "max-new-tokens none, not 8; temperature"),
+        (lambda m: m["config"].update(stop=["Q:", "\n"]), "stop none, not Q:,'\\n'"),
+        (lambda m: m["config"]["methods"].pop(), "methods ar,ss[k=4], not ar"),
+        (lambda m: m["suite"].update(content_hash="c" * 64), f"suite content {DATA.content_hash[:16]}, not {'c' * 16}"),
+        (lambda m: m["model"].update(hash="other"), "model hash 0123456789abcdef, not other"),
+        (lambda m: m["model"].update(dtype="bfloat16"), "dtype float32, not bfloat16"),
+        (lambda m: m["model"].update(device="cuda:1"), "device cuda, not cuda:1"),
+        (lambda m: m["model"].update(chat_template="u"), "chat template t, not u"),
+        (lambda m: m["methods"][1]["resolved"].update(k=3, hash="v"), "method ss with k 4, not 3; method ss with hash"),
+        (lambda m: m["methods"][1]["resolved"].pop("k"), "method ss with k 4, not nothing"),
+        (lambda m: m["methods"].pop(), "methods ar, ss, not ar"),
+    ],
+)
+def test_another_run_is_not_continued_and_what_differs_is_named_with_both_values(
+    tmp_path: Path, change: Change, told: str
+) -> None:
+    RunDir.open(RunTarget(tmp_path), manifest()).close()
+    wanted = manifest()
+    change(wanted)
+    with pytest.raises(UserError) as refused:
+        RunDir.open(RunTarget(tmp_path, resume=True), wanted)
+    assert f"--resume: the run in {tmp_path} has {told}" in str(refused.value)
+
+
+def test_a_setting_that_did_not_exist_yet_had_its_default() -> None:
+    config = RunConfig(methods=()).as_dict()
+    older = json.loads(json.dumps({name: value for name, value in config.items() if name != "stop"}))
+    check_same_config(Path("run"), older, config)
+    with pytest.raises(UserError, match="stop none, not END"):
+        check_same_config(Path("run"), older, config | {"stop": ("END",)})
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "problem"),
+    [
+        (1, int, ""),
+        (1, float, ""),
+        (1.5, int, "it is not a whole number"),
+        (True, int, "it is not a whole number"),
+        (True, float, "it is not a number"),
+        (None, (str, None), ""),
+        (3, (str, None), "it is not a text"),
+        ({"a": [{"b": 1}, {}]}, {"a": [{"b": int}]}, "it lacks a[1].b"),
+        ({"a": [{"b": "x"}]}, {"a": [{"b?": int}]}, "a[0].b is not a whole number"),
+        ({}, {"a?": int}, ""),
+        ([], {"a": int}, "it is not an object"),
+        ({"a": {}}, {"a": [str]}, "a is not a list"),
+    ],
+)
+def test_a_form_is_held_against_data(data: Any, form: Any, problem: str) -> None:
+    assert misfit(data, form) == problem
