@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -75,10 +76,9 @@ def _list(request: Request) -> None:
             print(f"{'':<16}{line}")
 
 
-def _in_order(name: str) -> tuple[list[str], list[int]]:
+def _in_order(name: str) -> list[str]:
     """Table 2 before table 10."""
-    words = name.split("-")
-    return [w for w in words if not w.isdigit() or len(w) == 4], [int(w) for w in words if w.isdigit()]
+    return [part.zfill(6) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _describe(experiment: Experiment, request: Request, out: Path) -> None:
