@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specbench_ss import __version__
+from specbench_ss.experiment import Experiment, Result
 from specbench_ss.report import Report
 from specbench_ss.reports import acceptance, answers, assets, bars, frames, health, record, speed, timing
+from specbench_ss.reports import experiment as of_experiment
 from specbench_ss.reports.palette import styles
 from specbench_ss.rows import Run
 from specbench_ss.stats import OVERALL, summarise
@@ -23,10 +26,17 @@ class HtmlReport(Report):
 
     def write(self, run: Run, path: Path) -> None:
         """Write the page, whole or not at all."""
-        text = assets.render("report.html.jinja", page=page(run))
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        _write(assets.render("report.html.jinja", page=page(run)), path)
+
+    def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
+        """Write the page of an experiment, whole or not at all."""
+        _write(assets.render("experiment.html.jinja", page=of_experiment.page(experiment, result, facts)), path)
+
+
+def _write(text: str, path: Path) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(temporary, path)
 
 
 def page(run: Run) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Finds methods, suites and reports by name, through entry points, and loads one when it is asked for.
+"""Finds methods, suites, reports and experiments by name, through entry points, and loads one when it is asked for.
 
 Light: listing names imports no plugin. Knows none of them by name.
 """
@@ -17,6 +17,7 @@ from specbench_ss.options import parse_options
 if TYPE_CHECKING:
     from specbench_ss.config import MethodSpec
     from specbench_ss.decoder import Decoder
+    from specbench_ss.experiment import Experiment
     from specbench_ss.report import Report
     from specbench_ss.suite import Suite
     from specbench_ss.target import Target
@@ -31,13 +32,14 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """'method', 'suite' or 'report', for messages."""
+        """'method', 'suite', 'report' or 'experiment', for messages."""
         return self.entry_points.rpartition(".")[2].removesuffix("s")
 
 
 METHODS = Group("specbench_ss.methods", "specbench_ss.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.report:Report")
+EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.experiment:Experiment")
 
 
 class PluginWarning(UserWarning):
@@ -116,6 +118,11 @@ def load_suite(name: str) -> Suite:
 def load_report(name: str) -> Report:
     """A report writer."""
     return cast("type[Report]", load(REPORTS, name))()
+
+
+def load_experiment(name: str) -> Experiment:
+    """An experiment of a paper."""
+    return cast("type[Experiment]", load(EXPERIMENTS, name))()
 
 
 def _warn(message: str) -> None:

@@ -27,6 +27,14 @@ def percent(value: float | None, digits: int = 0) -> str:
     return number(None if value is None else 100 * value, digits, "%")
 
 
+def scientific(value: float | None, digits: int = 3) -> str:
+    """'4.096E4', as the papers print parameter counts; a dash for what is unknown."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa}E{int(exponent)}"
+
+
 def interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
     """'1.71–1.97'; with a longer separator where a bound is negative."""
     if bounds is None:

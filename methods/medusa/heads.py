@@ -31,15 +31,20 @@ class MedusaHeads(nn.Module):
         """Number of heads."""
         return self.weight.shape[0]
 
-    def forward(self, x: Tensor, shared: Tensor, heads: int | None = None) -> Tensor:
-        """x [m, h], the final normed states -> logits [heads, m, V]. shared [V, h]: the base's LM head."""
+    def states(self, x: Tensor, heads: int | None = None) -> Tensor:
+        """x [m, h], the final normed states -> what each head reads its logits off, [heads, m, h]."""
         n = self.count if heads is None else heads
         x = x.expand(n, *x.shape)  # [n, m, h]
         for layer in range(self.weight.shape[1]):
             x = x + F.silu(torch.baddbmm(self.bias[:n, layer, None], x, self.weight[:n, layer].mT))
+        return x
+
+    def forward(self, x: Tensor, shared: Tensor, heads: int | None = None) -> Tensor:
+        """x [m, h], the final normed states -> logits [heads, m, V]. shared [V, h]: the base's LM head."""
+        x = self.states(x, heads)
         if self.unembed is None:
             return x @ shared.mT
-        return x @ self.unembed[:n].mT
+        return x @ self.unembed[: len(x)].mT
 
 
 _BLOCK = re.compile(r"^(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)$")

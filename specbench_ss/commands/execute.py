@@ -38,7 +38,13 @@ def describe(config: RunConfig, where: RunTarget) -> None:
 
 
 def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
-    """Make the run, print its tables, write its report. The user's mistakes are found before anything is measured."""
+    """Make the run, print its tables, write its report."""
+    measure(config, where)
+    tell(where.out, open_report)
+
+
+def measure(config: RunConfig, where: RunTarget) -> None:
+    """Make the run, or go on with it. The user's mistakes are found before anything is measured."""
     from specbench_ss import runner
     from specbench_ss.chat import check_template
     from specbench_ss.manifest import manifest_for
@@ -65,7 +71,6 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
         console.print(_title(config, target, data), highlight=False, soft_wrap=True)
         with Progress(list(decoders), console) as progress:
             runner.run(config, target, plan.suite, data, decoders, run_dir, progress)
-    tell(where.out, open_report)
 
 
 def tell(out: Path, open_report: bool) -> None:

@@ -118,11 +118,11 @@ def command(
     try:
         execute.run(wanted, where, open_report=open_it)
     except KeyboardInterrupt:
-        print(f"\nssbench: interrupted; to go on: {_resume_line(where.out)}", file=sys.stderr)
+        print(f"\nssbench: interrupted; to go on: {resume_line(where.out)}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _resume_line(out: Path) -> str:
+def resume_line(out: Path) -> str:
     """This command line, with where it went and --resume."""
     arguments = list(sys.argv[1:])
     if "--resume" not in arguments:

@@ -1,0 +1,94 @@
+"""Drafters of other papers, as shapes on the meta device: EAGLE-1 (Li et al. 2024), Hydra (Ankner et al. 2024).
+
+For counting parameters and FLOPs alone; they draft nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from specbench_ss.methods.medusa.trees import PUBLISHED
+from specbench_ss.methods.ss.paper.meta import CONTEXT, HEADS, META, Overhead, count, flops, meta_state
+from specbench_ss.methods.ss.paper.models import on_meta
+from specbench_ss.target import Target
+
+EAGLE_ROWS = (1, 4, 8, 8, 3)  # nodes expanded at each depth of EAGLE's static 25-node tree
+
+
+def layer_flops(target: Target, rows: int) -> int:
+    """One decoder layer of the base over so many rows, through the base's own driver."""
+    state = meta_state(target)
+    positions = torch.zeros(1, rows, dtype=torch.long, device=META)
+    mask = target.block_mask(torch.ones(rows, rows, dtype=torch.bool, device=META), CONTEXT)
+    x = torch.empty(1, rows, target.hidden_size, device=META)
+    return flops(lambda: target.run(x, 0, 1, state.cache, mask, target.rotary(positions, CONTEXT)))
+
+
+class Eagle(nn.Module):
+    """EAGLE-1's drafter: a fusion layer and one decoder layer of the base's shape, without its first norm."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.layer = on_meta(model, num_hidden_layers=1).get_decoder().layers[0]
+        del self.layer.input_layernorm
+        hidden = self.layer.post_attention_layernorm.weight.shape[0]
+        with META:
+            self.fuse = nn.Linear(2 * hidden, hidden, bias=False)
+
+
+def eagle(target: Target, model: str) -> Overhead:
+    """Five passes of the layer over the static tree, each with the base's LM head."""
+    drafter = Eagle(model)
+    total = sum(layer_flops(target, rows) + flops(_fusion_and_head(target, drafter, rows)) for rows in EAGLE_ROWS)
+    return Overhead(count(drafter), len(EAGLE_ROWS), total)
+
+
+def _fusion_and_head(target: Target, drafter: Eagle, rows: int) -> Callable[[], Tensor]:
+    x = torch.empty(rows, drafter.fuse.in_features, device=META)
+    return lambda: target.logits(drafter.fuse(x))
+
+
+class HydraHead(nn.Module):
+    """Head i reads the prefix state, the root and i drafted tokens: (i + 2) h values (Ankner et al. 2024)."""
+
+    def __init__(self, index: int, hidden: int, vocab: int, more: int) -> None:
+        super().__init__()
+        wide = (index + 2) * hidden
+        self.first, self.residual = nn.Linear(wide, hidden), nn.Linear(wide, hidden)
+        self.block = nn.Linear(hidden, hidden) if more else None  # one set of weights, applied `more` times
+        self.more, self.unembed = more, nn.Linear(hidden, vocab)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, (index + 2) h] -> logits [rows, V]."""
+        x = self.residual(x) + nn.functional.silu(self.first(x))
+        for _ in range(self.more):
+            assert self.block is not None
+            x = x + nn.functional.silu(self.block(x))
+        out: Tensor = self.unembed(x)
+        return out
+
+
+def hydra(target: Target, model: str, plus: bool) -> Overhead:
+    """Four heads one after the other on Medusa's published tree; Hydra++: four blocks each, and a prefix layer."""
+    with META:
+        heads = [HydraHead(i, target.hidden_size, target.vocab_size, 3 if plus else 0) for i in range(HEADS)]
+    total = sum(flops(_of_head(head, rows)) for head, rows in zip(heads, _expanded(), strict=True))
+    parameters = sum(map(count, heads))
+    if plus:  # the prefix layer runs once a draft, on the newest state
+        parameters += count(Eagle(model).layer)
+        total += layer_flops(target, 1)
+    return Overhead(parameters, HEADS, total)
+
+
+def _of_head(head: HydraHead, rows: int) -> Callable[[], Tensor]:
+    x = torch.empty(rows, head.first.in_features, device=META)
+    return lambda: head(x)
+
+
+def _expanded() -> Iterator[int]:
+    """Nodes with children at each depth of the published tree: what each head has to run on."""
+    for depth in range(HEADS):
+        yield len({choice[:depth] for choice in PUBLISHED if len(choice) > depth})

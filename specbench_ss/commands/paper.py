@@ -1,0 +1,175 @@
+"""`ssbench paper`: the tables and figures of the papers, made again, beside their published numbers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from specbench_ss.commands.run import resume_line
+from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.errors import UserError
+from specbench_ss.experiment import Bench, Experiment, Request
+
+if TYPE_CHECKING:
+    from specbench_ss.rows import Run
+
+DEFAULT = Request()
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="`list`, or a table or figure that it names.")],
+    model: Annotated[
+        str, typer.Option(help="Lab model, folder or hub id; drafters of others by --set.")
+    ] = DEFAULT.model,
+    limit: Annotated[int | None, typer.Option(min=0, help="Questions per task; 0 = all.")] = DEFAULT.limit,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="A method's option; repeatable.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="File or folder with the suite's questions.")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="As in `ssbench run`.")
+    ] = DEFAULT.chat_template,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of order, sampling and training.")] = DEFAULT.seed,
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the model.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = DEFAULT.device,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: runs/TIME-paper-NAME]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished work in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
+) -> None:
+    """Make a table or figure of the papers again, and put its published numbers beside ours."""
+    from specbench_ss import registry
+
+    given = None if data is None else str(data)
+    request = Request(model, limit, device, dtype, seed, given, chat_template, tuple(set_ or ()))
+    if name == "list":
+        _list(request)
+        return
+    if resume and out is None:
+        raise typer.BadParameter("--resume needs --out, the folder of the unfinished work")
+    experiment = registry.load_experiment(name)
+    where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", resume)
+    if dry_run:
+        _describe(experiment, request, where.out)
+        return
+    try:
+        _make(experiment, request, where)
+    except KeyboardInterrupt:
+        print(f"\nssbench: interrupted; to go on: {resume_line(where.out)}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _list(request: Request) -> None:
+    """Every experiment with its rows: those that run, and what each other one lacks."""
+    from specbench_ss import registry
+    from specbench_ss.experiment_output import status
+
+    found = registry.load_all(registry.EXPERIMENTS)
+    for name in sorted(found, key=_in_order):
+        print(f"{name:<14} {found[name].source}: {found[name].title}")
+        for line in status(found[name]().parts(request)):
+            print(f"{'':<16}{line}")
+
+
+def _in_order(name: str) -> list[str]:
+    """Table 2 before table 10."""
+    return [part.zfill(6) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _describe(experiment: Experiment, request: Request, out: Path) -> None:
+    from specbench_ss.experiment_output import status
+
+    print(f"experiment {experiment.name}: {experiment.source}: {experiment.title}")
+    for line in status(experiment.parts(request)):
+        print(f"rows       {line}")
+    for name, config in experiment.configs(request).items():
+        methods = ", ".join(spec.label for spec in config.methods)
+        tasks = ", ".join(config.categories) or "all tasks"
+        print(f"run        {name}: {config.model}, {config.suite} ({tasks}): {methods}")
+    print(f"out        {out}")
+
+
+def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
+    from rich.console import Console
+
+    from specbench_ss import registry
+    from specbench_ss.experiment_output import FIGURE, print_result, write_result
+
+    if where.out.exists() and not where.resume and (not where.out.is_dir() or any(where.out.iterdir())):
+        raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
+    bench, runs = _bench(request, where)
+    result = experiment.run(bench)
+    console = Console()
+    console.print(f"{experiment.source}: {experiment.title}", style="bold", highlight=False, soft_wrap=True)
+    print_result(result, console)
+    about = _about(experiment, request, runs)
+    paths = write_result(result, about, where.out)
+    figure = where.out / FIGURE
+    registry.load_report("html").write_result(experiment, result, _facts(about), figure)
+    for path in (*paths, figure):
+        print(f"wrote: {path}")
+
+
+def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
+    """What the experiment works with, and the names of the runs that it makes, as it makes them."""
+    from specbench_ss.stored_manifest import MANIFEST
+
+    runs: list[str] = []
+
+    def measure(config: RunConfig, name: str) -> Run:
+        from specbench_ss.commands import execute
+        from specbench_ss.rundir import read_run
+
+        folder = where.out / name
+        execute.measure(config, RunTarget(folder, where.resume and (folder / MANIFEST).exists()))
+        runs.append(name)
+        return read_run(folder)
+
+    def target() -> Any:
+        from specbench_ss.models import load_target
+
+        return load_target(
+            request.model, dtype=request.dtype, device=request.device, chat_template=request.chat_template
+        )
+
+    return Bench(request, where.out, measure, target, lambda text: print(text, file=sys.stderr)), runs
+
+
+def _about(experiment: Experiment, request: Request, runs: list[str]) -> dict[str, Any]:
+    """How the result was made. JSON-ready."""
+    from specbench_ss import __version__
+    from specbench_ss.environment import environment
+    from specbench_ss.manifest import now
+
+    return {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "source": experiment.source,
+        "version": __version__,
+        "command": ["ssbench", *sys.argv[1:]],
+        "request": asdict(request),
+        "runs": runs,
+        "created": now(),
+        "environment": environment(),
+    }
+
+
+def _facts(about: dict[str, Any]) -> dict[str, str]:
+    """The same for people."""
+    here = about["environment"]
+    gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
+    packages = {k: v for k, v in here["packages"].items() if v}
+    return {
+        "command": " ".join(about["command"]),
+        "model": about["request"]["model"],
+        "processor": str((here["cpu"] or {}).get("model")),
+        "threads": str((here["threads"] or {}).get("intra_op")),
+        "GPU": gpus or "none",
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
+        "made": about["created"],
+    }

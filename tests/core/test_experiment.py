@@ -1,0 +1,69 @@
+"""What an experiment's result becomes in the terminal and in files, and how its rows are listed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from specbench_ss.errors import UserError
+from specbench_ss.experiment import Column, Grid, Part, Result, Span
+from specbench_ss.experiment_output import cell, marked, print_result, status, write_result
+
+GRID = Grid("found", (Column("method", "text"), Column("speedup", "times"), Column("n", "count")),
+            (("ss[k=1]", 1.234, 1200), ("medusa", None, 3)))  # fmt: skip
+LINE = (Span("a "), Span("b ", "accepted"), Span("c", "rejected"), Span("d", "next"))
+
+
+def test_a_row_must_have_every_column() -> None:
+    with pytest.raises(ValueError, match="a row of 1 values, 2 columns"):
+        Grid("g", (Column("a"), Column("b")), ((1,),))
+
+
+@pytest.mark.parametrize(
+    "value,column,text",
+    [(None, Column("x"), "–"), ("a", Column("x"), "a"), (1200, Column("x", "count"), "1,200"),
+     (40960, Column("x", "scientific", 3), "4.096E4"), (1.239, Column("x", "times"), "1.24×"),
+     (0.5, Column("x", "percent", 0), "50%"), (2, Column("x"), "2.00")],
+)  # fmt: skip
+def test_cells(value: float | str | None, column: Column, text: str) -> None:
+    assert cell(value, column) == text
+
+
+def test_text_for_people_has_every_value_and_no_markup_is_read_into_names() -> None:
+    console = Console(file=StringIO())
+    print_result(Result((GRID,), lines=(LINE,), notes=("note [k=1]",)), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(part in text for part in ("ss[k=1]", "1.23×", "1,200", "–", "note [k=1]", "a b [-c-]*d*"))
+
+
+def test_marks_are_colours_in_a_terminal() -> None:
+    text = marked(LINE, colours=True)
+    assert text.plain == "a b cd"
+    assert {str(span.style) for span in text.spans} == {"green", "red strike", "bold"}
+
+
+def test_rows_are_grouped_by_what_they_lack() -> None:
+    parts = [Part("a"), Part("b", "method x"), Part("c"), Part("d", "method x"), Part("e", "a CUDA device")]
+    assert status(parts) == ["runs: a, c", "needs method x: b, d", "needs a CUDA device: e"]
+    assert status([Part("b", "y")]) == ["needs y: b"]
+
+
+def test_files_hold_raw_values(tmp_path: Path) -> None:
+    more = Grid("more", (Column("x"),), ((0.1 + 0.2,),))
+    paths = write_result(Result((GRID, more)), {"command": ["ssbench", "paper", "x"]}, tmp_path / "new")
+    assert [p.name for p in paths] == ["table.csv", "more.csv", "result.json"]
+    assert list(csv.reader(paths[0].open()))[1:] == [["ss[k=1]", "1.234", "1200"], ["medusa", "", "3"]]
+    kept = json.loads(paths[2].read_text())
+    assert kept["command"] == ["ssbench", "paper", "x"]
+    assert kept["grids"][1]["rows"] == [[0.1 + 0.2]]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        write_result(Result((GRID,)), {}, tmp_path / "file")

@@ -1,0 +1,83 @@
+"""`ssbench paper`: what it asks for, what it writes, what it says when that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench_ss import registry
+from specbench_ss.cli import main
+from specbench_ss.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Span
+
+EVIL = "</script><script>alert(1)</script>"
+
+
+class Made(Experiment):
+    """An experiment of no paper."""
+
+    name = "figure-99"
+    title = "a title"
+    source = "ACL figure 99"
+
+    def parts(self, request: Request) -> list[Part]:
+        return [Part("lab"), Part(request.model, "the moon")]
+
+    def run(self, bench: Bench) -> Result:
+        grid = Grid("speedup", (Column("k"), Column("speedup", "times")), ((1, 1.5), (2, bench.request.seed)))
+        plot = Plot("drawn", "Drawn", "Line chart.", [{"type": "scatter", "x": [1, 2], "y": [1, 2]}], {}, grid)
+        return Result((), (plot,), ((Span(EVIL, "rejected"),),), (EVIL,))
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only experiment."""
+    monkeypatch.setattr(registry, "load_all", lambda group: {"figure-99": Made})
+    monkeypatch.setattr(registry, "load", _load)
+
+
+def _load(group: registry.Group, name: str, real: object = registry.load) -> object:
+    return Made if name == "figure-99" else real(group, name)  # type: ignore[operator]
+
+
+def test_list_names_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "list", "--model", "org/model"]) == 0
+    out = capsys.readouterr().out
+    assert "figure-99" in out and "runs: lab" in out and "needs the moon: org/model" in out
+
+
+def test_a_result_is_written_with_how_it_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["paper", "figure-99", "--out", str(out), "--seed", "7"]) == 0
+    assert "1.50×" in capsys.readouterr().out
+    kept = json.loads((out / "result.json").read_text())
+    assert kept["request"]["seed"] == 7 and kept["environment"]["python"] and kept["experiment"] == "figure-99"
+    assert (out / "table.csv").read_text() == "k,speedup\n1,1.5\n2,7\n"
+    page = (out / "figure.html").read_text()
+    assert EVIL not in page and "ACL figure 99" in page and 'src="http' not in page
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "figure-99", "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    assert "needs the moon: lab" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [(["paper"], "NAME"), (["paper", "figur-99", "--dry-run"], "no experiment 'figur-99'"),
+     (["paper", "figure-99", "--resume"], "--out"), (["paper", "figure-99", "--limit", "few"], "--limit")],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_results_that_are_there_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").write_text("mine")
+    assert main(["paper", "figure-99", "--out", str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["paper", "figure-99", "--out", str(tmp_path), "--resume"]) == 0
+    assert (tmp_path / "other").read_text() == "mine"
