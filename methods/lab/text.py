@@ -1,7 +1,7 @@
 """The lab's training text: conversations of every category, mixed, tokenized and packed into rows.
 
-Knows the generators and the tokenizer; nothing of models. Its completion mask is read off the lab's own markers; text of
-other origin comes with a stored mask (`methods/train`).
+Knows the generators and the tokenizer; nothing of models. The completion mask is read off the lab's own markers;
+text of other origin comes with a stored one (`methods/train`).
 """
 
 from __future__ import annotations
