@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.resumable import replacing, sync_folder
@@ -23,7 +22,6 @@ from specbench_ss.methods.train.rows import Counts, TrainingRows
 Built = tuple[TrainingRows, TrainingRows]  # to train on, held out
 SIDES = ("train", "held_out")
 ARRAYS = ("ids", "mask", "documents")
-HEADER = 128  # bytes of an .npy file's
 
 
 def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built]) -> Built:
@@ -73,13 +71,7 @@ def _read(done: Path, side: str) -> TrainingRows:
     try:
         known = json.loads((done / "about.json").read_bytes())["counts"][side]
         counts = Counts(**{field.name: int(known[field.name]) for field in fields(Counts)})
-        ids, mask, documents = (_array(done / f"{side}-{name}.npy") for name in ARRAYS)
+        ids, mask, documents = (np.load(done / f"{side}-{name}.npy", mmap_mode="r") for name in ARRAYS)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"the training rows in {done} are damaged ({error}): remove that folder") from None
     return TrainingRows(ids, mask, documents, counts)
-
-
-def _array(path: Path) -> NDArray[Any]:
-    """Mapped from disk, which an array of no rows (a header alone) cannot be."""
-    array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > HEADER else None)
-    return array

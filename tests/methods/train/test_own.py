@@ -92,8 +92,11 @@ def test_a_prompt_that_leaves_no_room_is_counted(tmp_path: Path) -> None:
         load(tmp_path, OwnAnswers(lab(), 160))
 
 
-def test_cut_off_between_two_batches_it_goes_on_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = OwnAnswers(lab(), LIMIT, temperature=1.0, batch=2)
+@pytest.mark.parametrize("in_a_batch", [False, True])
+def test_cut_off_it_goes_on_with_the_next_whole_batch(
+    in_a_batch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = OwnAnswers(lab(), LIMIT, temperature=1.0, batch=3)  # places 0 and 3
     whole = load(tmp_path / "whole", how).train
     made = own_module.own_answers
 
@@ -106,9 +109,9 @@ def test_cut_off_between_two_batches_it_goes_on_with_the_next(tmp_path: Path, mo
         patch.setattr(own_module, "own_answers", cut)
         load(tmp_path / "cut", how)
     (kept,) = (tmp_path / "cut" / "cache").glob("*.work/answers.jsonl")
-    lines = kept.read_bytes()
-    assert len(lines.splitlines()) in (1, 2)
-    kept.write_bytes(lines + b'{"place": 4, "num')  # killed in the middle of a line
+    lines = kept.read_bytes().splitlines(keepends=True)
+    assert len(lines) in (2, 3)
+    kept.write_bytes(b"".join(lines[: len(lines) - in_a_batch]) + b'{"place": 0, "num')  # a line half written
     again: list[int] = []
 
     def counted(*given: Any) -> Iterator[Any]:
@@ -118,7 +121,8 @@ def test_cut_off_between_two_batches_it_goes_on_with_the_next(tmp_path: Path, mo
 
     monkeypatch.setattr(own_module, "own_answers", counted)
     rest = load(tmp_path / "cut", how).train
-    assert len(again) == 2 and json.loads(lines.splitlines()[0])["place"] not in again
+    place = json.loads(lines[0])["place"]
+    assert sorted(again) == ([0, 3] if in_a_batch else [3 - place])
     assert np.array_equal(rest.ids, whole.ids) and np.array_equal(rest.mask, whole.mask)
     assert not list((tmp_path / "cut" / "cache").glob("*.work"))
 
@@ -131,6 +135,14 @@ def test_temperature_and_seed_make_other_answers(tmp_path: Path) -> None:
     assert sorted(documents(load(tmp_path / "b", hot).train)) == sorted(documents(one))
 
 
+def test_alike_conversations_are_sampled_apart(tmp_path: Path) -> None:
+    file = write(tmp_path / "data.jsonl", [{"turns": ASKED[2][:1]}] * 3)
+    for batch in (1, 3):
+        how = OwnAnswers(lab(), LIMIT, temperature=2.0, batch=batch)
+        text = load_rows(file, lab().tokenizer, 160, own=how, eval_fraction=0.0, cache=tmp_path, log=lambda _: None)
+        assert len(set(documents(text.train))) == 3
+
+
 # -- batches ------------------------------------------------------------------------------------------------------
 
 
@@ -140,10 +152,8 @@ def test_a_batch_says_what_each_prompt_would_alone() -> None:
     how = Answering(target.eos_ids, 0, LIMIT)
     alone_each = [answer_batch(target.model, [p], how)[0] for p in prompts]
     assert answer_batch(target.model, prompts, how) == alone_each
-    # the token that fills up may be one that stands in prompts: it is the places that are unseen
-    filled = Answering(target.eos_ids, target.tokenizer.eos_token_id, LIMIT)
-    history = [[*p, *a, *prompts[0]] for p, a in zip(prompts, alone_each, strict=True)]
-    assert answer_batch(target.model, history, filled) == answer_batch(target.model, history, how)
+    for pad in prompts[2][2:6]:  # one that stands in prompts as well: it is the places that are unseen
+        assert answer_batch(target.model, prompts, Answering(target.eos_ids, pad, LIMIT)) == alone_each
 
 
 def test_any_of_the_ends_ends_an_answer() -> None:

@@ -118,6 +118,14 @@ def test_a_marker_in_what_the_user_says_moves_no_completion() -> None:
     assert not np.array_equal(rendered.mask, completion_mask(rendered.ids, special_ids(tokenizer)))
 
 
+@pytest.mark.parametrize("name", ["chatml", "two-ends"])
+def test_a_marker_in_what_the_assistant_says_does_not_end_it(name: str) -> None:
+    tokenizer = made_tokenizer("gpt", name)
+    answer = "yes<|endoftext|>no"
+    rendered = Renderer(tokenizer).render([TALK[0], {"role": "assistant", "content": answer}, *TALK[2:]])
+    assert words(rendered, tokenizer) == [text + CLOSED[name] for text in (answer, SAID[1])]
+
+
 def test_a_prompt_has_the_completions_before_it() -> None:
     tokenizer = made_tokenizer("gpt", "chatml")
     rendered = Renderer(tokenizer).render(TALK[:3], generation_prompt=True)

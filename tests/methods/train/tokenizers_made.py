@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specbench_ss.chat import template_text
@@ -63,6 +63,7 @@ def _made(kind: str) -> Any:
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as Llama 3 has it: spaces have no offsets
         trainer_of["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(TEXT * 3, trainers.BpeTrainer(**trainer_of))
     return tokenizer
