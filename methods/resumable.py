@@ -34,9 +34,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Names that were given in this folder are on the disk."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name is on the disk as well
+        os.fsync(folder)
     finally:
         os.close(folder)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from specbench_ss.errors import UserError
 from specbench_ss.suite import Question
-from specbench_ss.suites.questions import read_rows, read_text
+from specbench_ss.textfile import read_rows, read_text
 
 
 def read_spider(path: Path) -> tuple[Question, ...]:

@@ -6,46 +6,14 @@ list of acceptable texts) and `metric`. Knows no suite.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import METRICS
-
-Row = dict[str, Any]
-
-
-def read_text(path: Path) -> str:
-    """The file as text; UserError where it is missing or not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not a UTF-8 text file") from None
-
-
-def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Every JSON object of a JSONL file with its place, `FILE:LINE`."""
-    # Not splitlines(): JSON text may hold U+2028, which is no end of line here.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            yield place, _row(place, line)
-
-
-def _row(place: str, line: str) -> Row:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
-        raise UserError(f"{place}: not valid JSON") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: expected a JSON object")
-    return row
+from specbench_ss.textfile import Row, read_rows
 
 
 def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ...]:

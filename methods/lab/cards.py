@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from specbench_ss.decoder import Decoder
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.lab.answers import greedy_batch
 from specbench_ss.methods.lab.text import completion_mask, conversations, render, tokenize
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.train.answers import Answering, answer_batch
 from specbench_ss.sampling import Sampling
 from specbench_ss.suite import Question
 from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES, questions
@@ -70,8 +70,8 @@ def _scores_of(target: Target, asked: Iterable[Question], limit: int) -> list[fl
         for q, talk in going:
             talk.append({"role": "user", "content": q.turns[turn]})
         prompts = [target.encode_chat(talk) for _, talk in going]
-        eos = next(iter(target.eos_ids))
-        answers = greedy_batch(target.model, prompts, target.tokenizer.pad_token_id, eos, limit)
+        how = Answering(target.eos_ids, target.tokenizer.pad_token_id, limit)
+        answers = answer_batch(target.model, prompts, how)
         for (q, talk), ids in zip(going, answers, strict=True):
             text = target.decode_text(ids)
             talk.append({"role": "assistant", "content": text})

@@ -1,6 +1,7 @@
 """The lab's training text: conversations of every category, mixed, tokenized and packed into rows.
 
-Knows the generators and the tokenizer; nothing of models.
+Knows the generators and the tokenizer; nothing of models. The completion mask is read off the lab's own markers;
+text of other origin comes with a stored one (`methods/train`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_ss.methods.lab import drills
+from specbench_ss.methods.train.packing import lay_out, plan_rows
 from specbench_ss.suites.lab_text.catalog import GENERATORS
 from specbench_ss.suites.lab_text.example import Example, draw
 
@@ -64,28 +66,9 @@ def tokenize(tokenizer: Any, texts: list[str]) -> list[NDArray[np.int32]]:
     ]
 
 
-def pack(docs: list[NDArray[np.int32]], length: int, pad: int, window: int = 64) -> NDArray[np.int32]:
-    """Whole conversations into rows [R, length], each row starting with one; the longest that fits goes next."""
-    rows: list[NDArray[np.int32]] = []
-    waiting: list[NDArray[np.int32]] = []
-    source = iter(d for d in docs if len(d) <= length)
-    exhausted = False
-    while waiting or not exhausted:
-        row: list[NDArray[np.int32]] = []
-        room = length
-        while True:
-            while len(waiting) < window and not exhausted:
-                doc = next(source, None)
-                exhausted = doc is None
-                if doc is not None:
-                    waiting.append(doc)
-            fits = [i for i, d in enumerate(waiting) if len(d) <= room]
-            if not fits:
-                break
-            # the first of a row is the oldest, so that no long one waits for ever
-            best = fits[0] if not row else max(fits, key=lambda i: len(waiting[i]))
-            row.append(waiting.pop(best))
-            room -= len(row[-1])
-        if row:
-            rows.append(np.concatenate([*row, np.full(room, pad, np.int32)]))
-    return np.stack(rows)
+def pack(docs: list[NDArray[np.int32]], length: int, pad: int) -> NDArray[np.int32]:
+    """Whole conversations into rows [R, length]; the ones in a row see each other, as the lab's base is used to."""
+    plan = plan_rows(map(len, docs), length)
+    rows = np.full((len(plan), length), pad, np.int32)
+    lay_out(docs, plan, rows)
+    return rows

@@ -1,0 +1,158 @@
+"""Rows of conversation data sets, in the forms that are common, as conversations of user and assistant.
+
+Knows parsed rows, not where they come from, and nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_ss.errors import UserError
+
+Message = dict[str, str]  # role, content: as chat templates take it
+
+FORMS = "'messages', 'conversations', 'prompt' and 'completion' (or 'response'), 'instruction' and 'output', or 'turns'"
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Perhaps a system message, then user and assistant in turns. place: where it was read, for messages to the user.
+
+    out_of_order: not all of the row's messages are here, since roles did not alternate or a text was empty.
+    """
+
+    place: str
+    messages: tuple[Message, ...]
+    out_of_order: bool = False
+
+    @property
+    def has_completion(self) -> bool:
+        """Whether the assistant says anything."""
+        return any(m["role"] == "assistant" for m in self.messages)
+
+    @property
+    def answered(self) -> tuple[Message, ...]:
+        """All up to the last thing that the assistant says."""
+        return self.messages if self.messages[-1:] and self.messages[-1]["role"] == "assistant" else self.messages[:-1]
+
+    @property
+    def questions(self) -> tuple[Message, ...]:
+        """All but what the assistant says."""
+        return tuple(m for m in self.messages if m["role"] != "assistant")
+
+    def held_out(self, fraction: float) -> bool:
+        """Whether it falls in the held-out share: a hash of what comes before the first answer decides.
+
+        So conversations that begin alike fall on one side, whatever the answers are and whatever other data there is,
+        and a larger fraction holds out more, never others.
+        """
+        first = next((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), len(self.messages))
+        text = json.dumps([[m["role"], m["content"]] for m in self.messages[:first]])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < fraction * 2**64
+
+
+def read_conversation(
+    place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
+) -> Conversation:
+    """The conversation in a row of any known form. Raises UserError, with the place, for a row of none.
+
+    columns: {the form's name of a column: the row's own}. prompts_only: answers are not used and may be missing.
+    """
+    row = _renamed(place, row, columns or {})
+    return _in_order(place, _messages(place, row, prompts_only), prompts_only)
+
+
+def _renamed(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    for own in columns.values():
+        if own not in row:
+            raise UserError(f"{place}: no column {own!r}; there are {', '.join(map(str, row))}")
+    return {**row, **{name: row[own] for name, own in columns.items()}}
+
+
+def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Message]:
+    for key in ("messages", "conversations"):
+        if isinstance(row.get(key), Sequence) and not isinstance(row[key], str):
+            return _chat(place, key, row[key])
+    if "prompt" in row:
+        answer = "response" if "response" in row else "completion"
+        prompt = _part(place, row, "prompt", "user")
+        return prompt if prompts_only and answer not in row else prompt + _part(place, row, answer, "assistant")
+    if "instruction" in row:
+        texts = [_text(place, row, "instruction"), *([_text(place, row, "input")] if row.get("input") else [])]
+        asked = [{"role": "user", "content": "\n\n".join(texts)}]
+        return asked if prompts_only and "output" not in row else asked + _part(place, row, "output", "assistant")
+    if isinstance(row.get("turns"), list):
+        if not prompts_only:
+            raise UserError(f"{place}: 'turns' has no answers: it can only be used with the model's own")
+        return [{"role": "user", "content": _checked(place, "turns", turn)} for turn in row["turns"]]
+    raise UserError(f"{place}: none of the known columns: {FORMS}; there are {', '.join(map(str, row)) or 'none'}")
+
+
+def _part(place: str, row: Mapping[str, Any], key: str, role: str) -> list[Message]:
+    """A prompt or completion: a text, or a list of messages."""
+    if isinstance(row.get(key), Sequence) and not isinstance(row[key], str):
+        return _chat(place, key, row[key])
+    return [{"role": role, "content": _text(place, row, key)}]
+
+
+def _chat(place: str, key: str, entries: Sequence[Any]) -> list[Message]:
+    return [_message(f"{place}: {key}[{i}]", entry) for i, entry in enumerate(entries)]
+
+
+def _message(place: str, entry: Any) -> Message:
+    if not isinstance(entry, Mapping):
+        raise UserError(f"{place} is not a message with a role and a content")
+    role = entry.get("role", entry.get("from"))
+    if not isinstance(role, str) or role not in ROLES:
+        raise UserError(f"{place} has role {role!r}; known roles: {', '.join(ROLES)}")
+    content = entry.get("content", entry.get("value"))
+    if isinstance(content, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content):
+        content = "".join(part["text"] for part in content)
+    return {"role": ROLES[role], "content": _checked(place, "content", content)}
+
+
+def _text(place: str, row: Mapping[str, Any], key: str) -> str:
+    if key not in row:
+        raise UserError(f"{place}: no column {key!r}; there are {', '.join(map(str, row))}")
+    return _checked(place, key, row[key])
+
+
+def _checked(place: str, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{place}: {key!r} must be a text, not {type(value).__name__}")
+    return value
+
+
+def _in_order(place: str, messages: Sequence[Message], prompts_only: bool) -> Conversation:
+    """The part of the messages in which user and assistant alternate and say something.
+
+    Answers before the first question are left out (ShareGPT has conversations cut up so); the rest ends where the order
+    does. Without answers, what the user asks in a row are turns.
+    """
+    if prompts_only:
+        messages = [m for m in messages if m["role"] != "assistant"]
+    system = [m for m in messages[:1] if m["role"] == "system"]
+    rest = list(messages[len(system) :])
+    given = len(rest)
+    while rest and rest[0]["role"] == "assistant":
+        rest = rest[1:]
+    kept: list[Message] = []
+    for message in rest:
+        expected = "user" if prompts_only or len(kept) % 2 == 0 else "assistant"
+        if message["role"] != expected or not message["content"].strip():
+            break
+        kept.append(message)
+    found = (*[m for m in system if m["content"].strip()], *kept) if kept else ()
+    return Conversation(place, found, len(kept) < given)
