@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from specbench_ss.methods.resumable import Resumable, digest
-from specbench_ss.methods.training import Anchors, BaseStates, Trainee, base_states, pick_anchors
+from specbench_ss.methods.training import BaseStates, Batch, Trainee, base_states, future_labels, pick_anchors
 from specbench_ss.target import Target
 
 
@@ -43,8 +43,8 @@ class DrafterText:
     end: int
     seed: int = 0
 
-    def batch(self, step: int, budget: Budget, device: torch.device) -> tuple[Tensor, Anchors]:
-        """ids [B, T] and anchors of a step: a function of seed and step alone, so that a resumed run sees the same."""
+    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
+        """The batch of a step: a function of seed and step alone, so that a resumed run sees the same."""
         rng = np.random.default_rng((self.seed, step))
         n = budget.rows_per_step
         epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
@@ -52,8 +52,9 @@ class DrafterText:
         rows = self.rows[np.sort(order[first : first + n])]
         ids = rows.astype(np.int64)
         answer = np.stack([self.answer_mask(r) for r in rows])
-        anchors = pick_anchors(ids, answer, self.end, budget.anchors_per_row, budget.ahead, rng)
-        return torch.from_numpy(ids).to(device), Anchors(anchors.at.to(device), anchors.labels.to(device))
+        labels = future_labels(ids, answer, self.end, budget.ahead)
+        anchors = pick_anchors(labels, budget.anchors_per_row, rng)
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors).to(device)
 
 
 class TogetherTrainer(Resumable):
@@ -77,9 +78,10 @@ class TogetherTrainer(Resumable):
         tokens = budget.rows_per_step * text.rows.shape[1]
         super().__init__(folder, [t.module for t in trainees], optimizers, budget.steps, tokens, about)
         if not self.resumed:
-            states = self._states(text.batch(0, budget, target.device)[0])
+            first = text.batch(0, budget, target.device)
+            states = self._states(first.ids)
             for trainee in trainees:
-                trainee.prepare(states)
+                trainee.prepare(states, first)
 
     def _factor(self) -> float:
         s, n, w = self.step, self.budget.steps, self.budget.warmup
@@ -87,20 +89,22 @@ class TogetherTrainer(Resumable):
 
     def _states(self, ids: Tensor) -> BaseStates:
         """What the trainees ask for of the base."""
+        if not any(t.needs_base for t in self.trainees):
+            return BaseStates(torch.empty(0), {}, {})
         taps = sorted({layer for t in self.trainees for layer in t.taps})
         lows = [t.kv_from for t in self.trainees if t.kv_from is not None]
         return base_states(self.target, ids, taps, min(lows) if lows else None)
 
     def _update(self) -> str:
-        ids, anchors = self.text.batch(self.step, self.budget, self.target.device)
+        batch = self.text.batch(self.step, self.budget, self.target.device)
         with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
-            states = self._states(ids)
+            states = self._states(batch.ids)
         said = []
         for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * self._factor()
             with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
-                loss, right = trainee.loss(states, anchors)
+                loss, right = trainee.loss(states, batch)
             loss.backward()
             nn.utils.clip_grad_norm_(trainee.module.parameters(), 1.0)
             optimizer.step()

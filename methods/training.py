@@ -31,11 +31,28 @@ class Anchors:
 
 
 @dataclass(slots=True)
+class Batch:
+    """ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, but at every position; some anchors.
+
+    labels[..., 0] != -100 marks the positions whose next token belongs to an answer: those that carry streams.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    anchors: Anchors
+
+    def to(self, device: torch.device) -> Batch:
+        """All of it on the device."""
+        anchors = Anchors(self.anchors.at.to(device), self.anchors.labels.to(device))
+        return Batch(self.ids.to(device), self.labels.to(device), anchors)
+
+
+@dataclass(slots=True)
 class BaseStates:
     """What the frozen base computed on a batch [B, T].
 
     final [B, T, h]: normed states that the LM head reads; taps {layer: [B, T, h]}: inputs of layers;
-    kv {layer: (keys, values)}, each [B, kv_heads, T, head_dim].
+    kv {layer: (keys, values)}, each [B, kv_heads, T, head_dim]. Empty where nobody asked.
     """
 
     final: Tensor
@@ -55,17 +72,18 @@ class Trainee(ABC):
     lr: float = 1e-3
     taps: tuple[int, ...] = ()  # layer inputs it wants of the base
     kv_from: int | None = None  # keys and values it wants, from this layer up
+    needs_base: bool = True  # whether it wants the base's states at all
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters with their peak learning rates, as torch.optim takes them."""
         return [{"params": list(self.module.parameters()), "lr": self.lr}]
 
-    def prepare(self, states: BaseStates) -> None:  # noqa: B027 - optional hook
+    def prepare(self, states: BaseStates, batch: Batch) -> None:  # noqa: B027 - optional hook
         """See the base's states on the first batch, before anything is learnt: to start at their scale."""
 
     @abstractmethod
-    def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:
-        """(loss, number of right top-1 guesses per drafted position [ahead])."""
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(loss, share of right top-1 guesses per drafted position [ahead])."""
 
 
 @torch.no_grad()
@@ -86,40 +104,44 @@ def base_states(target: Target, ids: Tensor, taps: Sequence[int], kv_from: int |
     return BaseStates(target.family.norm(x), tapped, kv)
 
 
-def pick_anchors(
-    ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, count: int, ahead: int, rng: np.random.Generator
-) -> Anchors:
-    """Up to `count` random anchors a row: x_{t+1} and x_{t+2} belong to one answer. answer [B, T] marks answers."""
-    b, t = ids.shape
-    # reach[j]: x_{t+1..t+1+j} all lie in the answer, none but the last is its end
-    going = np.zeros((ahead + 1, b, t), bool)
-    alive = np.ones((b, t), bool)
-    for j in range(ahead + 1):
+def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:
+    """[B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} lie in one answer, else -100. answer [B, T] marks answers."""
+    t = ids.shape[1]
+    labels = np.full((*ids.shape, ahead + 1), -100, np.int64)
+    alive = np.ones(ids.shape, bool)
+    for j in range(min(ahead + 1, t - 1)):
         shift = 1 + j
-        inside = np.zeros((b, t), bool)
-        inside[:, : t - shift] = answer[:, shift:]
-        alive &= inside
-        going[j] = alive
-        ended = np.zeros((b, t), bool)
-        ended[:, : t - shift] = ids[:, shift:] == end
-        alive = alive & ~ended
-    keys = np.where(going[1], rng.random((b, t)), -1.0)
-    at = np.argsort(-keys, axis=1)[:, :count]
-    rows = np.arange(b)[:, None]
-    labels = np.full((b, at.shape[1], ahead + 1), -100, np.int64)
-    for j in range(ahead + 1):
-        ok = going[j][rows, at] & going[1][rows, at]
-        labels[..., j] = np.where(ok, ids[rows, np.minimum(at + 1 + j, t - 1)], -100)
-    return Anchors(torch.from_numpy(at), torch.from_numpy(labels))
+        alive[:, t - shift :] = False
+        alive[:, : t - shift] &= answer[:, shift:]
+        labels[:, : t - shift, j] = np.where(alive[:, : t - shift], ids[:, shift:], -100)
+        alive[:, : t - shift] &= ids[:, shift:] != end
+    return labels
+
+
+def pick_anchors(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> Anchors:
+    """Up to `count` random positions a row that have two tokens to come. labels: `future_labels`."""
+    good = labels[..., 1] != -100  # [B, T]
+    at = np.argsort(-np.where(good, rng.random(good.shape), -1.0), axis=1)[:, :count]
+    chosen = np.where(good[..., None], labels, -100)[np.arange(len(at))[:, None], at]
+    return Anchors(torch.from_numpy(at), torch.from_numpy(chosen))
+
+
+def head_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [.., ahead, V], labels [.., ahead] -> sums of cross-entropy [ahead] and of right top-1 guesses [ahead]."""
+    ahead, vocab = logits.shape[-2:]
+    flat = labels.reshape(-1, ahead)
+    losses = F.cross_entropy(logits.reshape(-1, vocab).float(), flat.flatten(), ignore_index=-100, reduction="none")
+    right = logits.detach().argmax(-1).reshape(-1, ahead) == flat
+    return losses.view(-1, ahead).sum(0), right.sum(0)
+
+
+def mean_loss(sums: tuple[Tensor, Tensor], labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """(weighted sum of mean cross-entropies, share right [ahead]) from sums over all of labels [.., ahead]."""
+    known = (labels.reshape(-1, labels.shape[-1]) != -100).sum(0).clamp_min(1)
+    total = (sums[0] / known * torch.tensor(weights, device=known.device)).sum()
+    return total, sums[1] / known
 
 
 def head_loss(logits: Tensor, labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
     """logits [.., ahead, V], labels [.., ahead] -> (weighted sum of mean cross-entropies, share right [ahead])."""
-    ahead, vocab = logits.shape[-2:]
-    losses = F.cross_entropy(
-        logits.reshape(-1, vocab).float(), labels.reshape(-1), ignore_index=-100, reduction="none"
-    ).view(-1, ahead)
-    known = (labels.reshape(-1, ahead) != -100).sum(0).clamp_min(1)
-    total = (losses.sum(0) / known * torch.tensor(weights, device=logits.device)).sum()
-    right = (logits.detach().argmax(-1) == labels).reshape(-1, ahead).sum(0) / known
-    return total, right
+    return mean_loss(head_sums(logits, labels), labels, weights)

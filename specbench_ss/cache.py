@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,21 +89,28 @@ class Cache:
 
 
 class StreamCache:
-    """A cache for training streams: main keys and values are given, new rows are joined to them, none are stored.
+    """A cache for training streams: main keys and values are given, new rows are joined to them.
 
-    Out of place, so that gradients flow through the new rows.
+    Out of place, so that gradients flow through the new rows. mains: how many of the new rows are main rows; they and
+    those given are then in `kept`. A layer without given rows has None.
     """
 
     is_compileable = False
 
-    def __init__(self, main: dict[int, tuple[Tensor, Tensor]]) -> None:
-        self.main = main
+    def __init__(self, given: Mapping[int, tuple[Tensor, Tensor] | None], mains: int = 0) -> None:
+        self.given, self.mains = given, mains
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Rows of the main stream."""
-        return next(iter(self.main.values()))[0].shape[2]
+        """Rows given in the layer."""
+        given = self.given.get(layer)
+        return 0 if given is None else given[0].shape[2]
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """k, v [B, kv_heads, q, head_dim] behind the main rows of the layer."""
-        keys, values = self.main[layer]
-        return torch.cat((keys, k), 2), torch.cat((values, v), 2)
+        """k, v [B, kv_heads, q, head_dim] behind the given rows of the layer."""
+        given = self.given[layer]
+        keys, values = (k, v) if given is None else (torch.cat((given[0], k), 2), torch.cat((given[1], v), 2))
+        if self.mains:
+            end = keys.shape[2] - k.shape[2] + self.mains
+            self.kept[layer] = keys[:, :, :end], values[:, :, :end]
+        return keys, values

@@ -18,7 +18,8 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.lab.answers import greedy_batch
 from specbench_ss.methods.lab.text import completion_mask, conversations, render, tokenize
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.sampling import Sampling
 from specbench_ss.suite import Question
 from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES, questions

@@ -22,7 +22,7 @@ from specbench_ss.methods.lab.text import POLISH_WEIGHTS, completion_mask, conve
 from specbench_ss.methods.lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.lab.workshop import Workshop, save_model, save_rows, training_rows
 from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
-from specbench_ss.methods.ss.streams import StreamConfig
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
 from specbench_ss.models import LAB, load_target

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.methods.together import Budget, DrafterText
-from specbench_ss.methods.training import Anchors, BaseStates, Trainee, base_states, head_loss
+from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, base_states, head_loss
 from specbench_ss.target import Target
 
 
@@ -23,12 +23,12 @@ class MedusaTrainee(Trainee):
         self.module.unembed.data.copy_(self.shared.expand_as(self.module.unembed))
         self.lr = lr
 
-    def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Eq. 1-2 of Medusa."""
-        x = states.at(states.final, anchors).flatten(0, 1)  # [B*A, h]
+        x = states.at(states.final, batch.anchors).flatten(0, 1)  # [B*A, h]
         logits = self.module(x, self.shared).transpose(0, 1)  # [B*A, n, V]
         n = self.module.count
-        labels = anchors.labels[..., 1 : n + 1].flatten(0, 1)
+        labels = batch.anchors.labels[..., 1 : n + 1].flatten(0, 1)
         return head_loss(logits, labels, [0.8**i for i in range(n)])
 
     @torch.no_grad()
@@ -48,9 +48,9 @@ def mean_accuracies(
     medusa.module.eval()
     hits, seen = torch.zeros(()), torch.zeros(())
     for step in range(batches):
-        ids, anchors = text.batch(step, budget, target.device)
+        batch = text.batch(step, budget, target.device)
         with torch.autocast(target.device.type, dtype=torch.bfloat16), torch.no_grad():
-            states = base_states(target, ids, medusa.taps, target.n_layers)
-            new_hits, new_seen = medusa.accuracies(states, anchors)
+            states = base_states(target, batch.ids, medusa.taps, target.n_layers)
+            new_hits, new_seen = medusa.accuracies(states, batch.anchors)
         hits, seen = hits + new_hits.cpu(), seen + new_seen.cpu()
     return [[round(x, 4) for x in row] for row in (hits / seen.clamp_min(1)[:, None]).tolist()]

@@ -1,12 +1,14 @@
-"""Speculative Streaming, lossless mode: one fused pass verifies the last draft and drafts the next.
+"""Speculative Streaming: one fused pass verifies the last draft and drafts the next.
 
-Bhendawade et al., ACL version; docs/design/speculative-streaming.md says where the paper leaves a choice.
+Bhendawade et al., ACL version; docs/design/speculative-streaming.md says where the papers leave a choice. This file is
+the decoding step; lossless and shared mode (shared.py) differ in the target that it drives and in one mask.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,32 +16,16 @@ from torch import Tensor
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import check_base, drafter_folder, load_into, read_config, read_tensors
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.drafting import draft_tree, prune
-from specbench_ss.methods.ss.streams import StreamConfig, Streams, run_msa, stream_visibility
+from specbench_ss.methods.ss.options import SSOptions, check_trained, resolve
+from specbench_ss.methods.ss.streams import Layout, Streams, run_msa, stream_visibility
 from specbench_ss.models import hash_weights
 from specbench_ss.target import FINAL, Output, Target
 from specbench_ss.tree import DraftTree
 from specbench_ss.verify import Verdict
 
 WEIGHTS = "model.safetensors"
-MOST_NODES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class SSOptions:
-    """Options of `ss`; 0 or -1 = as trained or as the checkpoint advises."""
-
-    weights: str = field(default="", metadata={"help": "folder with the streams; empty = those of the model"})
-    gamma: int = field(default=0, metadata={"help": "streams used per step, at most the trained number; 0 = all"})
-    k: int = field(default=0, metadata={"help": "candidates per stream; 1 = chain; 0 = the checkpoint's"})
-    n_draft: int = field(
-        default=-1,
-        metadata={"help": "draft only this many nodes, the best by joint probability; 0 = all, -1 = the checkpoint's"},
-    )
-    n_keep: int = field(default=0, metadata={"help": "most nodes after pruning, root included; 0 = the checkpoint's"})
-    prune: Literal["on", "off"] = field(default="on", metadata={"help": "prune the tree at the pruning layer"})
-    prune_threshold: float = field(default=0.0, metadata={"help": "drop nodes of smaller transition probability"})
-    mode: Literal["tree", "chain"] = field(default="tree", metadata={"help": "chain = the single best path (k=1)"})
 
 
 class SpeculativeStreaming(Decoder):
@@ -53,129 +39,135 @@ class SpeculativeStreaming(Decoder):
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, options)
         c = streams.config
-        if c.n_msa_layers > target.n_layers:
-            raise UserError(f"ss: {c.n_msa_layers} MSA layers, the model has {target.n_layers} layers")
-        if options.gamma > c.gamma or options.gamma < 0:
-            raise UserError(f"ss: gamma must be 1 to {c.gamma} (as trained), not {options.gamma}")
+        self.lo = c.check_layers(target.n_layers)
+        check_trained(options, c, self.name)
+        self.settings = resolve(options, c, advice, target.n_layers, target.vocab_size)
+        if c.main_attends_streams and any(b.window for b in target.family.blocks[self.lo :]):
+            raise UserError(f"{self.name}: main_attends_streams is not defined for layers with a sliding window")
         self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
-        self.lo = target.n_layers - c.n_msa_layers
-        self.prune_layer = self.lo if c.prune_layer < 0 else c.prune_layer
-        if self.prune_layer > self.lo:
-            raise UserError(f"ss: the pruning layer {self.prune_layer} is above layer {self.lo}, where streams begin")
-        self.gamma = options.gamma or c.gamma
-        self.k = 1 if options.mode == "chain" else options.k or advice.get("k", 3)
-        self.n_draft = options.n_draft if options.n_draft >= 0 else advice.get("n_draft", 0)
-        self.n_keep = options.n_keep or advice.get("n_keep", 32)
-        if min(self.k, self.n_keep) < 1:
-            raise UserError("ss: k and n_keep must be at least 1")
-        if self.k > target.vocab_size or self.k**self.gamma > MOST_NODES:
-            raise UserError(f"ss: k={self.k} with gamma={self.gamma} makes a tree of more than {MOST_NODES} nodes")
+        self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
 
     @classmethod
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
         """Streams from the folder that the user named, or those that came with the model."""
         folder = drafter_folder(options.weights, target.companion(cls.name), cls.name, target)
-        config = read_config(folder)
-        check_base(config, target, "ss")
-        try:
-            shape = StreamConfig(**config["streams"])
-        except (KeyError, TypeError) as error:
-            raise UserError(f"ss: {folder / 'config.json'} does not describe streams: {error}") from None
-        tensors = read_tensors(folder / WEIGHTS)
-        streams = Streams(shape, target.hidden_size)
-        load_into(streams, {k: v.float() for k, v in tensors.items()}, "ss")
+        config, streams = read_streams(folder, target, cls.name)
+        if streams.config.mode != "lossless":
+            raise UserError(f"{cls.name}: the streams in {folder} are of mode {streams.config.mode}: use ss-shared")
         return cls(target, options, streams, config.get("advice", {}))
 
     def described(self) -> dict[str, Any]:
         """The settings as resolved with the checkpoint's advice, and the streams."""
-        return {
-            "gamma": self.gamma,
-            "k": self.k,
-            "n_draft": self.n_draft,
-            "n_keep": self.n_keep,
-            "prune": self.options.prune,
-            "prune_threshold": self.options.prune_threshold,
-            "prune_layer": self.prune_layer,
-            "msa_layers": self.streams.config.n_msa_layers,
-            "streams_hash": hash_weights(self.streams),
-        }
+        resolved = asdict(self.settings) | {"prune": "on" if self.settings.prune else "off"}
+        return resolved | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
 
     # -- rows and masks -----------------------------------------------------------------------------------------
 
     def max_rows(self) -> int:
-        """The whole tree below the pruning layer, kept nodes with their streams above it."""
-        nodes: int = 1 + sum(self.k**g for g in range(1, self.gamma + 1))
-        nodes = min(nodes, 1 + self.n_draft) if self.n_draft else nodes
-        kept = min(nodes, self.n_keep) if self.options.prune == "on" else nodes
-        return max(nodes, kept * (1 + self.gamma))
+        """The most rows of a step."""
+        return self.settings.most_rows()
 
-    def _with_streams(self, main: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Insert gamma streams beside every row of main [1, m, h]: rows [1, m + m*gamma, h] and their positions.
+    def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
+        """Insert gamma streams beside the carrying rows of main [1, m, h]: rows [1, m + c*gamma, h] and positions.
 
         Stream j stands at the position of the token whose successor it predicts: its row's + j.
         """
-        streams = self.streams.insert(main).unflatten(1, (-1, self.streams.config.gamma))[:, :, : self.gamma]
+        streams = self.streams.insert(main[:, carriers], self.gamma)
         ahead = torch.arange(1, self.gamma + 1, device=positions.device)
-        places = (positions[:, None] + ahead).clamp_max(self.target.context_length - 1).flatten()
-        return torch.cat((main, streams.flatten(1, 2)), 1), torch.cat((positions, places))
+        places = (positions[carriers, None] + ahead).clamp_max(self.target.context_length - 1).flatten()
+        return torch.cat((main, streams), 1), torch.cat((positions, places))
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
     def prefill(self, state: State, ids: Tensor) -> Output:
-        """The prompt as the base runs it, then streams on its last token only, over the cache."""
+        """The prompt, streams beside its last token only."""
+        if self.streams.config.main_attends_streams:
+            return self._prefill_attending(state, ids)
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
         out = target.prefill(ids, cache, (self.lo,))
         last = torch.tensor([s - 1], device=target.device)
-        rows, places = self._with_streams(out.taps[self.lo], last)
+        rows, places = self._with_streams(out.taps[self.lo], last, slice(None))
         mask = target.causal_mask(g, s)
-        x = run_msa(target, self.streams, rows[:, 1:], 0, cache, mask, target.rotary(places[None, 1:], s + g))
+        rotary = target.rotary(places[None, 1:], s + g)
+        x = run_msa(target, self.streams, rows[:, 1:], Layout(0, g), cache, mask, rotary)
         self.next_streams = target.family.norm(x[0])
         return out
+
+    def _prefill_attending(self, state: State, ids: Tensor) -> Output:
+        """Eq. 3: the last token's main row sees its streams, so both pass the MSA layers together."""
+        target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
+        positions = torch.arange(s, device=target.device)
+        x = target.embed(ids, positions[None])
+        x = target.run(x, 0, self.lo, cache, None, target.rotary(positions[None], s))
+        rows, places = self._with_streams(x, positions, slice(s - 1, s))
+        causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
+        mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
+        x = run_msa(target, self.streams, rows, Layout(s, g), cache, mask, target.rotary(places[None], s + g))
+        cache.advance(s)
+        final = target.family.norm(x[:, s - 1 :])  # the last main row, then its streams
+        self.next_streams = final[0, 1:]
+        return Output(target.logits(final[:, :1]), None, {FINAL: final[:, :1]})
 
     def propose(self, state: State) -> DraftTree:
         """The tree that the last step's streams predict, under the token the main stream decided."""
         logits = self.target.logits(self.next_streams)  # [gamma, V]
-        return draft_tree(state.root, logits, self.k, self.n_draft)
+        return draft_tree(state.root, logits, self.settings.k, self.settings.n_draft)
 
     def forward(self, state: State, tree: DraftTree) -> Output:
         """Lower layers over the tree; prune; insert streams; MSA layers over kept nodes and their streams."""
-        target, cache = self.target, state.cache
+        target, cache, at = self.target, state.cache, self.settings.prune_layer
         past, n = cache.get_seq_length(), len(tree)
         visible, depths = tree.visibility()
         positions = depths + past
         rotary = target.rotary(positions[None], past + tree.shape.depth)
         mask = target.block_mask(visible, past) if n > 1 else None
         x = target.embed(tree.tokens[None], positions[None])
-        x = target.run(x, 0, self.prune_layer, cache, mask, rotary)
+        x = target.run(x, 0, at, cache, mask, rotary)
         keep = self._pruned(tree, x, visible)
         kept = tree
         if len(keep) < n:
             index = torch.tensor(keep, device=target.device)
             kept = tree.select(keep)
             x, positions, visible = x[:, index], positions[index], kept.visibility()[0]
-            if self.prune_layer < self.lo:
+            if at < self.lo:
                 rotary = target.rotary(positions[None], past + kept.shape.depth)
                 mask = target.block_mask(visible, past)
-        x = target.run(x, self.prune_layer, self.lo, cache, mask, rotary)
-        m = len(kept)
-        rows, places = self._with_streams(x, positions)
-        msa_mask = target.block_mask(stream_visibility(visible, self.gamma), past)
-        longest = past + kept.shape.depth + self.gamma
-        x = run_msa(target, self.streams, rows, m, cache, msa_mask, target.rotary(places[None], longest))
+        x = target.run(x, at, self.lo, cache, mask, rotary)
+        m, g = len(kept), self.gamma
+        rows, places = self._with_streams(x, positions, slice(None))
+        attends = self.streams.config.main_attends_streams
+        msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
+        longest = past + kept.shape.depth + g
+        layout = Layout(m, g, self.settings.top_p)
+        x = run_msa(target, self.streams, rows, layout, cache, msa_mask, target.rotary(places[None], longest))
         final = target.family.norm(x[:, :m])
-        ranges = [(0, self.prune_layer, keep), (self.prune_layer, target.n_layers, range(m))]
-        return Output(target.logits(final), kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, self.gamma)))
+        ranges = [(0, at, keep), (at, target.n_layers, range(m))]
+        return Output(target.logits(final), kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
 
     def _pruned(self, tree: DraftTree, x: Tensor, visible: Tensor) -> list[int]:
         """Nodes that stay after the pruning layer."""
-        if self.options.prune == "off" or (len(tree) <= self.n_keep and self.options.prune_threshold == 0):
+        s = self.settings
+        if not s.prune or (len(tree) <= s.n_keep and s.threshold == 0):
             return list(range(len(tree)))
         inner = list(dict.fromkeys(tree.shape.parents[1:]))  # leaves have no transition to judge
         x = x[0, torch.tensor(inner, device=x.device)]
         exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x)))  # [inner, V]
-        return prune(tree, inner, exits, visible, self.n_keep, self.options.prune_threshold)
+        return prune(tree, inner, exits, visible, s.n_keep, s.threshold)
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Only the streams of the last accepted node draft the next tree."""
         self.next_streams = self.target.family.norm(output.extra[verdict.path[-1]])
+
+
+def read_streams(folder: Path, target: Target, name: str) -> tuple[dict[str, Any], Streams]:
+    """config.json and the streams of a folder. Raises UserError where they are damaged or of another base."""
+    config = read_config(folder)
+    check_base(config, target, name)
+    try:
+        shape = StreamConfig(**config["streams"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{name}: {folder / 'config.json'} does not describe streams: {error}") from None
+    streams = Streams(shape, target.hidden_size)
+    load_into(streams, {k: v.float() for k, v in read_tensors(folder / WEIGHTS).items()}, name)
+    return config, streams

@@ -1,7 +1,8 @@
 """Training lossless streams and the pruning map on a frozen base (ACL eq. 6 with alpha_0 = 0, alpha_j = 1).
 
 Segment attention (appendix I): prompt positions carry no streams; anchors are taken in segments, the streams of a
-segment see the main keys before them and their own position's streams, and only one segment is in a product at a time.
+segment see the main keys before them and their own position's streams, and only one segment is alive at a time: each is
+computed again in the backward pass.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.cache import StreamCache
-from specbench_ss.methods.ss.streams import StreamConfig, Streams, own_streams, run_masked
-from specbench_ss.methods.training import Anchors, BaseStates, Trainee, head_loss
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
+from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, head_loss, head_sums, mean_loss
 from specbench_ss.target import Target
 
 
 class StreamsTrainee(Trainee):
-    """P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta."""
+    """P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta.
+
+    segment: anchors a row whose streams are alive at once; 0 = all of them (the naive form).
+    """
 
     def __init__(
         self,
@@ -26,54 +32,60 @@ class StreamsTrainee(Trainee):
         config: StreamConfig,
         lr: float = 5e-4,
         embedding_lr: float = 5e-2,
-        segment: int = 32,
+        segment: int = 0,
         prune_weight: float = 0.5,
         name: str = "ss",
     ) -> None:
         self.name, self.target, self.config = name, target, config
-        self.lo = target.n_layers - config.n_msa_layers
+        self.lo = config.check_layers(target.n_layers)
         self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
         self.taps = tuple(sorted({self.lo, self.prune_layer}))
         self.kv_from = self.lo
-        self.embedding_lr = embedding_lr
-        self.lr, self.segment, self.prune_weight = lr, segment, prune_weight
+        self.lr, self.embedding_lr, self.segment, self.prune_weight = lr, embedding_lr, segment, prune_weight
         self.module: Streams = Streams(config, target.hidden_size)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """P_j is added to the residual stream, whose scale is its natural unit; so is its learning rate's."""
-        others = [p for n, p in self.module.named_parameters() if n != "embedding"]
-        return [{"params": others, "lr": self.lr}, {"params": [self.module.embedding], "lr": self.embedding_lr}]
+        return stream_groups(self.module, self.lr, self.embedding_lr)
 
-    @torch.no_grad()
-    def prepare(self, states: BaseStates) -> None:
-        """P_j starts random at half the scale of the residual stream, or streams would look alike for long."""
-        scale = 0.5 * states.taps[self.lo].float().pow(2).mean().sqrt()
-        p = self.module.embedding
-        p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
+    def prepare(self, states: BaseStates, batch: Batch) -> None:
+        """P_j starts at the scale of the residual stream."""
+        start_embedding(self.module, states.taps[self.lo])
 
-    def loss(self, states: BaseStates, anchors: Anchors) -> tuple[Tensor, Tensor]:
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Stream losses over all segments, plus the pruning map's next-token loss."""
-        parts = [
-            self.stream_logits(states, anchors.at[:, i : i + self.segment])
-            for i in range(0, anchors.at.shape[1], self.segment)
-        ]
-        logits = torch.cat(parts, 1)  # [B, A, gamma, V]
-        g = self.config.gamma
-        total, right = head_loss(logits, anchors.labels[..., 1 : g + 1], [1.0] * g)
-        loss: Tensor = total + self.prune_weight * self._prune_loss(states, anchors)
+        g, anchors = self.config.gamma, batch.anchors
+        labels = anchors.labels[..., 1 : g + 1]
+        step = self.segment or labels.shape[1]
+        parts = [self._segment(states, anchors.at[:, i : i + step], labels[:, i : i + step])
+                 for i in range(0, labels.shape[1], step)]  # fmt: skip
+        sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
+        total, right = mean_loss(sums, labels, [1.0] * g)
+        low = states.at(states.taps[self.prune_layer], anchors)
+        loss: Tensor = total + self.prune_weight * prune_loss(self.target, self.module, low, anchors)
         return loss, right
+
+    def _segment(self, states: BaseStates, at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of a segment's loss and right guesses; its streams and logits are not kept for the backward pass."""
+
+        def run(at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            return head_sums(self.stream_logits(states, at), labels)
+
+        if not self.segment:
+            return run(at, labels)
+        sums: tuple[Tensor, Tensor] = checkpoint(run, at, labels, use_reentrant=False)
+        return sums
 
     def stream_logits(self, states: BaseStates, at: Tensor) -> Tensor:
         """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V]."""
         target, g = self.target, self.config.gamma
-        b, a = at.shape
         low = states.taps[self.lo]
-        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])))  # [B, a*gamma, h]
-        ahead = torch.arange(1, g + 1, device=at.device)
-        positions = (at[..., None] + ahead).clamp_max(target.context_length - 1).flatten(1)  # [B, a*gamma]
+        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g)  # [B, a*gamma, h]
+        positions = stream_positions(target, at, g)
         masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype)
-        x = run_masked(target, self.module, x, 0, StreamCache(states.kv), masks, target.rotary(positions))
-        logits: Tensor = target.logits(target.family.norm(x)).unflatten(1, (a, g))
+        cache, rotary = StreamCache(states.kv), target.rotary(positions)
+        x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
+        logits: Tensor = target.logits(target.family.norm(x)).unflatten(1, (at.shape[1], g))
         return logits
 
     def _masks(self, at: Tensor, t: int, dtype: torch.dtype) -> list[Tensor]:
@@ -95,12 +107,38 @@ class StreamsTrainee(Trainee):
             places = (at[..., None] + torch.arange(1, g + 1, device=at.device)).flatten(1)  # [B, a*gamma]
             main = main & (places[..., None] - keys < window)
             own = own & (places[..., None] - places[:, None] < window)
-        see = torch.cat((main, own), 2)
-        mask = torch.zeros(see.shape, device=at.device, dtype=dtype)
-        return mask.masked_fill_(~see, torch.finfo(dtype).min)[:, None]
+        return additive(torch.cat((main, own), 2), dtype)
 
-    def _prune_loss(self, states: BaseStates, anchors: Anchors) -> Tensor:
-        """Next-token loss of the early-exit logits at the pruning layer (sec. 2.3)."""
-        x = self.module.early_exit(states.at(states.taps[self.prune_layer], anchors))
-        logits = self.target.logits(self.target.family.norm(x))[..., None, :]
-        return head_loss(logits, anchors.labels[..., :1], [1.0])[0]
+
+def additive(see: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bool [B, q, k] -> additive mask [B, 1, q, k]."""
+    return torch.zeros(see.shape, device=see.device, dtype=dtype).masked_fill_(~see, torch.finfo(dtype).min)[:, None]
+
+
+def stream_positions(target: Target, at: Tensor, gamma: int) -> Tensor:
+    """Positions at + j of the streams at `at` [B, a]: [B, a * gamma], as in decoding."""
+    ahead = torch.arange(1, gamma + 1, device=at.device)
+    return (at[..., None] + ahead).clamp_max(target.context_length - 1).flatten(1)
+
+
+def stream_groups(module: Streams, lr: float, embedding_lr: float) -> list[dict[str, Any]]:
+    """Optimizer groups: P_j apart from the others."""
+    groups = [{"params": [p for n, p in module.named_parameters() if n != "embedding"], "lr": lr}]
+    if module.config.stream_init == "embedding":
+        groups.append({"params": [module.embedding], "lr": embedding_lr})
+    return groups
+
+
+@torch.no_grad()
+def start_embedding(module: Streams, low: Tensor) -> None:
+    """P_j starts random at half the scale of the residual stream `low`, or streams would look alike for long."""
+    if module.config.stream_init == "embedding":
+        scale = 0.5 * low.float().pow(2).mean().sqrt()
+        p = module.embedding
+        p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
+
+
+def prune_loss(target: Target, module: Streams, low: Tensor, anchors: Anchors) -> Tensor:
+    """Next-token loss of the early-exit logits from main states low [B, A, h] at the pruning layer (sec. 2.3)."""
+    logits = target.logits(target.family.norm(module.early_exit(low.detach())))[..., None, :]
+    return head_loss(logits, anchors.labels[..., :1], [1.0])[0]

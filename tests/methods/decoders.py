@@ -12,8 +12,10 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.methods.medusa.trees import PUBLISHED, tree_of
-from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
-from specbench_ss.methods.ss.streams import StreamConfig, Streams
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.target import Target
 
 
@@ -40,6 +42,7 @@ def streaming(target: Target, config: StreamConfig, options: SSOptions) -> Specu
 
 
 TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
+ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
 EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
 
 VARIANTS: dict[str, Callable[[Target], Decoder]] = {
@@ -53,6 +56,8 @@ VARIANTS: dict[str, Callable[[Target], Decoder]] = {
     "ss-threshold": lambda t: streaming(t, TWO_LAYERS, SSOptions(k=2, prune_threshold=0.05)),
     "ss-one-kept": lambda t: streaming(t, TWO_LAYERS, SSOptions(k=2, n_keep=1)),
     "ss-early-pruning": lambda t: streaming(t, EARLY_PRUNING, SSOptions(k=3, n_keep=4)),
+    "ss-rotation": lambda t: streaming(t, ROTATED, SSOptions(k=2, n_keep=6)),
+    "ss-top-p": lambda t: streaming(t, TWO_LAYERS, SSOptions(k=2, n_keep=6, stream_attention_top_p=3)),
     "ss-fewer-streams": lambda t: streaming(t, TWO_LAYERS, SSOptions(gamma=1, k=3)),
 }
 

@@ -17,8 +17,9 @@ from specbench_ss.methods.lab.base import SIZES, BaseTrainer, new_model, trapezo
 from specbench_ss.methods.lab.pipeline import STAGES, train
 from specbench_ss.methods.lab.text import completion_mask, pack
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
-from specbench_ss.methods.training import pick_anchors
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.training import future_labels, pick_anchors
 from specbench_ss.models import load_target
 from specbench_ss.sampling import Sampling
 
@@ -55,7 +56,8 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
 
 def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
     from specbench_ss.methods.checkpoint import write_checkpoint
-    from specbench_ss.methods.ss.streams import StreamConfig, Streams
+    from specbench_ss.methods.ss.config import StreamConfig
+    from specbench_ss.methods.ss.streams import Streams
     from specbench_ss.models import hash_weights
     from specbench_ss.target import Target
     from tests.tiny import tiny_model
@@ -131,7 +133,7 @@ def test_answers_are_masked_from_after_the_marker_to_the_end_token() -> None:
 def test_anchor_labels_stay_inside_one_answer() -> None:
     row = np.array([[1, 3, 9, 4, 7, 8, 2, 1, 3, 4, 6, 5, 7, 2]])
     answer = np.stack([completion_mask(r, SPECIAL) for r in row])
-    anchors = pick_anchors(row.astype(np.int64), answer, 2, 20, 3, np.random.default_rng(0))
+    anchors = pick_anchors(future_labels(row.astype(np.int64), answer, 2, 3), 20, np.random.default_rng(0))
     labels = {
         int(t): anchors.labels[0, i].tolist() for i, t in enumerate(anchors.at[0]) if anchors.labels[0, i, 0] != -100
     }

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specbench_ss.cache import StreamCache
 from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
-from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.attention import TurnedValues
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
-from specbench_ss.methods.ss.streams import StreamConfig, Streams, stream_visibility
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.streams import Streams, stream_visibility
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.methods.training import Anchors, base_states
+from specbench_ss.methods.training import Anchors, Batch, base_states
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
@@ -68,10 +72,11 @@ def test_segments_change_neither_loss_nor_gradients() -> None:
     at = torch.stack([torch.randperm(26)[:12] for _ in range(2)])
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(4)], -1)
     found = []
-    for segment in (12, 5, 1):
+    for segment in (0, 12, 5, 1):
         trainee = StreamsTrainee(target, TWO_LAYERS, segment=segment)
         randomise(trainee.module, 3)
-        loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), Anchors(at, labels))
+        batch = Batch(ids, labels, Anchors(at, labels))
+        loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), batch)
         loss.backward()
         found.append((loss.detach(), trainee.module.down.grad, trainee.module.embedding.grad))
     for other in found[1:]:
@@ -85,18 +90,49 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
     trainee = StreamsTrainee(target, StreamConfig(gamma=2, n_msa_layers=2, adapter_rank=16))
     ids = torch.arange(40)[None] % 20 + 5
     at = torch.arange(5, 30)[None]
-    anchors = Anchors(at, torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1))
+    labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1)
+    batch = Batch(ids, labels, Anchors(at, labels))
     states = base_states(target, ids, trainee.taps, trainee.kv_from)
     optimizer = torch.optim.AdamW(trainee.module.parameters(), lr=1e-2)
     losses = []
     for _ in range(60):
-        loss, _ = trainee.loss(states, anchors)
+        loss, _ = trainee.loss(states, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
     assert all(torch.equal(v, target.model.state_dict()[k]) for k, v in before.items())
+
+
+@pytest.mark.parametrize("kind", [a for a in ARCHITECTURES if a != "mistral-window"])
+@torch.inference_mode()
+def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
+    """And over few keys it changes what streams say, but no main logit (ACL H.1)."""
+    target = Target(tiny_model(kind))
+    ids, tree = [5, 6, 7, 8, 9, 10, 11, 12], DraftTree.of(torch.tensor([3, 4, 5, 6]), [-1, 0, 0, 1])
+    found = []
+    for p in (0, 99, 2):
+        decoder = streaming(target, TWO_LAYERS, SSOptions(prune="off", stream_attention_top_p=p))
+        out = decoder.forward(prefilled(decoder, ids), tree)
+        found.append((out.logits, out.extra))
+    for logits, _ in found[1:]:
+        torch.testing.assert_close(logits, found[0][0], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(found[1][1], found[0][1], atol=2e-5, rtol=1e-4)
+    assert not torch.allclose(found[2][1], found[0][1], atol=1e-3)
+    assert target.config._attn_implementation == "sdpa"
+
+
+@torch.inference_mode()
+def test_value_rotation_tells_streams_apart() -> None:
+    """Eq. 8: a step of zero degrees leaves equal values; a larger step moves later streams further."""
+    v = torch.randn(1, 2, 7, 8)  # one main row, two positions of three streams
+    target = StreamCache({0: None})
+    _, turned = TurnedValues(target, 1, 3, 0.3).update(v, v, 0)
+    as_complex = [torch.complex(x[..., :4], x[..., 4:]) for x in (v, turned)]
+    n = torch.tensor([0, 1, 2, 3, 1, 2, 3])
+    expected = as_complex[0] * torch.exp(1j * 0.3 * n)[:, None]
+    torch.testing.assert_close(as_complex[1], expected)
 
 
 def test_keeping_all_nodes_equals_no_pruning() -> None:

@@ -1,0 +1,113 @@
+"""Shared mode: LoRA on the base, used by main and stream alike (ACL sec. 2.1). Another model than the base.
+
+`ss-shared` decodes with it by Speculative Streaming; `ss-shared-ar` is its own autoregressive decoding, which is what
+the output of `ss-shared` must equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.methods.checkpoint import drafter_folder, read_tensors
+from specbench_ss.methods.ss import SpeculativeStreaming, read_streams
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.target import Output, Target
+from specbench_ss.tree import DraftTree
+
+ADAPTER = "adapter_model.safetensors"
+PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
+
+
+class SharedStreaming(SpeculativeStreaming):
+    """Speculative Streaming in the fine-tuned model whose LoRA main and streams share."""
+
+    name = "ss-shared"
+    summary = "Speculative Streaming, shared: LoRA and streams trained together; the model itself changes"
+    lossless = False
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> SharedStreaming:
+        """Streams and LoRA from the folder that the user named, or those that came with the model."""
+        folder = drafter_folder(options.weights, target.companion("ss-shared"), cls.name, target)
+        config, streams = read_streams(folder, target, cls.name)
+        if streams.config.mode != "shared":
+            raise UserError(f"{cls.name}: the streams in {folder} are of mode {streams.config.mode}: use ss")
+        return cls(shared_target(target, folder), options, streams, config.get("advice", {}))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAROptions:
+    """Only which model."""
+
+    weights: str = field(default="", metadata={"help": "folder as for ss-shared; empty = the model's own"})
+
+
+class SharedAutoregressive(SharedStreaming):
+    """One token a step. Where the main stream sees its streams (eq. 3) they run along, unread."""
+
+    name = "ss-shared-ar"
+    summary = "plain decoding of the model of ss-shared: its reference"
+    lossless = False
+    Options = SharedAROptions  # type: ignore[assignment]
+
+    def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
+        super().__init__(target, SSOptions(k=1, prune="off"), streams, advice)
+        self.options = options
+        self.attending = streams.config.main_attends_streams
+
+    def max_rows(self) -> int:
+        """The root, and its streams where they run along."""
+        return 1 + (self.gamma if self.attending else 0)
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """As the model was trained."""
+        return super().prefill(state, ids) if self.attending else Decoder.prefill(self, state, ids)
+
+    def propose(self, state: State) -> DraftTree:
+        """Nothing."""
+        return DraftTree.root_only(state.root)
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """As the model was trained."""
+        return super().forward(state, tree) if self.attending else Decoder.forward(self, state, tree)
+
+    def observe(self, state: State, verdict: Any, output: Output) -> None:
+        """Nothing to keep."""
+
+
+@lru_cache(maxsize=2)
+def shared_target(target: Target, folder: Path) -> Target:
+    """The target with the folder's LoRA merged in; whatever the LoRA does not touch is the target's own memory."""
+    from peft import PeftModel
+
+    names = adapted_modules(folder)
+    model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules or not hasattr(modules[name], "weight"):
+            raise UserError(f"ss-shared: {folder / ADAPTER} adapts {name}, which the model does not have")
+        weight = modules[name].weight
+        modules[name].weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    try:
+        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"ss-shared: the LoRA in {folder} does not fit: {first}") from error
+    shared = Target(merged, target.tokenizer, target.name, target.folder)
+    shared.is_lab, shared.weights_hash = target.is_lab, target.weights_hash
+    return shared
+
+
+def adapted_modules(folder: Path) -> list[str]:
+    """Names of the modules that a saved LoRA changes."""
+    names = [key for key in read_tensors(folder / ADAPTER) if key.endswith(SUFFIX)]
+    return [name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names]

@@ -1,0 +1,174 @@
+"""Training shared mode: LoRA and streams together on eq. 6, with alpha_0 = 1 for the main stream, alpha_j = 0.1.
+
+Under eq. 3 a main state depends on its own streams, so every position that predicts an answer token carries streams, as
+in decoding. Segment attention (ACL appendix I): the lower layers run once; the MSA layers take a segment of positions
+at a time, main rows and streams together, over the keys of all main rows before; a segment is computed again in the
+backward pass, so that only one segment's streams are alive.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from specbench_ss.cache import StreamCache
+from specbench_ss.errors import UserError
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
+from specbench_ss.methods.ss.training import additive, prune_loss, start_embedding, stream_groups, stream_positions
+from specbench_ss.methods.training import BaseStates, Batch, Trainee, head_sums, mean_loss
+from specbench_ss.target import Target
+
+KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, an entry for each MSA layer, each [B, kv_heads, t, d]
+
+
+class SharedTrainee(Trainee):
+    """LoRA in every layer, P_j (and whatever else the config has) and the pruning map.
+
+    Runs its own copy of the base, so it wants nothing of the frozen one. alpha_j 0 trains the LoRA on next tokens
+    alone, without streams: the fine-tune to compare with. segment: positions whose streams are alive at once; 0 = all
+    of them, nothing computed twice.
+    """
+
+    needs_base = False
+
+    def __init__(
+        self,
+        target: Target,
+        config: StreamConfig,
+        lr: float = 5e-4,
+        stream_lr: float = 5e-4,
+        embedding_lr: float = 5e-2,
+        segment: int = 0,
+        alpha_j: float = 0.1,
+        prune_weight: float = 0.5,
+        name: str = "ss-shared",
+    ) -> None:
+        self.name, self.config = name, config
+        self.lo = config.check_layers(target.n_layers)
+        self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
+        self.tuned = with_lora(target, config.lora_rank)
+        if any(block.window for block in self.tuned.family.blocks):
+            raise UserError(f"{name}: shared mode cannot be trained on layers with a sliding window")
+        self.lr, self.stream_lr, self.embedding_lr, self.segment = lr, stream_lr, embedding_lr, segment
+        self.alpha_j, self.prune_weight = alpha_j, prune_weight
+        self.streams = Streams(config, target.hidden_size)
+        self.lora = lora_parameters(self.tuned.model)
+        self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora)])
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The LoRA, P_j, the rest."""
+        groups = stream_groups(self.streams, self.stream_lr, self.embedding_lr)
+        return [{"params": self.lora, "lr": self.lr}, *groups]
+
+    @torch.no_grad()
+    def prepare(self, states: BaseStates, batch: Batch) -> None:
+        """P_j starts at the scale of the residual stream."""
+        start_embedding(self.streams, self._lower(batch.ids)[0])
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Eq. 6 over all segments, plus the pruning map's next-token loss."""
+        g = self.config.gamma if self.alpha_j else 0
+        low, at_pruning = self._lower(batch.ids)
+        labels = batch.labels[..., : 1 + g]
+        sums: list[tuple[Tensor, Tensor]] = []
+        past: KeysAndValues = []
+        step = self.segment or labels.shape[1]
+        for start in range(0, labels.shape[1], step):
+            piece = slice(start, start + step)
+            found, past = self._segment(low[:, piece], labels[:, piece], start, past)
+            sums.append(found)
+        together = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
+        total, right = mean_loss(together, labels, [1.0] + [self.alpha_j] * g)
+        pruned = states.at(at_pruning, batch.anchors)
+        loss: Tensor = total + self.prune_weight * prune_loss(self.tuned, self.streams, pruned, batch.anchors)
+        return loss, right[1:] if g else right
+
+    def _lower(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """States [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""
+        target, t = self.tuned, ids.shape[1]
+        positions = torch.arange(t, device=ids.device)[None]
+        tapped: dict[int, Tensor] = {}
+        x = target.embed(ids, positions)
+        x = target.run(x, 0, self.lo, None, None, target.rotary(positions, t), (self.prune_layer,), tapped)
+        return x, tapped.get(self.prune_layer, x)
+
+    def _segment(
+        self, low: Tensor, labels: Tensor, start: int, past: KeysAndValues
+    ) -> tuple[tuple[Tensor, Tensor], KeysAndValues]:
+        """One segment through the MSA layers: (sums of loss and right guesses [1 + gamma], main keys and values)."""
+        carriers, real = carriers_of(labels[..., 0] != -100)  # [B, c]
+        own = labels.gather(1, carriers[..., None].expand(-1, -1, labels.shape[-1]))
+        own = own.masked_fill(~real[..., None], -100)
+
+        def run(low: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+            before = list(zip(flat[::2], flat[1::2], strict=True))
+            logits, after = self.upper(low, start, carriers, real, before, labels.shape[-1] - 1)
+            return (*head_sums(logits, own), *(x for pair in after for x in pair))
+
+        flat = [x for pair in past for x in pair]
+        out = checkpoint(run, low, *flat, use_reentrant=False) if self.segment else run(low, *flat)
+        return (out[0], out[1]), list(zip(out[2::2], out[3::2], strict=True))
+
+    def upper(
+        self, low: Tensor, start: int, carriers: Tensor, real: Tensor, past: KeysAndValues, gamma: int
+    ) -> tuple[Tensor, KeysAndValues]:
+        """Main rows low [B, L, h] at positions start.. and streams of the carriers [B, c] through the MSA layers.
+
+        Returns logits [B, c, 1 + gamma, V] of main rows and streams, and the keys and values of all main rows so far.
+        """
+        target, length = self.tuned, low.shape[1]
+        b, c = carriers.shape
+        picked = carriers[..., None].expand(-1, -1, low.shape[-1])
+        places = start + torch.arange(length, device=low.device).expand(b, -1)
+        rows = low
+        if gamma:
+            rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma)), 1)
+            places = torch.cat((places, stream_positions(target, start + carriers, gamma)), 1)
+        mask = additive(self._visible(length, start, carriers, real, gamma), low.dtype)
+        cache = StreamCache(dict(enumerate(past or [None] * self.config.n_msa_layers, start=self.lo)), length)
+        masks = [mask] * self.config.n_msa_layers
+        x = run_masked(target, self.streams, rows, Layout(length, max(gamma, 1)), cache, masks, target.rotary(places))
+        main, streams = x[:, :length].gather(1, picked)[:, :, None], x[:, length:].unflatten(1, (c, gamma))
+        logits = target.logits(target.family.norm(torch.cat((main, streams), 2)))
+        return logits, [cache.kept[layer] for layer in range(self.lo, target.n_layers)]
+
+    def _visible(self, length: int, start: int, carriers: Tensor, real: Tensor, gamma: int) -> Tensor:
+        """Bool [B, L + c*gamma, start + L + c*gamma]: as `stream_visibility`, with main rows before the segment."""
+        b, c = carriers.shape
+        keys = torch.arange(start + length, device=carriers.device)
+        here = torch.arange(length, device=carriers.device)
+        main = (keys <= start + here[:, None]).expand(b, -1, -1)  # [B, L, start + L]
+        sees = (here[:, None] == carriers[:, None]) & real[:, None] & self.config.main_attends_streams  # [B, L, c]
+        upper = torch.cat((main, sees.repeat_interleave(gamma, 2)), 2)
+        prefix = (keys <= start + carriers[..., None]).repeat_interleave(gamma, 1)  # [B, c*gamma, start + L]
+        own = own_streams(c, gamma, carriers.device).expand(b, -1, -1)
+        return torch.cat((upper, torch.cat((prefix, own), 2)), 1)
+
+
+def carriers_of(carry: Tensor) -> tuple[Tensor, Tensor]:
+    """Bool [B, L] -> int64 [B, c] places of the carrying positions, padded with others; bool [B, c] which are real."""
+    count = int(carry.sum(1).max())
+    order = carry.int().argsort(dim=1, descending=True, stable=True)[:, : max(count, 1)]
+    return order, carry.gather(1, order)
+
+
+def with_lora(target: Target, rank: int) -> Target:
+    """The target with untrained LoRA in every linear layer but the LM head; the base's weights are the same memory."""
+    from peft import LoraConfig, get_peft_model
+
+    model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
+    tuned = Target(get_peft_model(model, lora), target.tokenizer, target.name, target.folder)
+    for p in lora_parameters(tuned.model):
+        p.requires_grad_(True)
+    return tuned
+
+
+def lora_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The LoRA matrices of a peft model, in a fixed order."""
+    return [p for name, p in model.named_parameters() if "lora_" in name]

@@ -1,0 +1,171 @@
+"""Shared mode: its output is its own model's, training sees what decoding sees, and the base stays what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss.decoder import State
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.saving import save_shared
+from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
+from specbench_ss.methods.training import Anchors, BaseStates, Batch
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.tree import DraftTree
+from tests.methods.decoders import randomise
+from tests.tiny import ARCHITECTURES, tiny_model
+
+TRAINABLE = [a for a in ARCHITECTURES if a != "mistral-window"]
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+
+
+def config(attends: bool = True, **changes: Any) -> StreamConfig:
+    shape = {"gamma": 3, "n_msa_layers": 2, "adapter_rank": 0, "mode": "shared", "lora_rank": 4}
+    return StreamConfig(**{**shape, "main_attends_streams": attends, **changes})
+
+
+def trained(kind: str, shape: StreamConfig, segment: int = 0, seed: int = 2) -> tuple[Target, SharedTrainee]:
+    """A trainee with random LoRA and streams on a tiny base."""
+    target = Target(tiny_model(kind))
+    torch.manual_seed(seed)
+    trainee = SharedTrainee(target, shape, segment=segment)
+    randomise(trainee.module, seed, std=0.2)
+    return target, trainee
+
+
+def batch(ids: torch.Tensor, first: int, ahead: int = 3) -> Batch:
+    """Answers from position `first` to the end."""
+    labels = torch.full((*ids.shape, ahead + 1), -100)
+    t = ids.shape[1]
+    for j in range(ahead + 1):
+        labels[:, first - 1 : t - 1 - j, j] = ids[:, first + j :]
+    at = torch.arange(first - 1, t - 2).expand(len(ids), -1)
+    return Batch(ids, labels, Anchors(at, labels[:, first - 1 : t - 2]))
+
+
+EMPTY = BaseStates(torch.empty(0), {}, {})
+
+
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize("kind", TRAINABLE)
+def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Path) -> None:
+    target, trainee = trained(kind, config(attends))
+    save_shared(tmp_path, trainee, {})
+    before = generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens
+    own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
+    reference = generate(own, PROMPT, Limits(30), Sampling()).tokens
+    for options in (SSOptions(k=2, n_keep=5), SSOptions(k=2, prune="off"), SSOptions(mode="chain"), SSOptions(gamma=3)):
+        drafted = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), **chosen(options)))
+        assert generate(drafted, PROMPT, Limits(30), Sampling()).tokens == reference
+    assert generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens == before
+    assert reference != before
+
+
+def chosen(options: SSOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("k", "n_keep", "prune", "mode", "gamma")}
+
+
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize("kind", TRAINABLE)
+def test_training_sees_what_decoding_sees(kind: str, attends: bool, tmp_path: Path) -> None:
+    """Main logits and stream logits at every answer position, teacher-forced, equal those of decoding steps."""
+    target, trainee = trained(kind, config(attends))
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
+    first = 4
+    one = batch(ids, first)
+    with torch.no_grad():
+        low, _ = trainee._lower(ids)
+        carriers, real = carriers_of(one.labels[..., 0] != -100)
+        logits, _ = trainee.upper(low, 0, carriers, real, [], 3)  # [1, c, 4, V]
+    assert carriers.tolist() == [[3, 4, 5, 6, 7, 8]]
+    save_shared(tmp_path, trainee, {})
+    decoder = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), k=1, prune="off"))
+    with torch.inference_mode():
+        cache = decoder.target.new_cache(64)
+        state = State(ids[0, :first].tolist(), first, ids[0, first - 1 : first], cache, Sampling())
+        out = decoder.prefill(state, ids[:, :first])
+        for column in range(len(carriers[0])):
+            streams = decoder.target.logits(decoder.next_streams)
+            decoded = torch.cat((out.logits[0], streams))
+            torch.testing.assert_close(logits[0, column], decoded, atol=5e-3, rtol=5e-3)  # LoRA was rounded to half
+            root = DraftTree.root_only(ids[0, first + column : first + column + 1])
+            out = decoder.forward(state, root)
+            cache.keep(first + column, [0])
+            decoder.next_streams = decoder.target.family.norm(out.extra[0])
+
+
+@pytest.mark.parametrize("attends", [True, False])
+def test_segments_change_neither_loss_nor_gradients(attends: bool) -> None:
+    torch.manual_seed(0)
+    one = batch(torch.randint(3, 61, (2, 30)), 11)
+    found = []
+    for segment in (0, 30, 7, 1):
+        _, trainee = trained("llama", config(attends), segment)
+        loss, _ = trainee.loss(EMPTY, one)
+        loss.backward()
+        grads = [p.grad for p in trainee.module.parameters()]
+        assert all(g is not None for g in grads)
+        found.append([loss.detach(), *grads])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
+
+
+def test_main_logits_depend_on_streams_only_where_they_attend() -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
+    one = batch(ids, 4)
+    for attends in (True, False):
+        _, trainee = trained("llama", config(attends))
+        carriers, real = carriers_of(one.labels[..., 0] != -100)
+        with torch.no_grad():
+            low, _ = trainee._lower(ids)
+            before, _ = trainee.upper(low, 0, carriers, real, [], 3)
+            trainee.streams.embedding += 1
+            after, _ = trainee.upper(low, 0, carriers, real, [], 3)
+        assert torch.equal(before[:, :, 0], after[:, :, 0]) is not attends
+        assert not torch.equal(before[:, :, 1], after[:, :, 1])
+
+
+def test_next_token_training_has_no_streams() -> None:
+    _, trainee = trained("llama", config(False))
+    trainee.alpha_j = 0.0
+    loss, right = trainee.loss(EMPTY, batch(torch.randint(3, 61, (2, 20)), 5))
+    loss.backward()
+    assert right.shape == (1,)
+    assert trainee.streams.embedding.grad is None
+    assert all(p.grad is not None for p in trainee.lora)
+
+
+def test_the_base_is_not_touched(tmp_path: Path) -> None:
+    target, trainee = trained("qwen3", config())
+    before = {k: v.clone() for k, v in target.model.state_dict().items()}
+    save_shared(tmp_path, trainee, {})
+    SharedStreaming.load(target, SSOptions(weights=str(tmp_path)))
+    after = target.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(v, after[k]) for k, v in before.items())
+
+
+def test_modes_are_not_mixed_up(tmp_path: Path) -> None:
+    target, trainee = trained("llama", config())
+    save_shared(tmp_path, trainee, {})
+    with pytest.raises(UserError, match="use ss-shared"):
+        SpeculativeStreaming.load(target, SSOptions(weights=str(tmp_path)))
+    with pytest.raises(UserError, match="lora_rank 4, not 8"):
+        SharedStreaming.load(target, SSOptions(weights=str(tmp_path), lora_rank=8))
+    with pytest.raises(UserError, match="main_attends_streams True, not False"):
+        SharedStreaming.load(target, SSOptions(weights=str(tmp_path), main_attends_streams="off"))
+    with pytest.raises(UserError, match="mode shared trains LoRA"):
+        StreamConfig(mode="shared")
+    with pytest.raises(UserError, match="belong to mode shared"):
+        StreamConfig(main_attends_streams=True)
