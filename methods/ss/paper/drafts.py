@@ -23,12 +23,17 @@ from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
 
 GAMMA, K, KEPT = 4, 3, 32  # ACL sec. 3 and N.1
+TOP_P = 64  # ACL H.1
 
 
-def meta_streams(hidden: int) -> Streams:
-    """Streams with the published settings (ACL sec. 3, appendix M)."""
+LOSSLESS = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=8, prune_rank=8)  # ACL sec. 3, appendix M
+SHARED = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=0, prune_rank=8, mode="shared", lora_rank=32)
+
+
+def meta_streams(hidden: int, config: StreamConfig = LOSSLESS) -> Streams:
+    """Streams as published: gamma h + 2 R_s h N_s + 2 theta h parameters; shared, without the baseline's LoRA, 20 h."""
     with META:
-        return Streams(StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=8, prune_rank=8), hidden)
+        return Streams(config, hidden)
 
 
 def meta_heads(hidden: int, vocab: int) -> MedusaHeads:
@@ -37,16 +42,14 @@ def meta_heads(hidden: int, vocab: int) -> MedusaHeads:
         return MedusaHeads(HEADS, 1, hidden, vocab)
 
 
-def shared_parameters(streams: Streams) -> int:
-    """gamma h + 2 theta h: what shared mode adds beyond the baseline's LoRA adapters (ACL table 3)."""
-    own = dict(streams.named_parameters())
-    return sum(own[name].numel() for name in ("embedding", "prune_down", "prune_up"))
+def streaming(target: Target, top_p: int = 0) -> Overhead:
+    """What the fused pass costs beyond verifying the same tree: streams, draft logits, early exit.
 
-
-def streaming(target: Target) -> Overhead:
-    """What the fused pass costs beyond verifying the same tree: streams, draft logits, early exit."""
+    top_p: streams attend to so many tokens (ACL H.1); 0 = all.
+    """
     streams = meta_streams(target.hidden_size)
-    decoder = SpeculativeStreaming(target, SSOptions(prune="off"), streams, {"k": K})
+    options = SSOptions(prune="off", stream_attention_top_p=top_p)
+    decoder = SpeculativeStreaming(target, options, streams, {"k": K})
     logits = torch.empty(GAMMA, target.vocab_size, device=META)
     root = torch.empty(1, dtype=torch.long, device=META)
     full = draft_tree(root, logits, K, 0)
@@ -89,5 +92,6 @@ def all_overheads(model: str) -> dict[str, Overhead]:
         "Hydra": hydra(target, model, plus=False),
         "Hydra++": hydra(target, model, plus=True),
         "Eagle": eagle(target, model),
-        "SS-Lossless": streaming(target),
+        "SS-Lossless": streaming(target, TOP_P),
+        "SS-Lossless, full attention": streaming(target),
     }

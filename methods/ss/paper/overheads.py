@@ -31,7 +31,7 @@ ACCESS_NOTES = (
 FLOP_NOTES = (
     "torch's FLOP counter over the decoding code, 512 tokens in the cache. SS-Lossless: the fused pass over 32 "
     "kept nodes less verification of the same nodes, plus the draft's logits and the early exit at the 40 nodes "
-    "with children; gamma = 4, k = 3.",
+    "with children; gamma = 4, k = 3, streams attending to 64 tokens (H.1) or to all.",
     "2-Model SD: a chain of 4 from Llama-68M. Medusa and Hydra: the published 63-node tree. Eagle: its 25-node tree.",
     "Every kept node carries streams, since which one will be accepted is not known: that is most of the count "
     "of SS-Lossless, and it stays above Eagle's here. The paper draws its values, prints none, and does not say "
@@ -68,7 +68,7 @@ def counted(model: str, method: str) -> int:
     made: dict[str, Callable[[], int]] = {
         "Medusa": lambda: meta.count(drafts.meta_heads(hidden, vocab)),
         "Eagle": lambda: meta.count(others.Eagle(model)),
-        "SS-Shared": lambda: drafts.shared_parameters(drafts.meta_streams(hidden)),
+        "SS-Shared": lambda: meta.count(drafts.meta_streams(hidden, drafts.SHARED)),
         "SS-Lossless": lambda: meta.count(drafts.meta_streams(hidden)),
     }
     return made[method]()
