@@ -5,6 +5,7 @@ Bhendawade et al., ACL version; docs/design/speculative-streaming.md says where 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import check_base, drafter_folder, load_into, read_config, read_tensors
 from specbench_ss.methods.ss.drafting import draft_tree, prune
 from specbench_ss.methods.ss.streams import StreamConfig, Streams, run_msa, stream_visibility
+from specbench_ss.methods.ss.tuning import worth_trying
 from specbench_ss.models import hash_weights
 from specbench_ss.target import FINAL, Output, Target
 from specbench_ss.tree import DraftTree
@@ -57,6 +59,7 @@ class SpeculativeStreaming(Decoder):
             raise UserError(f"ss: {c.n_msa_layers} MSA layers, the model has {target.n_layers} layers")
         if options.gamma > c.gamma or options.gamma < 0:
             raise UserError(f"ss: gamma must be 1 to {c.gamma} (as trained), not {options.gamma}")
+        self.advice = advice
         self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
         self.lo = target.n_layers - c.n_msa_layers
         self.prune_layer = self.lo if c.prune_layer < 0 else c.prune_layer
@@ -100,6 +103,15 @@ class SpeculativeStreaming(Decoder):
             "msa_layers": self.streams.config.n_msa_layers,
             "streams_hash": hash_weights(self.streams),
         }
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size and the form of the tree."""
+        chain, pruned = self.options.mode == "chain", self.options.prune == "on"
+        return worth_trying(self.streams.config.gamma, self.gamma, self.k, self.n_draft, self.n_keep, pruned, chain)
+
+    def variant(self, options: Any) -> SpeculativeStreaming:
+        """The same streams."""
+        return type(self)(self.target, options, self.streams, self.advice)
 
     # -- rows and masks -----------------------------------------------------------------------------------------
 
