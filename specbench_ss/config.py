@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError
+from specbench_ss.preset import Preset
 
 REFERENCE = "ar"  # the method every other one is compared with
 
@@ -72,10 +73,11 @@ class RunConfig:
     trust_remote_code: bool = False
     chat_template: str | None = None  # a name or a file; None = the tokenizer's own
     stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
+    presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return asdict(self)
+        return asdict(self) | {"presets": [preset.as_dict() for preset in self.presets]}
 
     @property
     def fingerprint(self) -> str:
