@@ -86,6 +86,28 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TuneConfig:
+    """Everything that decides what a tuning session measures. limit: None = what is usual for where prompts come from.
+
+    budget: seconds of measuring.
+    """
+
+    method: MethodSpec
+    suite: str = "specbench"
+    model: str = "lab"
+    categories: tuple[str, ...] = ()
+    data: str | None = None
+    limit: int | None = None
+    budget: float = 120.0
+    max_new_tokens: int = 128
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunTarget:
     """Where a run's results go, which is no part of what it measures."""
 
