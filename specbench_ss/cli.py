@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specbench_ss import __version__
-from specbench_ss.commands import lab, lists, paper, report, run, suites
+from specbench_ss.commands import lab, lists, paper, report, run, suites, tune
 from specbench_ss.errors import UserError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.command)
+app.command("tune")(tune.command)
 app.command("methods")(lists.methods)
 app.command("models")(lists.models)
 app.command("report")(report.command)

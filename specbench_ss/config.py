@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError
+from specbench_ss.preset import Preset
 
 REFERENCE = "ar"  # the method every other one is compared with
 
@@ -72,15 +73,38 @@ class RunConfig:
     trust_remote_code: bool = False
     chat_template: str | None = None  # a name or a file; None = the tokenizer's own
     stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
+    presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return asdict(self)
+        return asdict(self) | {"presets": [preset.as_dict() for preset in self.presets]}
 
     @property
     def fingerprint(self) -> str:
         """sha256 of everything that decides what a run measures."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TuneConfig:
+    """Everything that decides what a tuning session measures. limit: None = what is usual for where prompts come from.
+
+    budget: seconds of measuring.
+    """
+
+    method: MethodSpec
+    suite: str = "specbench"
+    model: str = "lab"
+    categories: tuple[str, ...] = ()
+    data: str | None = None
+    limit: int | None = None
+    budget: float = 120.0
+    max_new_tokens: int = 128
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ stopping, cutting and every count. Knows no method by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -77,6 +78,21 @@ class Decoder(ABC):
         Goes into the manifest; a run is resumed only where it is the same.
         """
         return {name: getattr(self.options, name) for name in getattr(self.options, "__dataclass_fields__", {})}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """Options whose best value depends on the device, each with the values worth trying, the simplest first.
+
+        Options that matter most come first. `ssbench tune` asks every configuration that it stands at, so what makes
+        no difference there may be left out. None of these may be needed to load the weights. Nothing = not tunable.
+        """
+        return {}
+
+    def variant(self, options: Any) -> Decoder:
+        """The same method and weights with other values of tunable options. Raises UserError where they do not fit.
+
+        Loads once more; a method whose weights are large overrides it to share them.
+        """
+        return type(self).load(self.target, options)
 
     def max_rows(self) -> int:
         """The most rows one step may put through the target (root included): the cache reserves them."""

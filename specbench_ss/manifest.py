@@ -65,15 +65,15 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
     return {
         "label": label,
         "name": decoder.name,
-        "options": _plain(values),
-        "resolved": _plain(decoder.described()),
+        "options": plain(values),
+        "resolved": plain(decoder.described()),
         "lossless": decoder.lossless,
         "summary": decoder.summary,
         "paper": decoder.paper,
     }
 
 
-def _plain(values: dict[str, Any]) -> Any:
+def plain(values: dict[str, Any]) -> Any:
     """As it will be read back from the file."""
     return json.loads(json.dumps(values, default=str))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +23,11 @@ class Question:
     turns: tuple[str, ...]
     references: tuple[tuple[str, ...], ...] = ()
     metric: str | None = None
+
+    @property
+    def mark(self) -> str:
+        """Twelve characters that tell its first turn from others, whatever its id."""
+        return hashlib.sha256(self.turns[0].encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,22 @@ class Suite(ABC):
     @abstractmethod
     def load(self, request: SuiteRequest) -> SuiteData:
         """The questions. Raises UserError for an unknown category, missing data or a wrong hash."""
+
+    def calibration(self, request: SuiteRequest) -> SuiteData:
+        """Questions to choose a method's options on. Raises UserError as `load` does.
+
+        A suite that can give others than those it evaluates overrides this. Otherwise they are the last of each
+        category (a limited run asks the first ones), and a note says so.
+        """
+        data = self.load(replace(request, limit=0))
+        by_category: dict[str, list[Question]] = {}
+        for question in data.questions:
+            by_category.setdefault(question.category, []).append(question)
+        chosen = [q for of_one in by_category.values() for q in of_one[-(request.limit or 0) :]]
+        if request.data is None:
+            share = f"the last {request.limit} questions of each category" if request.limit else "all questions"
+            data = replace(data, notes=(*data.notes, f"{share} of the suite, which it evaluates too"))
+        return replace(data, questions=tuple(chosen))
 
     def score(self, question: Question, turn: int, answer: str) -> float | None:
         """Quality of one answer in [0, 1]; None where the question has no reference-based metric."""

@@ -16,7 +16,7 @@ from specbench_ss.stats import OVERALL, SummaryRow, summarise
 from specbench_ss.words import interval, number, output, times, title
 
 COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "n")
-LEFT = ("task", "method", "output")
+LEFT = ("task", "method", "output", "configuration")
 WIDTH = 110  # where there is no terminal to ask
 
 
@@ -43,7 +43,7 @@ def _point_out(console: Console, text: str) -> None:
 
 
 def _by_task(rows: Sequence[SummaryRow]) -> Table:
-    table = _table("By task", ("task", *COLUMNS))
+    table = result_table("By task", ("task", *COLUMNS))
     for category, group in groupby(rows, key=lambda row: row.category):
         for i, row in enumerate(group):
             table.add_row(title(category) if i == 0 else "", *_cells(row))
@@ -52,13 +52,14 @@ def _by_task(rows: Sequence[SummaryRow]) -> Table:
 
 
 def _overall(rows: Sequence[SummaryRow]) -> Table:
-    table = _table("Overall", COLUMNS)
+    table = result_table("Overall", COLUMNS)
     for row in rows:
         table.add_row(*_cells(row))
     return table
 
 
-def _table(name: str, columns: Sequence[str]) -> Table:
+def result_table(name: str, columns: Sequence[str]) -> Table:
+    """An empty table in the form that all results have."""
     table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=column != "output")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from specbench_ss.models import hash_weights
 from specbench_ss.target import FINAL, Target
 from specbench_ss.tree import DraftTree
 
+NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
 WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
 
 
@@ -52,8 +55,16 @@ class Medusa(Decoder):
     paper = "Cai et al. 2024, arXiv:2401.10774"
     Options = MedusaOptions  # type: ignore[assignment]
 
-    def __init__(self, target: Target, options: MedusaOptions, heads: MedusaHeads, tree: MedusaTree) -> None:
+    def __init__(
+        self,
+        target: Target,
+        options: MedusaOptions,
+        heads: MedusaHeads,
+        tree: MedusaTree,
+        config: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(target, options)
+        self.config = config or {}  # what came with the heads
         deepest = max(tree.heads) + 1
         if deepest > heads.count:
             raise UserError(f"medusa: the tree is {deepest} deep, there are {heads.count} heads")
@@ -78,14 +89,33 @@ class Medusa(Decoder):
                 raise UserError(f"medusa: no weights in {path}; looked for {', '.join(WEIGHT_FILES)}")
             path = file
         heads = heads_from_tensors(read_tensors(path), target.hidden_size, target.vocab_size)
-        if not 0 <= options.heads <= heads.count:
-            raise UserError(f"medusa: heads must be 1 to {heads.count}, or 0 for all, not {options.heads}")
-        choices = cls.choices(options, config, options.heads or heads.count)
-        return cls(target, options, heads, tree_of(choices))
+        return cls(target, options, heads, tree_of(cls.choices(options, config, heads.count)), config)
+
+    def variant(self, options: Any) -> Medusa:
+        """The same heads on another tree."""
+        tree = tree_of(self.choices(options, self.config, self.heads.count))
+        other = type(self)(self.target, options, self.heads, tree, self.config)
+        other.heads_hash = self.heads_hash
+        return other
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size of the tree, where accuracies to build it from are known, and its depth."""
+        if self.options.tree not in ("auto", "published"):
+            return {}
+        sizes = {"nodes": NODES} if self.options.tree == "auto" and read_accuracies(self.config) else {}
+        return {**sizes, "heads": range(1, self.heads.count + 1)}
+
+    @cached_property
+    def heads_hash(self) -> str:
+        """Of the heads' weights; large heads take a while."""
+        return hash_weights(self.heads)
 
     @staticmethod
-    def choices(options: MedusaOptions, config: dict[str, Any], heads: int) -> list[Choice]:
-        """The tree that the options ask for, no deeper than the heads."""
+    def choices(options: MedusaOptions, config: dict[str, Any], count: int) -> list[Choice]:
+        """The tree that the options ask for, no deeper than the `count` heads, or those of them that are used."""
+        if not 0 <= options.heads <= count:
+            raise UserError(f"medusa: heads must be 1 to {count}, or 0 for all, not {options.heads}")
+        heads = options.heads or count
         if options.nodes < 0:
             raise UserError(f"medusa: nodes must be at least 1, or 0 for the heads' own, not {options.nodes}")
         accuracies = read_accuracies(config) if options.tree == "auto" else []
@@ -104,7 +134,7 @@ class Medusa(Decoder):
             "tree_nodes": len(self.tree.ranks),
             "depth": self.depth,
             "tree_hash": hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16],
-            "heads_hash": hash_weights(self.heads),
+            "heads_hash": self.heads_hash,
         }
 
     def max_rows(self) -> int:

@@ -6,6 +6,7 @@ the decoding step; lossless and shared mode (shared.py) differ in the target tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.drafting import draft_tree, prune
 from specbench_ss.methods.ss.options import SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.streams import Layout, Streams, run_msa, stream_visibility
+from specbench_ss.methods.ss.tuning import worth_trying
 from specbench_ss.models import hash_weights
 from specbench_ss.target import FINAL, Output, Target
 from specbench_ss.tree import DraftTree
@@ -44,6 +46,7 @@ class SpeculativeStreaming(Decoder):
         self.settings = resolve(options, c, advice, target.n_layers, target.vocab_size)
         if c.main_attends_streams and any(b.window for b in target.family.blocks[self.lo :]):
             raise UserError(f"{self.name}: main_attends_streams is not defined for layers with a sliding window")
+        self.advice = advice
         self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
@@ -61,6 +64,16 @@ class SpeculativeStreaming(Decoder):
         """The settings as resolved with the checkpoint's advice, and the streams."""
         resolved = asdict(self.settings) | {"prune": "on" if self.settings.prune else "off"}
         return resolved | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size and the form of the tree."""
+        chain, pruned = self.options.mode == "chain", self.options.prune == "on"
+        s = self.settings
+        return worth_trying(self.streams.config.gamma, s.gamma, s.k, s.n_draft, s.n_keep, pruned, chain)
+
+    def variant(self, options: Any) -> SpeculativeStreaming:
+        """The same streams."""
+        return type(self)(self.target, options, self.streams, self.advice)
 
     # -- rows and masks -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from specbench_ss import registry
 from specbench_ss.commands import preflight
@@ -33,6 +34,8 @@ def describe(config: RunConfig, where: RunTarget) -> None:
     print(f"decoding   {_decoding(config, data)}")
     for label, values in plan.options.items():
         print(f"method     {label}: {options_text(values) or 'no options'}")
+    for preset in config.presets:
+        print(f"preset     {preset.file}, {preset.sha256[:12]}")
     print(f"samples    {plan.samples}")
     print(f"out        {where.out}")
 
@@ -49,6 +52,7 @@ def measure(config: RunConfig, where: RunTarget) -> None:
     from specbench_ss.chat import check_template
     from specbench_ss.manifest import manifest_for
     from specbench_ss.models import load_target
+    from specbench_ss.preset_notes import preset_notes
     from specbench_ss.progress import Progress
     from specbench_ss.prompts import check_room
     from specbench_ss.rundir import RunDir
@@ -67,6 +71,8 @@ def measure(config: RunConfig, where: RunTarget) -> None:
     decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
     manifest = manifest_for(config, target, data, decoders, ["ssbench", *sys.argv[1:]])
     console = Console(stderr=True)
+    for text in preset_notes(config, target, data, decoders):
+        console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
     with RunDir.open(where, manifest, data.questions) as run_dir:
         console.print(_title(config, target, data), highlight=False, soft_wrap=True)
         with Progress(list(decoders), console) as progress:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss import registry
-from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.config import MethodSpec, RunConfig, RunTarget
+from specbench_ss.errors import UserError
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
 
@@ -30,7 +31,7 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     from specbench_ss.rundir import check_out
     from specbench_ss.stored_manifest import check_same_config, read_manifest
 
-    options = {spec.label: registry.method_options(spec) for spec in config.methods}
+    options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
@@ -41,6 +42,15 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     check_ids(data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
     return Plan(suite, data, options, device, str(dtype).removeprefix("torch."), samples)
+
+
+def _options(spec: MethodSpec, config: RunConfig) -> Any:
+    """The method's options; what is wrong with them may stand in a preset, which is then named."""
+    try:
+        return registry.method_options(spec)
+    except UserError as error:
+        files = "".join(f" (preset {preset.file})" for preset in config.presets if preset.method == spec.name)
+        raise UserError(f"{error}{files}") from error
 
 
 def _questions(config: RunConfig, suite: Suite) -> SuiteData:

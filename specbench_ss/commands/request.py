@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -15,29 +15,18 @@ import typer
 from specbench_ss.chat import template_text
 from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, split_methods
 from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.options import value_text
+from specbench_ss.preset import Preset, read_preset
+from specbench_ss.yaml_file import mapping, read_bytes
 
 
 def read_config_file(ctx: typer.Context, path: Path | None) -> Path | None:
     """Option callback: the file's values become the defaults of the options not given on the command line."""
     if path is not None and not ctx.resilient_parsing:
         names = {p.opts[0].lstrip("-").replace("-", "_"): str(p.name) for p in ctx.command.params}
-        values = _as_options(_yaml(path), set(names) - {"config", "help"}, path)
+        values = _as_options(mapping(read_bytes(path), path), set(names) - {"config", "help"}, path)
         ctx.default_map = {names[option]: value for option, value in values.items()}
     return path
-
-
-def _yaml(path: Path) -> Mapping[Any, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content or {}, dict):
-        raise UserError(f"{path}: expected 'option: value' lines")
-    return content or {}
 
 
 def _as_options(content: Mapping[Any, Any], known: set[str], path: Path) -> dict[str, Any]:
@@ -65,9 +54,9 @@ def _set_items(value: Any, path: Path) -> list[str]:
     items: list[str] = []
     for name, options in value.items():
         if isinstance(options, dict):
-            items += [f"{name}.{key}={_text(v)}" for key, v in options.items()]
+            items += [f"{name}.{key}={value_text(v)}" for key, v in options.items()]
         elif "." in str(name) and not isinstance(options, list):
-            items.append(f"{name}={_text(options)}")
+            items.append(f"{name}={value_text(options)}")
         else:
             raise UserError(f"{path}: 'set' has {name!r}; expected method.option: value, or method: {{option: value}}")
     return items
@@ -80,16 +69,9 @@ def _texts(value: Any, path: Path, name: str) -> list[str]:
     raise UserError(f"{path}: {name!r} must be a list of {form}")
 
 
-def _text(value: Any) -> str:
-    """YAML reads `on` and `off` as booleans, `none` as text and `null` as None: back to option text."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else str(value)
-
-
 def run_config(values: Mapping[str, Any]) -> RunConfig:
     """The run that the options describe; the reference method comes first, asked for or not."""
-    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data", "stop"}
+    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data", "stop", "presets"}
     if not (math.isfinite(values["temperature"]) and values["temperature"] >= 0):
         raise UserError(f"--temperature must be a number of at least 0, not {values['temperature']:g}")
     if not 0 < values["top_p"] <= 1:
@@ -98,17 +80,22 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
         raise UserError("--stop must not be empty")
     if values["chat_template"] is not None:
         template_text(values["chat_template"])  # found wrong before anything is loaded
+    presets = tuple(read_preset(Path(part.strip())) for part in (values["preset"] or "").split(",") if part.strip())
     return RunConfig(
-        methods=method_specs(values["methods"], values["set"] or ()),
+        methods=method_specs(values["methods"], values["set"] or (), presets),
         categories=tuple(part.strip() for part in (values["categories"] or "").split(",") if part.strip()),
         data=None if values["data"] is None else str(values["data"]),
         stop=tuple(values["stop"] or ()),
+        presets=presets,
         **{name: values[name] for name in own},
     )
 
 
-def method_specs(methods: str, settings: list[str] | tuple[str, ...]) -> tuple[MethodSpec, ...]:
-    """Methods with their options; `settings` hold for every variant of a method that does not say otherwise."""
+def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset] = ()) -> tuple[MethodSpec, ...]:
+    """Methods with their options; `settings` hold for every variant of a method that does not say otherwise.
+
+    Presets hold where neither says otherwise.
+    """
     shared: dict[str, dict[str, str]] = {}
     for text in settings:
         match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)=(.*)", text.strip())
@@ -118,11 +105,24 @@ def method_specs(methods: str, settings: list[str] | tuple[str, ...]) -> tuple[M
     specs = [MethodSpec.parse(text) for text in split_methods(methods)]
     if not specs:
         raise UserError("no method given: --methods NAME,NAME[option=value],...")
-    specs = [MethodSpec(s.name, shared.get(s.name, {}) | s.options) for s in specs]
+    chosen = _by_method(presets, [s.name for s in specs])
+    specs = [MethodSpec(s.name, chosen.get(s.name, {}) | shared.get(s.name, {}) | s.options) for s in specs]
     if not any(s.label == REFERENCE for s in specs):
         specs.append(MethodSpec(REFERENCE))
     _check(specs, shared)
     return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
+
+
+def _by_method(presets: Sequence[Preset], names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Method -> the options of its preset."""
+    chosen: dict[str, dict[str, str]] = {}
+    for preset in presets:
+        if preset.method not in names:
+            raise UserError(f"--preset {preset.file} is for method {preset.method!r}, which is not part of this run")
+        if preset.method in chosen:
+            raise UserError(f"--preset: two presets for method {preset.method!r}")
+        chosen[preset.method] = preset.options
+    return chosen
 
 
 def _check(specs: list[MethodSpec], settings: Mapping[str, Any]) -> None:

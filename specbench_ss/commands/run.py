@@ -43,6 +43,14 @@ def command(
             "--set", metavar="METHOD.OPTION=VALUE", help="A method's option; repeatable.", rich_help_panel=WHAT
         ),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE,FILE",
+            help="Options that `ssbench tune` chose; --set and [..] win.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="File or folder with the suite's questions.", rich_help_panel=WHAT)
     ] = None,

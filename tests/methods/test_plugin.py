@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from specbench_ss.config import MethodSpec
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
+from specbench_ss.tuning.bench import DecoderBench
 from tests.tiny import ARCHITECTURES, tiny_model
 
 PACKAGE = Path(__file__).parents[1] / "plugin_pkg"
@@ -49,3 +51,19 @@ def test_the_plugin_is_lossless_and_accepts(site: Path, kind: str, monkeypatch: 
     copied = generate(Copycat(target), prompt, Limits(60), Sampling())
     assert copied.tokens == generate(Autoregressive(target), prompt, Limits(60), Sampling()).tokens
     assert copied.tokens_per_step is not None and copied.tokens_per_step > 1
+
+
+def test_the_plugin_takes_part_in_tuning_by_declaring_what_may_be_tuned(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    from ssbench_copycat import Copycat
+
+    target, default = Target(tiny_model("llama")), MethodSpec("copycat")
+    prompt = [5, 6, 7, 5, 6, 7, 8, 5, 6]
+    bench = DecoderBench(default, Copycat(target), Autoregressive(target), [prompt], Limits(20))
+    assert bench.options(default) == ["length", "ngram"]
+    near = bench.around(default, "length")
+    assert [spec.options["length"] for spec in near] == ["2", "4", "10", "16"]  # six is the default
+    expected = generate(Autoregressive(target), prompt, Limits(20), Sampling()).tokens
+    assert all(generate(bench.decoder(s), prompt, Limits(20), Sampling()).tokens == expected for s in near)

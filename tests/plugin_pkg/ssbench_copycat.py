@@ -26,6 +26,9 @@ class Copycat(Decoder):
     def max_rows(self) -> int:
         return 1 + self.options.length
 
+    def tunable(self) -> dict[str, tuple[int, ...]]:
+        return {"length": (2, 4, 6, 10, 16), "ngram": (2, 1, 3)}
+
     def propose(self, state: State) -> DraftTree:
         ids, n = torch.tensor(state.ids), self.options.ngram
         if len(ids) > n:

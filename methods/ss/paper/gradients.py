@@ -29,7 +29,7 @@ BUDGET = Budget(steps=STEPS, rows_per_step=4, anchors_per_row=32, warmup=10)
 SHARED = StreamConfig(mode="shared", adapter_rank=0, lora_rank=32)  # streams in the layers' own MLPs, 2024's attention
 _MLP = re.compile(r"\.(?:layers|h)\.(\d+)\.(?:.*\.)?(?:mlp|fc1|fc2)\b(?!.*lora_)")
 NOTES = (
-    "gradients on the base's MLP weights. Lossless mode freezes the base, so there it is the gradient that it would get",
+    "gradients on the base's MLP weights. Lossless mode freezes the base: there it is the gradient that it would get",
     "lossless: the last layer gets none; streams pass it beside its MLP, and no later key is made of its output",
     f"shared: LoRA of rank {SHARED.lora_rank}, main rows see no streams (2024 eq. 1), so that the losses separate; "
     f"{STEPS} steps, where the paper looks at step 5000",
@@ -72,7 +72,7 @@ def shared_loss(trainee: SharedTrainee) -> Loss:
 
 
 @contextmanager
-def learning_mlps(model: nn.Module) -> Iterator[list[tuple[int, Tensor]]]:
+def learning_mlps(model: nn.Module) -> Iterator[Sequence[tuple[int, Tensor]]]:
     """(layer, weight) of the MLPs, which ask for gradients while the context lasts."""
     found = [(int(m[1]), p) for name, p in model.named_parameters() if (m := _MLP.search(name))]
     for _, p in found:
@@ -95,7 +95,7 @@ def gradient_norms(model: nn.Module, layers: int, loss: Loss, batches: Sequence[
                 if gradient is not None:  # None: the loss does not depend on it
                     squares[layer] += float(gradient.pow(2).sum())
             total += squares.sqrt()
-    return (total / len(batches)).tolist()
+    return [float(norm) for norm in total / len(batches)]
 
 
 class Figure6(Experiment):

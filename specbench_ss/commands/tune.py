@@ -1,0 +1,82 @@
+"""`ssbench tune`: choose a method's options for this model and device by measured speed, and write them down."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, TuneConfig
+from specbench_ss.errors import UserError
+
+RUN, DEFAULT = RunConfig(methods=()), TuneConfig(MethodSpec(REFERENCE))
+WHAT, HOW = "What to tune", "How to measure"
+
+
+def command(
+    ctx: typer.Context,
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="NAME, or NAME[option=value] to settle some of its options.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Lab model, folder or hub id of a causal language model.", rich_help_panel=WHAT)
+    ] = RUN.model,
+    suite: Annotated[str, typer.Option(help="Suite that the prompts are like.", rich_help_panel=WHAT)] = RUN.suite,
+    categories: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these tasks of the suite.", rich_help_panel=WHAT)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="File with prompts of your own, in the suite's form.", rich_help_panel=WHAT),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Prompts per task; 0 = all.  [default: 4, with --data all of them]", rich_help_panel=WHAT
+        ),
+    ] = None,
+    budget: Annotated[float, typer.Option(help="Seconds of measuring.", rich_help_panel=HOW)] = DEFAULT.budget,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Longest answer.", rich_help_panel=HOW)
+    ] = DEFAULT.max_new_tokens,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order.", rich_help_panel=HOW)] = RUN.seed,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the model.", rich_help_panel=HOW)
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=HOW)] = RUN.device,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=HOW)
+    ] = RUN.trust_remote_code,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own template.",
+            rich_help_panel=HOW,
+        ),
+    ] = RUN.chat_template,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.yaml", help="The preset.  [default: METHOD-MODEL-DEVICE.yaml]")
+    ] = None,
+) -> None:
+    """Choose a method's options for this model and device by measured tokens per second, and write a preset file."""
+    if not 0 < budget < float("inf"):
+        raise UserError(f"--budget must be a number of seconds above 0, not {budget:g}")
+    given = {name: value for name, value in ctx.params.items() if name not in ("method", "categories", "data", "out")}
+    wanted = TuneConfig(
+        method=MethodSpec.parse(method),
+        categories=tuple(part.strip() for part in (categories or "").split(",") if part.strip()),
+        data=None if data is None else str(data),
+        **given,
+    )
+    from specbench_ss.commands import tuning
+
+    tuning.run(wanted, out)
+
+
+def default_out(method: str, model: str, device: str) -> Path:
+    """METHOD-MODEL-DEVICE.yaml here, with only plain characters."""
+    parts = (method, Path(model).name or model, device)
+    return Path("-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") or "x" for part in parts) + ".yaml")

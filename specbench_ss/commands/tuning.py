@@ -1,0 +1,111 @@
+"""What `ssbench tune` does once it knows what is wanted: check, load, measure, write, tell."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from specbench_ss import registry
+from specbench_ss.commands.tune import default_out
+from specbench_ss.config import REFERENCE, MethodSpec, TuneConfig
+from specbench_ss.decoder import Decoder
+from specbench_ss.errors import UserError
+from specbench_ss.preset import check_writable, write_preset
+from specbench_ss.suite import SuiteData, SuiteRequest
+
+if TYPE_CHECKING:
+    from specbench_ss.target import Target
+    from specbench_ss.tuning.bench import DecoderBench
+    from specbench_ss.tuning.session import Tuned
+
+FEW = 4  # prompts per task, unless they come from a file of the user's
+
+
+def run(config: TuneConfig, out: Path | None) -> None:
+    """Tune, write the preset, print what was tried. The user's mistakes are found before anything is measured."""
+    from specbench_ss.chat import check_template
+    from specbench_ss.models import check_model, load_target, resolve_device
+    from specbench_ss.prompts import check_room
+    from specbench_ss.quiet import frozen_heap
+    from specbench_ss.tuning.session import tune
+    from specbench_ss.tuning.show import TuneProgress, print_tuned
+
+    _check_method(config.method)
+    device = resolve_device(config.device)
+    path = out or default_out(config.method.name, config.model, device)
+    check_writable(path)
+    check_model(config.model)
+    asked = _questions(config)
+    target = load_target(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        trust_remote_code=config.trust_remote_code,
+        chat_template=config.chat_template,
+    )
+    check_template(target.tokenizer, target.name)
+    check_room(target, asked)
+    bench, console = _bench(config, target, asked), Console(stderr=True)
+    for note in asked.notes:
+        console.print(f"prompts: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    with frozen_heap(), TuneProgress(config.budget, console) as progress:
+        tuned = tune(bench, config.method, len(asked.questions), config.budget, config.seed, progress)
+    _write(path, tuned, bench, target, asked, config)
+    print_tuned(tuned, Console())
+    _tell(tuned, path, lossless=bench.decoder(config.method).lossless)
+
+
+def _check_method(spec: MethodSpec) -> None:
+    registry.method_options(spec)
+    if registry.method_class(spec.name).tunable is Decoder.tunable:
+        raise UserError(f"nothing to tune: method {spec.name!r} has no option whose value depends on the device")
+
+
+def _questions(config: TuneConfig) -> SuiteData:
+    from specbench_ss.models import is_lab
+
+    data = None if config.data is None else Path(config.data)
+    limit = config.limit if config.limit is not None else FEW if data is None else 0
+    request = SuiteRequest(config.categories, limit, data, is_lab(config.model))
+    return registry.load_suite(config.suite).calibration(request)
+
+
+def _bench(config: TuneConfig, target: Target, asked: SuiteData) -> DecoderBench:
+    from specbench_ss.generate import Limits
+    from specbench_ss.prompts import prompt_ids
+    from specbench_ss.tuning.bench import DecoderBench
+
+    return DecoderBench(
+        config.method,
+        registry.load_method(config.method, target),
+        registry.load_method(MethodSpec(REFERENCE), target),
+        [prompt_ids(target, question.turns[:1]) for question in asked.questions],
+        Limits(config.max_new_tokens, target.eos_ids),
+    )
+
+
+def _write(path: Path, tuned: Tuned, bench: DecoderBench, target: Target, asked: SuiteData, config: TuneConfig) -> None:
+    from specbench_ss.preset_notes import conditions
+    from specbench_ss.tuning.result import content
+
+    resolved = bench.decoder(tuned.chosen).described()
+    how = {"budget_s": config.budget, "max_new_tokens": config.max_new_tokens, "seed": config.seed}
+    write_preset(path, content(tuned, resolved, conditions(target), asked, **how))
+
+
+def _tell(tuned: Tuned, path: Path, lossless: bool) -> None:
+    """What came of it, and last what to do."""
+    from specbench_ss.tuning.result import sentence
+
+    if tuned.interrupted:
+        print("ssbench: interrupted; this is what was measured until then", file=sys.stderr)
+    if not lossless:
+        print("ssbench: warning: the method may change the output; only speed was measured", file=sys.stderr)
+    print(sentence(tuned))
+    command = shlex.join(["ssbench", "run", "--methods", tuned.chosen.name, "--preset", str(path)])
+    same = tuned.chosen.label == tuned.default.label
+    print(f"no preset is needed; the measurements are in {path}" if same else f"use it: {command}")

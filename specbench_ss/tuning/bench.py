@@ -1,0 +1,84 @@
+"""Configurations of a method as decoders on one target, timed as a run times them. Knows no method by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specbench_ss import registry
+from specbench_ss.config import REFERENCE, MethodSpec
+from specbench_ss.errors import UserError
+from specbench_ss.generate import generate
+from specbench_ss.options import value_text
+from specbench_ss.quiet import quiet_collector
+from specbench_ss.sampling import Sampling
+from specbench_ss.tuning.book import Cost
+
+if TYPE_CHECKING:
+    from specbench_ss.decoder import Decoder
+    from specbench_ss.generate import Limits
+
+WARM_TOKENS = 32
+
+
+class DecoderBench:
+    """A `Bench`. default: as the user gave it, its options stay as they are. prompts: ids of each. Greedy."""
+
+    def __init__(
+        self, default: MethodSpec, loaded: Decoder, reference: Decoder, prompts: Sequence[list[int]], limits: Limits
+    ) -> None:
+        self.default, self.prompts, self.limits = default, prompts, limits
+        self._loaded = loaded
+        self._kept = {default.label: loaded, REFERENCE: reference}
+        self._same = {_identity(loaded): default}  # what a configuration comes down to -> the first that did
+
+    def options(self, at: MethodSpec) -> list[str]:
+        """What the method declares, without what the user has settled."""
+        return [name for name in self.decoder(at).tunable() if name not in self.default.options]
+
+    def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
+        """Values that the method cannot take here are left out, and those that come down to `at` itself."""
+        given = {name: value for name, value in at.options.items() if name != option}
+        found: dict[str, MethodSpec] = {}
+        for value in self.decoder(at).tunable().get(option, ()):
+            spec = self._first_alike(MethodSpec(at.name, {**given, option: value_text(value)}))
+            if spec is not None and spec.label != at.label:
+                found[spec.label] = spec
+        return list(found.values())
+
+    def warm_up(self, spec: MethodSpec, prompt: int) -> None:
+        """A short answer."""
+        self._answer(spec, prompt, replace(self.limits, max_new_tokens=min(WARM_TOKENS, self.limits.max_new_tokens)))
+
+    def measure(self, spec: MethodSpec, prompt: int) -> Cost:
+        """A whole answer."""
+        return self._answer(spec, prompt, self.limits)
+
+    def keep(self, labels: Collection[str]) -> None:
+        """Forget the decoders of other configurations, but for the default's and the reference's."""
+        wanted = {*labels, self.default.label, REFERENCE}
+        self._kept = {label: decoder for label, decoder in self._kept.items() if label in wanted}
+
+    def decoder(self, spec: MethodSpec) -> Decoder:
+        """The decoder of a configuration. Raises UserError where the method cannot take it."""
+        if spec.label not in self._kept:
+            self._kept[spec.label] = self._loaded.variant(registry.method_options(spec))
+        return self._kept[spec.label]
+
+    def _answer(self, spec: MethodSpec, prompt: int, limits: Limits) -> Cost:
+        decoder = self.decoder(spec)
+        with quiet_collector():
+            done = generate(decoder, self.prompts[prompt], limits, Sampling())
+        return Cost(done.wall_s, len(done.tokens))
+
+    def _first_alike(self, spec: MethodSpec) -> MethodSpec | None:
+        try:
+            return self._same.setdefault(_identity(self.decoder(spec)), spec)
+        except UserError:
+            return None
+
+
+def _identity(decoder: Decoder) -> str:
+    return json.dumps(decoder.described(), sort_keys=True, default=str)

@@ -1,0 +1,173 @@
+"""Presets: written, read back, applied by a run, and what is said where they do not fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss.cli import main
+from specbench_ss.commands import execute
+from specbench_ss.commands.request import method_specs
+from specbench_ss.config import RunConfig
+from specbench_ss.errors import UserError
+from specbench_ss.preset import Preset, check_writable, read_preset, write_preset
+from specbench_ss.preset_notes import changed, preset_notes
+from specbench_ss.suite import Question, SuiteData
+from specbench_ss.suites.lab_text import catalog
+from tests.cli import failing
+
+HERE = {
+    "model": "lab", "weights_hash": "a", "device": "cpu", "device_name": "EPYC", "dtype": "float32", "threads": 2,
+}  # fmt: skip
+CONTENT: dict[str, Any] = {
+    "method": "ss",
+    "options": {"n_draft": 6, "prune": "off", "weights": None},
+    "made_for": HERE,
+    "resolved": {"k": 3},
+    "calibration": {"prompts": ["abc"]},
+}
+
+
+def test_a_preset_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "ss.yaml"
+    write_preset(file, CONTENT)
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    options = {"n_draft": "6", "prune": "off", "weights": "none"}
+    assert read_preset(file) == Preset(str(file), sha256, "ss", options, HERE, {"k": 3}, ("abc",))
+    assert list(tmp_path.iterdir()) == [file]
+    assert "--preset ss.yaml" in file.read_text().splitlines()[0]
+
+
+def test_a_preset_may_be_written_by_hand(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("method: ss\noptions: {prune: off, k: 2}\n")
+    assert read_preset(file).options == {"prune": "off", "k": "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("method: ss", "it lacks options"),
+        ("options: {k: 1}", "it lacks method"),
+        ("method: ss\noptions: {k: [1]}", "options.k is not a single value"),
+        ("method: ss\noptions: k=1", "options is not an object"),
+        ("preset: 2\nmethod: ss\noptions: {}", "its format is 2"),
+        ("- ss", "expected 'option: value' lines"),
+        ("method: [", "is not YAML"),
+        ("made: 2026-99-99", "is not YAML"),
+        ("method: medusa\noptions: {}", "is for method 'medusa', which is not part of this run"),
+    ],
+)
+def test_what_is_no_preset_of_this_run_is_one_line(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(text)
+    told = failing(["run", "--methods", "ss", "--preset", str(file), "--dry-run"], capsys)
+    assert words in told and str(file) in told
+
+
+def test_options_that_the_method_does_not_have_are_told_with_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    write_preset(file, {"method": "ss", "options": {"gama": 2}})
+    told = failing(["run", "--methods", "ss", "--preset", str(file), "--out", str(tmp_path / "run")], capsys)
+    assert "no option 'gama' (did you mean gamma?)" in told and f"(preset {file})" in told
+    assert not (tmp_path / "run").exists()
+    assert "cannot read nowhere.yaml" in failing(["run", "--methods", "ss", "--preset", "nowhere.yaml"], capsys)
+
+
+def test_set_and_brackets_win_over_a_preset() -> None:
+    preset = Preset("p", "", "ss", {"k": "2", "n_draft": "6"})
+    specs = method_specs("ss,ss[n_draft=9],medusa", ["ss.k=4"], [preset])
+    expected = [{}, {"k": "4", "n_draft": "6"}, {"k": "4", "n_draft": "9"}, {}]
+    assert [spec.options for spec in specs] == expected
+    with pytest.raises(UserError, match="two presets for method 'ss'"):
+        method_specs("ss", [], [preset, preset])
+
+
+def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr."""
+    file, out = tmp_path / "ss.yaml", tmp_path / "run"
+    asked = catalog.questions(("qa",), "eval", 1)[0]
+    made_for = {"device": "cuda", "dtype": "bfloat16", "model": "lab"}
+    write_preset(
+        file,
+        {
+            "method": "ss",
+            "options": {"n_draft": 5},
+            "made_for": made_for,
+            "calibration": {"prompts": [asked.mark, "other"]},
+        },
+    )
+    what = ["--methods", "ss", "--preset", str(file), "--categories", "qa", "--limit", "1", "--device", "cpu"]
+    assert main(["run", *what, "--max-new-tokens", "3", "--warmup", "0", "--out", str(out)]) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert manifest["config"]["presets"] == [{"file": str(file), "sha256": sha256, "method": "ss"}]
+    used = next(method for method in manifest["methods"] if method["name"] == "ss")
+    assert (used["label"], used["options"]["n_draft"], used["resolved"]["n_draft"]) == ("ss[n_draft=5]", 5, 5)
+    told = capsys.readouterr().err
+    assert f"preset {file} was made for other conditions: device cuda, here cpu; dtype bfloat16, here float32" in told
+    assert f"preset {file} was chosen on 1 of these 1 questions" in told
+
+
+def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RunConfig] = []
+    monkeypatch.setattr(execute, "run", lambda config, where, open_report: seen.append(config))
+    for n in (5, 6):
+        write_preset(tmp_path / "p.yaml", {"method": "ss", "options": {}, "measured": n})
+        assert main(["run", "--methods", "ss", "--preset", str(tmp_path / "p.yaml")]) == 0
+    assert seen[0].fingerprint != seen[1].fingerprint
+    assert replace(seen[0], presets=()).fingerprint == replace(seen[1], presets=()).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ({}, ""),
+        (HERE, ""),
+        (HERE | {"model": "/elsewhere/lab"}, ""),
+        (HERE | {"weights_hash": "b"}, "weights hash b, here a"),
+        (HERE | {"dtype": "bfloat16", "weights_hash": "b"}, "dtype bfloat16, here float32"),
+        (HERE | {"dtype": "bfloat16", "model": "x"}, "dtype bfloat16, here float32; model x, here lab"),
+        (HERE | {"threads": 8, "torch": "1"}, "threads 8, here 2"),
+        (HERE | {"device": "cuda", "device_name": "H100"}, "device cuda, here cpu; device name H100, here EPYC"),
+    ],
+)
+def test_what_differs_between_there_and_here(then: dict[str, Any], said: str) -> None:
+    assert changed(then, HERE) == said
+
+
+def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Decoder:
+        def described(self) -> dict[str, Any]:
+            return {"k": 3, "weights": "new"}
+
+    monkeypatch.setattr("specbench_ss.preset_notes.conditions", lambda target: HERE)
+    preset = Preset("p", "", "ss", {"k": "3"}, HERE, {"k": 3, "weights": "old"})
+    data = SuiteData("s", "e", (Question("q", "c", ("hi",)),))
+    config = RunConfig(method_specs("ss", [], [preset]), presets=(preset,))
+    decoders: Any = {"ss[k=3]": Decoder()}
+    notes = list(preset_notes(config, None, data, decoders))  # type: ignore[arg-type]
+    assert notes == ["preset p was made for other weights or settings of ss: weights differ"]
+    overridden = RunConfig(method_specs("ss", ["ss.k=2"], [preset]), presets=(preset,))
+    assert not list(preset_notes(overridden, None, data, decoders))  # type: ignore[arg-type]
+    assert not list(preset_notes(RunConfig(()), None, data, {}))  # type: ignore[arg-type]
+
+
+def test_only_a_preset_is_replaced(tmp_path: Path) -> None:
+    foreign, old = tmp_path / "config.yaml", tmp_path / "old.yaml"
+    foreign.write_text("limit: 3\n")
+    write_preset(old, CONTENT)
+    check_writable(old)
+    check_writable(tmp_path / "new.yaml")
+    for path in (foreign, tmp_path, tmp_path / "no" / "new.yaml"):
+        with pytest.raises(UserError, match="is not a preset|cannot write"):
+            check_writable(path)

@@ -1,0 +1,133 @@
+"""`ssbench tune`: what it refuses, what it writes, what it says last. Sessions are made up; nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss.cli import main
+from specbench_ss.commands import tuning
+from specbench_ss.commands.tune import default_out
+from specbench_ss.config import MethodSpec, TuneConfig
+from specbench_ss.preset import read_preset
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suites.lab_text import catalog
+from specbench_ss.tuning import session
+from specbench_ss.tuning.book import Book, Cost
+from specbench_ss.tuning.session import Tuned
+from tests.cli import failing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tune"], "METHOD"),
+        (["tune", "ar"], "nothing to tune: method 'ar'"),
+        (["tune", "sss"], "did you mean ss?"),
+        (["tune", "ss[gama=1]"], "did you mean gamma?"),
+        (["tune", "ss", "--budget", "0"], "--budget must be a number of seconds above 0"),
+        (["tune", "ss", "--budget", "nan"], "--budget"),
+        (["tune", "ss", "--model", "labb"], "did you mean lab?"),
+        (["tune", "ss", "--device", "cuda:99"], "not available"),
+        (["tune", "ss", "--categories", "qaa"], "did you mean qa?"),
+        (["tune", "ss", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+        (["tune", "ss", "--out", "nowhere/p.yaml"], "cannot write nowhere/p.yaml"),
+    ],
+)
+def test_mistakes_are_one_line_before_the_model_is_loaded(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench_ss.models.load_target", None)
+    assert words in failing(arguments, capsys)
+
+
+def book(**seconds: float) -> Book:
+    """Six blocks in which every configuration takes its time."""
+    made = Book()
+    for prompt in range(6):
+        block = made.open_block(prompt)
+        for label, s in seconds.items():
+            made.add(label.replace("_", "[k=") + "]" * ("_" in label), block, Cost(s * (1 + prompt / 100), 10))
+    return made
+
+
+Session = Callable[..., Tuned]
+
+
+@pytest.fixture
+def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Session:
+    """Runs the real command on the lab model with a session that measures nothing; returns what it printed."""
+
+    def run(confirmed: Book, interrupted: bool = False) -> Any:
+        def fake(bench: Any, default: MethodSpec, prompts: int, *_: Any) -> Tuned:
+            assert prompts == 8
+            best = MethodSpec("ss", {"k": "2"})
+            searched = book(ss=1.0, ss_2=0.8, ss_4=1.3)
+            failed = {"ss[k=6]": "RuntimeError: [no] room"}
+            return Tuned(default, best, best, searched, confirmed, failed, interrupted, 12.3)
+
+        monkeypatch.setattr(session, "tune", fake)
+        out = tmp_path / "p.yaml"
+        assert main(["tune", "ss", "--categories", "qa,math", "--out", str(out), "--device", "cpu"]) == 0
+        return read_preset(out), capsys.readouterr()
+
+    return run
+
+
+def test_what_is_faster_is_written_and_named_last(tune: Any) -> None:
+    preset, told = tune(book(ar=1.4, ss=1.0, ss_2=0.8))
+    assert preset.options == {"k": "2"}
+    assert (preset.made_for["model"], preset.made_for["dtype"], preset.made_for["device"]) == ("lab", "float32", "cpu")
+    assert preset.resolved["k"] == 2 and preset.resolved["streams_hash"]
+    calibration = catalog.questions(("math", "qa"), "calibration", 4)
+    assert preset.prompts == tuple(question.mark for question in calibration)
+    assert told.out.splitlines()[-1] == f"use it: ssbench run --methods ss --preset {preset.file}"
+    for words in ("ss[k=2] is faster than the default (1.25×", "1.75×", "RuntimeError: [no] room", "ss (default)"):
+        assert words in told.out
+
+
+def test_noise_leaves_the_default_and_says_so(tune: Any) -> None:
+    preset, told = tune(book(ar=1.4, ss=1.0, ss_2=1.0))
+    assert preset.options == {}
+    assert "the default is best within noise (ss[k=2], which looked best" in told.out
+    assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
+
+
+def test_interrupted_it_writes_the_leader_and_that_it_is_not_confirmed(tune: Any) -> None:
+    preset, told = tune(Book(), interrupted=True)
+    assert preset.options == {"k": "2"}
+    assert "interrupted" in told.err
+    assert "no time to confirm it" in told.out
+    assert "no time to confirm it" in Path(preset.file).read_text()
+
+
+def test_default_out_has_only_plain_characters() -> None:
+    assert default_out("ss", "some org/My model: 7B", "cuda:0") == Path("ss-My-model-7B-cuda-0.yaml")
+
+
+def test_a_suite_without_a_split_of_its_own_lends_its_last_questions_and_says_so(tmp_path: Path) -> None:
+    class Plain(Suite):
+        name, summary, categories = "plain", "plain", ("a", "b")
+
+        def load(self, request: SuiteRequest) -> SuiteData:
+            asked = [Question(f"{c}{i}", c, (f"{c} {i}",)) for c in "ab" for i in range(5)]
+            return SuiteData("plain", "files", tuple(asked), notes=("first",))
+
+    lent = Plain().calibration(SuiteRequest(limit=2))
+    assert [question.id for question in lent.questions] == ["a3", "a4", "b3", "b4"]
+    assert lent.notes == ("first", "the last 2 questions of each category of the suite, which it evaluates too")
+    given = Plain().calibration(SuiteRequest(limit=0, data=tmp_path))
+    assert len(given.questions) == 10 and given.notes == ("first",)
+
+
+@pytest.mark.parametrize(("suite", "categories"), [("specbench", 13), ("apps", 3)])
+def test_lab_prompts_are_none_that_a_run_asks(suite: str, categories: int) -> None:
+    from specbench_ss.registry import load_suite
+
+    asked = tuning._questions(TuneConfig(MethodSpec("ss"), suite=suite))
+    assert len(asked.questions) == 4 * categories
+    everything = load_suite(suite).load(SuiteRequest(limit=0, lab=True))
+    assert not {q.mark for q in asked.questions} & {q.mark for q in everything.questions}

@@ -1,0 +1,148 @@
+"""What methods let be tuned: never the output, only values that exist, and the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from specbench_ss import registry
+from specbench_ss.config import MethodSpec
+from specbench_ss.decoder import Decoder
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.methods.medusa.trees import tree_of
+from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss.streams import StreamConfig, Streams
+from specbench_ss.methods.ss.tuning import worth_trying
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.tuning.bench import DecoderBench
+from tests.methods import decoders
+from tests.tiny import tiny_model
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+ACCURACIES = [[0.5 / (rank + 1) for rank in range(10)] for _ in range(3)]
+
+
+def medusa(target: Target) -> Medusa:
+    """On an auto tree of five nodes."""
+    heads = decoders.medusa(target).heads
+    config = {"accuracies": ACCURACIES, "nodes": 5}
+    return Medusa(target, MedusaOptions(), heads, tree_of(Medusa.choices(MedusaOptions(), config, 3)), config)
+
+
+def streams(target: Target) -> SpeculativeStreaming:
+    """Advised as the lab's are."""
+    module = Streams(StreamConfig(gamma=3, n_msa_layers=2, init_rank=2), target.hidden_size)
+    decoders.randomise(module, 2)
+    return SpeculativeStreaming(target, SSOptions(), module, {"k": 3, "n_draft": 8, "n_keep": 5})
+
+
+MAKERS = {"medusa": medusa, "ss": streams}
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model("llama"))
+
+
+def neighbours(decoder: Decoder) -> Iterator[Decoder]:
+    for option, values in decoder.tunable().items():
+        for value in values:
+            yield decoder.variant(replace(decoder.options, **{option: value}))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_configuration_that_tuning_may_try_changes_the_greedy_output(target: Target, name: str) -> None:
+    expected = generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens
+    tried = 0
+    for near in neighbours(MAKERS[name](target)):
+        for one in (near, *neighbours(near)) if tried == 0 else (near,):
+            assert generate(one, PROMPT, Limits(30), Sampling()).tokens == expected
+            tried += 1
+    assert tried > 10
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_variants_share_the_weights_and_are_what_loading_would_give(target: Target, name: str) -> None:
+    decoder = MAKERS[name](target)
+    weights = {id(p) for p in module(decoder).parameters()}
+    for near in neighbours(decoder):
+        assert {id(p) for p in module(near).parameters()} == weights
+    assert decoder.variant(decoder.options).described() == decoder.described()
+
+
+def module(decoder: Decoder) -> torch.nn.Module:
+    found: torch.nn.Module = getattr(decoder, "heads", None) or decoder.streams  # type: ignore[attr-defined]
+    return found
+
+
+def bench(target: Target, name: str, **options: str) -> tuple[DecoderBench, MethodSpec]:
+    default = MethodSpec(name, options)
+    loaded = MAKERS[name](target).variant(registry.method_options(default))
+    return DecoderBench(default, loaded, Autoregressive(target), [PROMPT], Limits(8)), default
+
+
+def test_a_value_that_comes_down_to_the_default_is_the_default(target: Target) -> None:
+    found, default = bench(target, "ss")
+    labels = [spec.label for spec in found.around(default, "n_draft")]
+    assert "ss[n_draft=4]" in labels and "ss[n_draft=8]" not in labels
+    changed = MethodSpec("ss", {"n_draft": "4"})
+    assert default in found.around(changed, "n_draft")
+    assert found.around(changed, "n_draft").count(default) == 1
+
+
+def test_what_the_user_has_settled_is_not_tuned(target: Target) -> None:
+    assert "k" in bench(target, "ss")[0].options(MethodSpec("ss"))
+    found, default = bench(target, "ss", k="2")
+    assert "k" not in found.options(default)
+    assert all(spec.options["k"] == "2" for spec in found.around(default, "gamma"))
+
+
+def test_samples_count_the_tokens_that_a_run_counts(target: Target) -> None:
+    found, default = bench(target, "medusa")
+    cost = found.measure(default, 0)
+    assert cost.tokens == 8 and cost.seconds > 0
+
+
+def test_values_that_a_method_refuses_are_left_out(target: Target) -> None:
+    class Picky(Autoregressive):
+        def tunable(self) -> dict[str, list[int]]:
+            return {"n_draft": [4, 8, 16]}
+
+        def variant(self, options: SSOptions) -> Decoder:
+            if options.n_draft == 8:
+                raise UserError("not eight")
+            return Picky(self.target, options)
+
+    default = MethodSpec("ss")
+    found = DecoderBench(default, Picky(target, SSOptions()), Autoregressive(target), [PROMPT], Limits(8))
+    assert [spec.options["n_draft"] for spec in found.around(default, "n_draft")] == ["4", "16"]
+
+
+def test_trees_worth_trying_stay_within_what_exists() -> None:
+    for gamma, k, n_draft, n_keep, pruned in product((1, 4), (1, 3), (0, 8), (5, 32), (True, False)):
+        found = worth_trying(4, gamma, k, n_draft, n_keep, pruned, chain=False)
+        full = sum(k**g for g in range(1, gamma + 1))
+        assert max(found["gamma"]) == 4
+        assert all(n < full for n in found["n_draft"])
+        nodes = 1 + (min(full, n_draft) if n_draft else full)
+        assert all(n < nodes for n in found.get("n_keep", ()))
+        assert ("n_keep" in found) <= pruned
+        assert ("prune" in found) == (nodes > n_keep)
+    assert list(worth_trying(4, 4, 1, 0, 32, True, chain=True)) == ["gamma"]
+
+
+def test_a_medusa_tree_of_ones_own_is_not_tuned(target: Target) -> None:
+    given = medusa(target)
+    assert list(given.tunable()) == ["nodes", "heads"]
+    own = Medusa(target, MedusaOptions(tree="tree.json"), given.heads, given.tree)
+    assert not own.tunable()
+    unknown = Medusa(target, MedusaOptions(), given.heads, given.tree)
+    assert list(unknown.tunable()) == ["heads"]
