@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from specbench_ss.config import REFERENCE, MethodSpec
 from specbench_ss.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Decoder(ABC):
 
     Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
     `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
+    lossless: its output is that of the method that `reference_for` names.
     """
 
     name: ClassVar[str]
@@ -71,6 +73,18 @@ class Decoder(ABC):
     def load(cls, target: Target, options: Any) -> Decoder:
         """The method with its weights, for this target. Raises UserError where they are missing or do not fit."""
         return cls(target, options)
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        """The method whose output a lossless one must equal; a run includes it.
+
+        Another one than plain decoding of the target only where the method changes the model itself.
+        """
+        return MethodSpec(REFERENCE)
+
+    def next_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """float32 logits [V] of this method's model after prompt and answer; asked of references, untimed."""
+        return self.target.next_logits([*prompt, *answer])
 
     def described(self) -> dict[str, Any]:
         """What this object measures, JSON-ready: settings as resolved and, where it has weights, their hash.

@@ -70,8 +70,9 @@ def run(
     A method that fails leaves a failed row and the run goes on. On KeyboardInterrupt, which is passed on, and on
     any other exception the directory stays resumable and its status says why it stopped.
     """
-    if REFERENCE not in decoders:
-        raise UserError(f"the reference method {REFERENCE!r} must be among the methods")
+    for label in (REFERENCE, *map(reference_of, decoders.values())):
+        if label not in decoders:
+            raise UserError(f"the reference method {label!r} must be among the methods")
     check_ids(suite_data)
     session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode)
     run_dir.update(status="running")
@@ -83,6 +84,11 @@ def run(
             run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
         raise
     run_dir.update(status="complete", finished=now())
+
+
+def reference_of(decoder: Decoder) -> str:
+    """The label of the method whose output it must equal."""
+    return decoder.reference_for(decoder.options).label
 
 
 class _Session:
@@ -211,15 +217,16 @@ class _Session:
         if first or row.key in self.run_dir.judged:
             return
         repeat = 0 if row.method == REFERENCE else row.repeat
-        reference = self.run_dir.rows[(row.question_id, row.turn, REFERENCE, repeat)]
+        label = reference_of(self.decoders[row.method])
+        reference = self.run_dir.rows[(row.question_id, row.turn, label, repeat)]
         reason = self._why_not(sample, row, reference)
         if reason:
             self.run_dir.append_sameness(sameness.not_compared(row, reason))
             return
-        verdict = sameness.judge(self.target, self._prompt(sample), reference, row)
+        verdict = sameness.judge(self.decoders[label], self._prompt(sample), reference, row)
         self.run_dir.append_sameness(verdict)
         if verdict.verdict == "mismatch":
-            self.events.on_warning(f"{row.method} differs from {REFERENCE} on {row.question_id} turn {row.turn + 1}")
+            self.events.on_warning(f"{row.method} differs from {label} on {row.question_id} turn {row.turn + 1}")
 
     def _why_not(self, sample: Sample, row: Row, reference: Row) -> str:
         """Why equality is not to be expected; '' where it is."""
@@ -229,5 +236,5 @@ class _Session:
             return "the method does not promise the same output"
         if self.config.temperature > 0:
             return "sampled, not greedy"
-        other = Sample(sample.question, sample.turn, reference.repeat, REFERENCE, 0, 0)
+        other = Sample(sample.question, sample.turn, reference.repeat, reference.method, 0, 0)
         return "another history" if self._history(sample) != self._history(other) else ""

@@ -1,6 +1,6 @@
-"""Whether two answers are the same, and if not, why: a near-tie of the target, a length, or a bug.
+"""Whether two answers are the same, and if not, why: a near-tie of the model, a length, or a bug.
 
-Full sequences are compared, never their common part only. Knows no method; asks the target for its logits, untimed.
+Full sequences are compared, never their common part only. Knows no method; asks the reference for its logits, untimed.
 Definitions and the reasons for the bounds: docs/metrics.md.
 """
 
@@ -17,7 +17,7 @@ from specbench_ss.rows import Row, Sameness
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.target import Target
+    from specbench_ss.decoder import Decoder
 
 # How far below the target's best logit a chosen token may lie and still be called a tie.
 # Parallel verification sums in another order than one token at a time. Half precision: four units in the last
@@ -56,8 +56,11 @@ def gap_between(logits: Tensor, a: int, b: int) -> Gap:
     return Gap(best - second, best - min(float(logits[a]), float(logits[b])))
 
 
-def judge(target: Target, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
-    """The verdict on a greedy answer to the same prompt as the reference's; both must be ok."""
+def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
+    """The verdict on a greedy answer to the same prompt as the reference's; both must be ok.
+
+    decoder: the reference's, which is asked for its logits where they part.
+    """
     expected, got = list(reference.token_ids or ()), list(row.token_ids or ())
     at = first_difference(expected, got)
     if at is None:
@@ -66,7 +69,7 @@ def judge(target: Target, prompt_ids: list[int], reference: Row, row: Row) -> Sa
         reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
         return Sameness(*row.key, verdict="length", first_difference=at, reason=reason)
     try:
-        logits = target.next_logits(prompt_ids + expected[:at])
+        logits = decoder.next_logits(prompt_ids, expected[:at])
     except Exception as e:  # a difference that nothing explains is never called harmless
         reason = f"no logits to explain it: {error_text(e)}"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
@@ -74,7 +77,7 @@ def judge(target: Target, prompt_ids: list[int], reference: Row, row: Row) -> Sa
     if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
         reason = "logits are not finite"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
-    tie = gap.drop <= near_tie_drop(str(target.dtype))
+    tie = gap.drop <= near_tie_drop(str(decoder.target.dtype))
     return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap.gap, gap.drop)
 
 

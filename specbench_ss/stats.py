@@ -29,6 +29,8 @@ class SummaryRow:
     n_prompts, n_questions: what is paired with the reference; n_failed: its own failed samples.
     step_s and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s.
     speedup = tau * step_ratio * residual, where step_ratio is the reference's step time over the method's.
+    reference: the method whose output it must equal. Where that is not the run's reference, since the method changes
+    the model, reference_speedup and reference_interval are against it.
     acceptance_at[i], acceptance_given[i] are those of draft position i + 1; the _n are their denominators.
     target_calls, draft_calls, tokens, prefill_s: means over samples.
     """
@@ -44,6 +46,9 @@ class SummaryRow:
     speedup_geomean: float | None
     speedup_specbench: float | None
     comparison: Comparison
+    reference: str
+    reference_speedup: float | None
+    reference_interval: Interval | None
     tokens_per_s: float | None
     tokens: float | None
     prefill_s: float | None
@@ -89,6 +94,8 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
     own_rows = [r for r in here if r.method == label]
     own, ref = _paired(own_rows, [r for r in here if r.method == REFERENCE])
     times = _Times(own, ref)
+    same_as = _method(run, label).get("reference", REFERENCE)
+    against = _Times(*_paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
     mine, theirs = tally(own, run.steps_by_sample), tally(ref, run.steps_by_sample)
     around = None if label == REFERENCE else times.interval()
     speedup, tau = times.speedup(), mine.tau
@@ -100,7 +107,7 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
     return SummaryRow(
         category=category,
         method=label,
-        lossless=_lossless(run, label),
+        lossless=bool(_method(run, label)["lossless"]),
         n_prompts=len(times.own_s),
         n_questions=len(times.questions),
         n_failed=sum(not r.ok for r in own_rows),
@@ -109,6 +116,9 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         speedup_geomean=times.geomean(),
         speedup_specbench=times.specbench(),
         comparison="reference" if label == REFERENCE else compare(around),
+        reference=same_as,
+        reference_speedup=against.speedup() if against else None,
+        reference_interval=against.interval() if against else None,
         tokens_per_s=_over(_sum(own, "tokens"), _sum(own, "wall_s")),
         tokens=_over(_sum(own, "tokens"), len(own)),
         prefill_s=_over(_sum(own, "prefill_s"), len(own)),
@@ -129,8 +139,9 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
     )
 
 
-def _lossless(run: Run, label: str) -> bool:
-    return next(bool(m["lossless"]) for m in run.manifest["methods"] if m["label"] == label)
+def _method(run: Run, label: str) -> dict[str, Any]:
+    """Its entry in the manifest."""
+    return next(m for m in run.manifest["methods"] if m["label"] == label)
 
 
 def _paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]]:

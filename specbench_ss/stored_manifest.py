@@ -33,6 +33,7 @@ _ENVIRONMENT = {
 _SPEC = {"name": str, "options": dict}
 _METHOD = {
     "label": str, "name": str, "summary": str, "paper": str, "lossless": bool, "options": dict, "resolved?": dict,
+    "reference?": str,
 }  # fmt: skip
 SCHEMA = {
     "format": int,
@@ -79,6 +80,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     labels = [] if problem else [method["label"] for method in manifest["methods"]]
     if not problem and (not labels or len(set(labels)) < len(labels)):
         problem = "its methods are none, or one is there twice"
+    strangers = [] if problem else {m.get("reference", labels[0]) for m in manifest["methods"]} - set(labels)
+    if strangers:
+        problem = f"method {min(strangers)} is a reference and not there"
     if problem:
         raise UserError(f"{file} is damaged: {problem}")
     return manifest

@@ -13,7 +13,7 @@ from rich.table import Table
 from specbench_ss.environment import between_sessions
 from specbench_ss.rows import Run
 from specbench_ss.stats import OVERALL, SummaryRow, summarise
-from specbench_ss.words import interval, number, output, times, title
+from specbench_ss.words import interval, number, output, own_model, times, title
 
 COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "n")
 LEFT = ("task", "method", "output", "configuration")
@@ -30,6 +30,9 @@ def print_tables(run: Run, console: Console) -> None:
     console.print(_overall(overall))
     if any(row.comparison == "not distinguishable" for row in rows):
         console.print("≈ not distinguishable from the reference: the interval covers 1", style="dim")
+    for row in overall:
+        if row.reference_speedup is not None:
+            console.print(own_model(row.method, row.reference, row.reference_speedup, row.reference_interval))
     changed = between_sessions(run.manifest)
     if changed:
         _point_out(console, f"not all sessions had the same {', '.join(changed)}: their times do not compare")

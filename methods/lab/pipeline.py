@@ -37,6 +37,7 @@ STAGES: dict[str, Stage] = {
     "polish": Stage(work.polish, CHECKPOINTED),
     "answers": Stage(work.answers, ("train.npy", "calibration.npy")),
     "drafters": Stage(work.drafters, CHECKPOINTED),
+    "shared": Stage(work.shared, CHECKPOINTED),
     "draft": Stage(work.draft, CHECKPOINTED),
     "export": Stage(work.export),
     "cards": Stage(work.measure),

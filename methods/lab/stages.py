@@ -23,6 +23,8 @@ from specbench_ss.methods.lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.lab.workshop import Workshop, save_model, save_rows, training_rows
 from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
 from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.saving import save_shared
+from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
 from specbench_ss.models import LAB, load_target
@@ -39,6 +41,12 @@ LAB_STREAMS = {
 STREAM_LR = 1.5e-2
 STREAM_EMBEDDING_LR = 0.1
 DRAFTER_ROWS = 5
+SHARED_STREAMS = StreamConfig(
+    gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
+)  # ACL sec. 3: LoRA for main and streams alike, eq. 3
+SHARED_TOKENS = 2_000_000
+SHARED_LR = 1e-3
+SHARED_ROWS = 4
 # what pays on two CPU cores: see docs/log.md
 MEDUSA_NODES = 15
 SS_ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
@@ -128,6 +136,25 @@ def drafters(shop: Workshop) -> None:
     write_checkpoint(shop.folder("ss"), streams.module, config)
 
 
+def shared(shop: Workshop) -> None:
+    """Shared mode, and what it is held against: the same LoRA on next tokens alone, same batches, same steps."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 5)
+    ours = SharedTrainee(target, SHARED_STREAMS, SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
+    plain = replace(SHARED_STREAMS, main_attends_streams=False)
+    tuned = SharedTrainee(target, plain, SHARED_LR, alpha_j=0.0, name="next-token")
+    size = replace(shop.base_size(shop.size), tokens=shop.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
+    special = special_ids(shop.tokenizer())
+    rows = training_rows(shop, size, shop.seed + 5)
+    text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 5)
+    budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
+    TogetherTrainer(target, [ours, tuned], text, budget, shop.folder("shared")).train(shop.log)
+    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
+    for folder, trainee in (("ss-shared", ours), ("next-token", tuned)):
+        trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
+        save_shared(shop.folder(folder), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+
+
 def draft(shop: Workshop) -> None:
     """The small draft model for two-model speculative decoding, on the same text."""
     size = shop.base_size("draft")
@@ -141,6 +168,7 @@ def export(shop: Workshop) -> None:
         "draft": shop.made("draft/model", "draft"),
         "medusa": shop.made("medusa", "drafters"),
         "ss": shop.made("ss", "drafters"),
+        "ss-shared": shop.made("ss-shared", "shared"),
     }
     out = shop.folder("export")
     for name, source in sources.items():

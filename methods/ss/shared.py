@@ -7,19 +7,24 @@ the output of `ss-shared` must equal.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import drafter_folder, read_tensors
 from specbench_ss.methods.ss import SpeculativeStreaming, read_streams
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.sampling import Sampling
 from specbench_ss.target import Output, Target
 from specbench_ss.tree import DraftTree
 
@@ -32,7 +37,31 @@ class SharedStreaming(SpeculativeStreaming):
 
     name = "ss-shared"
     summary = "Speculative Streaming, shared: LoRA and streams trained together; the model itself changes"
-    lossless = False
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        """The same model, one token a step. Under eq. 3 what the streams see is part of the model."""
+        same = {f.name: getattr(options, f.name) for f in fields(SharedAROptions)}
+        return MethodSpec(SharedAutoregressive.name, {name: str(value) for name, value in same.items() if value})
+
+    def described(self) -> dict[str, Any]:
+        """And the hash of the model that it changed the target into."""
+        return super().described() | {"model_hash": self.target.weights_hash}
+
+    def next_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """As the model decodes: answer rows with their streams, prompt rows without, but for the last."""
+        if not self.streams.config.main_attends_streams:
+            return super().next_logits(prompt, answer)
+        s, device = self.settings, self.target.device
+        options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
+        whole = SharedStreaming(self.target, options, self.streams, self.advice)
+        cache = self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
+        state = State([*prompt, *answer], len(prompt), torch.empty(0), cache, Sampling())
+        output = whole.prefill(state, torch.tensor([list(prompt)], device=device))
+        if answer:
+            tokens = torch.tensor(list(answer), device=device)
+            output = whole.forward(state, DraftTree.chain(tokens[:1], tokens[1:]))
+        return output.logits[0, -1].float()
 
     @classmethod
     def load(cls, target: Target, options: Any) -> SharedStreaming:
@@ -46,9 +75,11 @@ class SharedStreaming(SpeculativeStreaming):
 
 @dataclass(frozen=True, slots=True)
 class SharedAROptions:
-    """Only which model."""
+    """Which model: what the output of ss-shared depends on."""
 
     weights: str = field(default="", metadata={"help": "folder as for ss-shared; empty = the model's own"})
+    gamma: int = field(default=0, metadata={"help": "as for ss-shared"})
+    stream_attention_top_p: int = field(default=0, metadata={"help": "as for ss-shared"})
 
 
 class SharedAutoregressive(SharedStreaming):
@@ -60,9 +91,17 @@ class SharedAutoregressive(SharedStreaming):
     Options = SharedAROptions  # type: ignore[assignment]
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
-        super().__init__(target, SSOptions(k=1, prune="off"), streams, advice)
+        same = SSOptions(gamma=options.gamma, k=1, prune="off", stream_attention_top_p=options.stream_attention_top_p)
+        super().__init__(target, same, streams, advice)
         self.options = options
         self.attending = streams.config.main_attends_streams
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        """It changes the model: nothing to equal."""
+        return Decoder.reference_for(options)
+
+    tunable = Decoder.tunable  # nothing
 
     def max_rows(self) -> int:
         """The root, and its streams where they run along."""
@@ -103,8 +142,12 @@ def shared_target(target: Target, folder: Path) -> Target:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"ss-shared: the LoRA in {folder} does not fit: {first}") from error
     shared = Target(merged, target.tokenizer, target.name, target.folder)
-    shared.is_lab, shared.weights_hash = target.is_lab, target.weights_hash
+    shared.is_lab, shared.weights_hash = target.is_lab, f"{target.weights_hash}+{_digest(folder / ADAPTER)}"
     return shared
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def adapted_modules(folder: Path) -> list[str]:

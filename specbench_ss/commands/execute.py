@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def describe(config: RunConfig, where: RunTarget) -> None:
     """Print what `run` would do, without loading the model. Raises UserError where it would not get that far."""
     plan = preflight.check(config, where)
-    data = plan.data
+    config, data = plan.config, plan.data
     prompts = sum(len(q.turns) for q in data.questions)
     print(f"model      {config.model}, dtype {plan.dtype}, device {plan.device}")
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
@@ -58,7 +58,7 @@ def measure(config: RunConfig, where: RunTarget) -> None:
     from specbench_ss.rundir import RunDir
 
     plan = preflight.check(config, where)
-    data = plan.data
+    config, data = plan.config, plan.data
     target = load_target(
         config.model,
         dtype=config.dtype,

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from specbench_ss.config import REFERENCE
+
+if TYPE_CHECKING:
+    from specbench_ss.decoder import Decoder
+
 
 def methods() -> None:
     """List the methods and their options."""
@@ -9,10 +16,17 @@ def methods() -> None:
     from specbench_ss.options import describe_options
 
     for name, method in registry.load_all(registry.METHODS).items():
-        output = "same output as the model" if method.lossless else "may change the output"
+        output = _output(method)
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
         for option in describe_options(method.Options):
             print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
+
+
+def _output(method: type[Decoder]) -> str:
+    if not method.lossless:
+        return "may change the output"
+    reference = method.reference_for(method.Options()).label
+    return "same output as the model" if reference == REFERENCE else f"same output as {reference}"
 
 
 def models() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,13 @@ from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """device, dtype: as resolved, 'cpu', 'float32'. options: of each method, by label. samples: of the whole run."""
+    """What a run will do.
 
+    config: with the references that its methods need. device, dtype: as resolved, 'cpu', 'float32'. options: of each
+    method, by label. samples: of the whole run.
+    """
+
+    config: RunConfig
     suite: Suite
     data: SuiteData
     options: dict[str, Any]
@@ -31,6 +36,7 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     from specbench_ss.rundir import check_out
     from specbench_ss.stored_manifest import check_same_config, read_manifest
 
+    config = with_references(config)
     options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)
     device = resolve_device(config.device)
@@ -41,7 +47,16 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     data = _questions(config, suite)
     check_ids(data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
-    return Plan(suite, data, options, device, str(dtype).removeprefix("torch."), samples)
+    return Plan(config, suite, data, options, device, str(dtype).removeprefix("torch."), samples)
+
+
+def with_references(config: RunConfig) -> RunConfig:
+    """Every method whose output another one of the run must equal is part of the run, asked for or not."""
+    specs = {spec.label: spec for spec in config.methods}
+    for spec in config.methods:
+        reference = registry.method_class(spec.name).reference_for(_options(spec, config))
+        specs.setdefault(reference.label, reference)
+    return replace(config, methods=tuple(specs.values()))
 
 
 def _options(spec: MethodSpec, config: RunConfig) -> Any:

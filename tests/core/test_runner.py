@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from specbench_ss.rows import Row, Run
 from specbench_ss.rundir import RunDir, read_run
 from specbench_ss.runner import run
 from specbench_ss.sampling import Sampling
+from specbench_ss.stats import summarise
 from specbench_ss.suite import Question, Suite, SuiteData
 from specbench_ss.warmup import EXTRA_ROUNDS, warm_up
 
@@ -65,6 +66,23 @@ class Weighted(FakeDecoder):
 
 class Lossy(FakeDecoder):
     lossless = False
+
+
+class Changed(FakeDecoder):
+    """Changes the model: it must equal the method `own`, whose logits explain a difference."""
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        return MethodSpec("own")
+
+
+class Own(FakeDecoder):
+    lossless = False
+    asked: ClassVar[list[str]] = []
+
+    def next_logits(self, prompt: Any, answer: Any) -> torch.Tensor:
+        self.asked.append(bytes(answer).decode())
+        return torch.zeros(256)  # all alike: a near-tie
 
 
 class FakeSuite(Suite):
@@ -304,6 +322,28 @@ def test_sameness_holds_every_sample_against_the_reference(tmp_path: Path) -> No
     assert verdicts == {("m", "identical"): 8, ("m", "mismatch"): 2, ("ar", "identical"): 5}
     assert {s.first_difference for s in done.sameness if s.verdict == "mismatch"} == {2}
     assert any("differs" in w for w in bench.events.warnings)
+
+
+def test_a_method_that_changes_the_model_is_held_against_its_own_reference(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ("ar", "m", "own"))
+    bench.decoders |= {"m": Changed(bench.target), "own": Own(bench.target)}
+    bench.answer = lambda label, prompt: {"ar": "abc", "own": "xyz", "m": "xyA" if prompt == "<u>go" else "xyz"}[label]
+    done = bench.run()
+    assert Counter((s.method, s.verdict) for s in done.sameness) == {
+        ("m", "identical"): 4, ("m", "near-tie"): 1, ("own", "not compared"): 5,
+    }  # fmt: skip
+    assert Own.asked == ["xy"]
+    row = next(r for r in summarise(done) if r.method == "m")
+    assert (row.reference, row.reference_speedup) == ("own", pytest.approx(1.0))
+    others = [r for r in summarise(done) if r.method != "m"]
+    assert {(r.reference, r.reference_speedup) for r in others} == {("ar", None)}
+
+
+def test_a_method_is_not_run_without_its_reference(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.decoders["m"] = Changed(bench.target)
+    with pytest.raises(UserError, match="'own' must be among"):
+        bench.run()
 
 
 @pytest.mark.parametrize(("options", "reason"), [({"lossy": True}, "promise"), ({"temperature": 0.5}, "sampled")])

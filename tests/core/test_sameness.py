@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.rows import Row
 from specbench_ss.sameness import NEAR_TIE_DROP, first_difference, judge, near_tie_drop
 
@@ -29,7 +30,7 @@ def answer(method: str, ids: list[int], finish: str = "length") -> Row:
 
 
 def verdict(target: Any, reference: list[int], got: list[int]) -> Any:
-    return judge(cast(Any, target), [9, 8], answer("ar", reference), answer("m", got))
+    return judge(Autoregressive(cast(Any, target)), [9, 8], answer("ar", reference), answer("m", got))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from specbench_ss.commands import preflight
+from specbench_ss.config import MethodSpec, RunConfig
 from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
@@ -69,6 +71,29 @@ def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Pat
         assert generate(drafted, PROMPT, Limits(30), Sampling()).tokens == reference
     assert generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens == before
     assert reference != before
+
+
+@pytest.mark.parametrize("attends", [True, False])
+def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> None:
+    """What sameness asks for: after any part of an answer, the token that the answer goes on with."""
+    target, trainee = trained("llama", config(attends))
+    save_shared(tmp_path, trainee, {})
+    own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
+    tokens = generate(own, PROMPT, Limits(12), Sampling()).tokens
+    with torch.inference_mode():
+        assert [int(own.next_logits(PROMPT, tokens[:i]).argmax()) for i in range(len(tokens))] == tokens
+        if attends:  # and without their streams the rows say something else
+            after = own.next_logits(PROMPT, tokens[:6])
+            assert (after - own.target.next_logits([*PROMPT, *tokens[:6]])).abs().max() > 1e-2
+
+
+def test_a_run_includes_the_reference_with_all_that_changes_its_output() -> None:
+    options = SSOptions(weights="a,b", gamma=2, k=5, stream_attention_top_p=7)
+    same = SharedStreaming.reference_for(options)
+    assert same == MethodSpec("ss-shared-ar", {"weights": "a,b", "gamma": "2", "stream_attention_top_p": "7"})
+    asked = RunConfig((MethodSpec("ar"), MethodSpec("ss-shared", {"gamma": "2"}), MethodSpec("ss-shared")))
+    labels = [spec.label for spec in preflight.with_references(asked).methods]
+    assert labels == ["ar", "ss-shared[gamma=2]", "ss-shared", "ss-shared-ar[gamma=2]", "ss-shared-ar"]
 
 
 def chosen(options: SSOptions) -> dict[str, Any]:
