@@ -60,6 +60,11 @@ def _card(row: SummaryRow, style: Style) -> Card:
         ("quality", number(row.quality)),
         ("prompts", number(row.n_prompts, 0)),
     ]
+    if row.reference_speedup is not None:
+        around = interval(row.reference_interval)
+        facts.append(
+            (f"speedup over {row.reference}", f"{times(row.reference_speedup)}{f' ({around})' if around else ''}")
+        )
     return Card(
         row.method, style, PILLS[row.comparison], times(row.speedup), "by definition" if reference else under, facts
     )
