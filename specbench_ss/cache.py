@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench_ss.tree import indices
+
 
 class Cache:
     """Preallocated keys and values, [B, kv_heads, capacity, head_dim] a layer.
@@ -66,7 +68,7 @@ class Cache:
             keys, values = self.keys[layer], self.values[layer]
             if first < count and keys is not None and values is not None:
                 if moved is None:
-                    moved = torch.tensor([start + r for r in rows[first:]], device=keys.device)
+                    moved = indices([start + r for r in rows[first:]], keys.device)
                 keys[:, :, start + first : start + count] = keys.index_select(2, moved)
                 values[:, :, start + first : start + count] = values.index_select(2, moved)
             self.lengths[layer] = start + count

@@ -7,6 +7,17 @@ from typing import Any
 
 import torch
 
+from specbench_ss.errors import UserError, first_line
+
+
+def check_device(device: torch.device) -> None:
+    """Raises UserError where the device no longer works: whatever is asked of it next would fail too."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            raise UserError(f"{device} no longer works: {first_line(error)}") from error
+
 
 class Clock:
     """Marks within one step. On CUDA marks are events, read after the step's one synchronisation."""

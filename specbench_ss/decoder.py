@@ -96,8 +96,9 @@ class Decoder(ABC):
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """Options whose best value depends on the device, each with the values worth trying, the simplest first.
 
-        Options that matter most come first. `ssbench tune` asks every configuration that it stands at, so what makes
-        no difference there may be left out. None of these may be needed to load the weights. Nothing = not tunable.
+        None of them may change the output of a lossless method. Options that matter most come first. `ssbench tune`
+        asks every configuration that it stands at, so what makes no difference there may be left out. None of these
+        may be needed to load the weights. Nothing = not tunable.
         """
         return {}
 

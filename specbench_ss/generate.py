@@ -107,7 +107,7 @@ class Session:
         total, (draft, forward, accept, observe) = clock.stop()
         parts = (draft + observe, forward, accept)
         host = max(0.0, total - sum(parts))
-        return Step(len(tree) - 1, len(kept) - 1, kept.shape.depth, verdict.accepted, new, *parts, host, total)
+        return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
 
     def _within_context(self, tree: DraftTree, state: State) -> DraftTree:
         """Without the nodes whose position the model does not have."""

@@ -35,11 +35,15 @@ def frozen_heap() -> Iterator[None]:
 
 @contextlib.contextmanager
 def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Gives a function that, after the block, tells the peak bytes allocated on a CUDA device; None elsewhere."""
+    """Gives a function that, after the block, tells how many bytes more than at its start a CUDA device had allocated.
+
+    None elsewhere. What is there before, weights of every method and the cache they share, is nobody's in particular.
+    """
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device) if on_gpu else 0
     peak: list[int] = []
     yield lambda: peak[0] if peak else None
     if on_gpu:
-        peak.append(torch.cuda.max_memory_allocated(device))
+        peak.append(torch.cuda.max_memory_allocated(device) - before)

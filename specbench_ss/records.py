@@ -13,8 +13,8 @@ class Step:
     """One forward pass of the target that verifies. Times in seconds.
 
     nodes: drafted nodes (the root is not a draft). verified: drafted nodes that reached the last layer
-    (fewer than nodes where a method prunes). depth: depth of the verified tree. accepted: drafted tokens accepted,
-    before any cut.
+    (fewer than nodes where a method prunes). depth: depth of the drafted tree, before pruning. accepted: drafted tokens
+    accepted, before any cut.
     tokens: tokens kept, after the cut at the first end token, stop string or limit (accepted + 1 when uncut).
     draft_s + verify_s + accept_s + host_s = total_s.
     """

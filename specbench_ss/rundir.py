@@ -6,7 +6,8 @@ steps.jsonl     a line for each decoding step, appended before its sample's row
 rows.jsonl      a line for each sample: the commit mark; steps without a row do not count
 sameness.jsonl  a line for each comparison with the reference
 
-A process killed at any byte loses at most the sample in flight. Knows no method and no suite.
+A process killed at any byte loses at most the sample in flight. A sample that failed is made again by --resume: of
+lines with the same key the last one counts. Knows no method and no suite.
 """
 
 from __future__ import annotations
@@ -20,23 +21,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from specbench_ss import jsonl
 from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.records import Step
 from specbench_ss.rows import Key, Row, Run, Sameness, StepRow
+from specbench_ss.sameness import FAILED
 from specbench_ss.schema import misfit
 from specbench_ss.stored_manifest import MANIFEST, read_manifest, same_run
 from specbench_ss.suite import Question
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
+Record = TypeVar("Record", Row, Sameness)
 QUESTION = {"id": str, "category": str, "turns": [str], "references": [[str]], "metric": (str, None)}
 
 
 class RunDir:
-    """An open run directory; one writer at a time. rows: every committed sample; judged: those with a verdict."""
+    """An open run directory; one writer at a time.
+
+    rows: every committed sample, but for those of earlier sessions that failed. judged: those with a verdict.
+    """
 
     def __init__(self, path: Path, manifest: dict[str, Any], rows: list[Row], judged: Iterable[Key], lock: int) -> None:
         self.path, self.manifest = path, manifest
@@ -133,8 +139,8 @@ def _try_to_make(folder: Path) -> None:
 def read_run(path: Path) -> Run:
     """Everything that is committed in a run directory, without changing it. Raises UserError."""
     manifest = read_manifest(path)
-    rows = jsonl.scan(path / ROWS, Row.of)[0]
-    done = {row.key for row in rows}
+    rows = latest(jsonl.scan(path / ROWS, Row.of)[0])
+    done = {row.key for row in rows if row.ok}
     steps = jsonl.scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
     _check_steps(path, rows, steps)
     questions = []
@@ -146,7 +152,12 @@ def read_run(path: Path) -> Run:
         if problem := misfit(entries, [QUESTION]):
             raise UserError(f"{path / QUESTIONS} is damaged: {problem}")
         questions = [_question(entry) for entry in entries]
-    return Run(path, manifest, rows, steps, jsonl.scan(path / SAMENESS, Sameness.of)[0], questions)
+    return Run(path, manifest, rows, steps, latest(jsonl.scan(path / SAMENESS, Sameness.of)[0]), questions)
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """The last record of each key, in order of the keys' first."""
+    return list({record.key: record for record in records}.values())
 
 
 def _question(data: Mapping[str, Any]) -> Question:
@@ -155,11 +166,15 @@ def _question(data: Mapping[str, Any]) -> Question:
 
 
 def _recover(path: Path) -> tuple[list[Row], list[Key]]:
-    """Cut off whatever a killed process left half-written; the committed rows and the keys already judged."""
-    rows = jsonl.cut(path / ROWS, Row.of)
+    """Cut off whatever a killed process left half-written; the good rows and the keys already judged.
+
+    Verdicts that a failure stood in the way of do not count: there may be one now.
+    """
+    rows = [row for row in latest(jsonl.cut(path / ROWS, Row.of)) if row.ok]
     done = {row.key for row in rows}
     _check_steps(path, rows, jsonl.cut(path / STEPS, StepRow.of, lambda step: step.key in done))
-    return rows, [verdict.key for verdict in jsonl.cut(path / SAMENESS, Sameness.of)]
+    judged = latest(jsonl.cut(path / SAMENESS, Sameness.of))
+    return rows, [verdict.key for verdict in judged if verdict.reason not in FAILED]
 
 
 def _check_steps(path: Path, rows: list[Row], steps: list[StepRow]) -> None:

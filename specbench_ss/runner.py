@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from specbench_ss import sameness
+from specbench_ss.clock import check_device
 from specbench_ss.config import REFERENCE, RunConfig
 from specbench_ss.decoder import Decoder
 from specbench_ss.environment import changed_since, environment
@@ -67,8 +68,9 @@ def run(
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
-    A method that fails leaves a failed row and the run goes on. On KeyboardInterrupt, which is passed on, and on
-    any other exception the directory stays resumable and its status says why it stopped.
+    A method that fails leaves a failed row and the run goes on; a device that no longer works ends it. On
+    KeyboardInterrupt, which is passed on, and on any other exception the directory stays resumable and its status says
+    why it stopped.
     """
     for label in (REFERENCE, *map(reference_of, decoders.values())):
         if label not in decoders:
@@ -161,6 +163,7 @@ class _Session:
         try:
             steps = self._decode_into(row, sample)
         except Exception as e:  # one sample of one method: the others are worth having
+            check_device(self.target.device)
             row.status, row.error, steps = "failed", error_text(e), []
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
         else:
@@ -231,7 +234,7 @@ class _Session:
     def _why_not(self, sample: Sample, row: Row, reference: Row) -> str:
         """Why equality is not to be expected; '' where it is."""
         if not row.ok or not reference.ok:
-            return "the sample failed" if not row.ok else "the reference failed"
+            return sameness.FAILED[0 if not row.ok else 1]
         if not self.decoders[row.method].lossless:
             return "the method does not promise the same output"
         if self.config.temperature > 0:

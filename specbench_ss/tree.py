@@ -65,6 +65,18 @@ def visibility(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
     return shape.ancestors().to(device), torch.tensor(shape.depths, device=device)
 
 
+@lru_cache(maxsize=1024)
+def parents_on(shape: TreeShape, device: torch.device) -> Tensor:
+    """int64 [n], the root's own 0; made once for each shape."""
+    return torch.tensor((0, *shape.parents[1:]), device=device)
+
+
+def indices(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 [n] on the device, without waiting for it."""
+    host = torch.tensor(list(values), dtype=torch.long, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """tokens: int64 [n] on the target's device, root first. draft_probs: q for sampled candidates.
@@ -102,16 +114,16 @@ class DraftTree:
 
     def parents(self) -> Tensor:
         """int64 [n] on the tokens' device; the root's own is 0."""
-        return torch.tensor((0, *self.shape.parents[1:]), device=self.tokens.device)
+        return parents_on(self.shape, self.tokens.device)
 
-    def select(self, keep: Sequence[int]) -> DraftTree:
-        """The sub-tree of these nodes (ascending, ancestor-closed, root included).
+    def select(self, keep: Sequence[int], index: Tensor | None = None) -> DraftTree:
+        """The sub-tree of these nodes (ascending, ancestor-closed, root included). index: keep on the device.
 
         Sampled candidates stay exact only where the choice does not depend on what was drawn.
         """
         new = {old: i for i, old in enumerate(keep)}
         parents = tuple(-1 if i == 0 else new[self.shape.parents[i]] for i in keep)
-        index = torch.tensor(keep, device=self.tokens.device)
+        index = indices(keep, self.tokens.device) if index is None else index
         q = None if self.draft_probs is None else self.draft_probs[index]
         visible, depths = self.visibility()
         return DraftTree(self.tokens[index], shape_of(parents), q, (visible[index[:, None], index], depths[index]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.sampling import Sampling
-from specbench_ss.tree import DraftTree
+from specbench_ss.tree import DraftTree, indices
 
 
 @dataclass(slots=True)
@@ -113,8 +113,7 @@ def _deterministic(p: Tensor, children: list[int], edges: _Edges) -> tuple[int |
 
 def _without(p: Tensor, refused: list[int]) -> Tensor:
     """p with these tokens at zero; where that leaves nothing, only rounding refused the last: it stays."""
-    left = p.clone()
-    left[torch.tensor(refused, device=p.device)] = 0
+    left = p.index_fill(0, indices(refused, p.device), 0)
     left[refused[-1]] += left.sum() <= 0
     return left
 

@@ -24,7 +24,7 @@ from specbench_ss.methods.ss.streams import Layout, Streams, run_msa, stream_vis
 from specbench_ss.methods.ss.tuning import worth_trying
 from specbench_ss.models import hash_weights
 from specbench_ss.target import FINAL, Output, Target
-from specbench_ss.tree import DraftTree
+from specbench_ss.tree import DraftTree, indices
 from specbench_ss.verify import Verdict
 
 WEIGHTS = "model.safetensors"
@@ -140,8 +140,8 @@ class SpeculativeStreaming(Decoder):
         keep = self._pruned(tree, x, visible)
         kept = tree
         if len(keep) < n:
-            index = torch.tensor(keep, device=target.device)
-            kept = tree.select(keep)
+            index = indices(keep, target.device)
+            kept = tree.select(keep, index)
             x, positions, visible = x[:, index], positions[index], kept.visibility()[0]
             if at < self.lo:
                 rotary = target.rotary(positions[None], past + kept.shape.depth)
@@ -164,7 +164,7 @@ class SpeculativeStreaming(Decoder):
         if not s.prune or (len(tree) <= s.n_keep and s.threshold == 0):
             return list(range(len(tree)))
         inner = list(dict.fromkeys(tree.shape.parents[1:]))  # leaves have no transition to judge
-        x = x[0, torch.tensor(inner, device=x.device)]
+        x = x[0, indices(inner, x.device)]
         exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x)))  # [inner, V]
         return prune(tree, inner, exits, visible, s.n_keep, s.threshold)
 

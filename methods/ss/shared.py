@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +47,13 @@ class SharedStreaming(SpeculativeStreaming):
     def described(self) -> dict[str, Any]:
         """And the hash of the model that it changed the target into."""
         return super().described() | {"model_hash": self.target.weights_hash}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""
+        found = dict(super().tunable())
+        if self.streams.config.main_attends_streams:
+            found.pop("gamma", None)
+        return found
 
     def next_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """As the model decodes: answer rows with their streams, prompt rows without, but for the last."""
@@ -101,7 +108,7 @@ class SharedAutoregressive(SharedStreaming):
         """It changes the model: nothing to equal."""
         return Decoder.reference_for(options)
 
-    tunable = Decoder.tunable  # nothing
+    tunable = Decoder.tunable  # nothing  # type: ignore[assignment]
 
     def max_rows(self) -> int:
         """The root, and its streams where they run along."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import torch
 
+from specbench_ss import jsonl
 from specbench_ss.config import MethodSpec, RunConfig, RunTarget
 from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
@@ -18,7 +19,7 @@ from specbench_ss.generate import Limits
 from specbench_ss.manifest import manifest_for
 from specbench_ss.prompts import check_room
 from specbench_ss.records import Generation, Step
-from specbench_ss.rows import Row, Run
+from specbench_ss.rows import Row, Run, StepRow
 from specbench_ss.rundir import RunDir, read_run
 from specbench_ss.runner import run
 from specbench_ss.sampling import Sampling
@@ -204,6 +205,46 @@ def test_a_failing_method_leaves_a_row_without_numbers_and_the_run_goes_on(tmp_p
     assert len(done.rows) == 10
     assert any("out of luck" in w for w in bench.events.warnings)
     assert [s.reason for s in done.sameness if s.verdict == "not compared"] == ["the sample failed"]
+
+
+def test_failed_samples_are_made_again_by_resuming(tmp_path: Path) -> None:
+    """And whatever they stood in the way of: later turns, and verdicts on the others."""
+    bench = Bench(tmp_path)
+
+    def fail(label: str, prompt: str) -> None:
+        if (label, prompt) in (("ar", "<u>hi"), ("m", "<u>go")):
+            raise RuntimeError("out of luck")
+
+    bench.before = fail
+    failed = [r.key for r in bench.run().rows if not r.ok]
+    assert len(failed) == 6
+    again = Bench(tmp_path)
+    done = again.run(resume=True)
+    assert again.events.total == len(again.calls) == 6
+    assert [r.key for r in done.rows] == [r.key for r in bench.events.rows]
+    assert {r.status for r in done.rows} == {"ok"}
+    assert {(s.method, s.verdict) for s in done.sameness} == {("m", "identical")}
+    assert len(done.sameness) == 5
+    assert sum(map(len, done.steps_by_sample.values())) == sum(r.steps or 0 for r in done.rows)
+
+
+def test_killed_while_a_failed_sample_is_made_again(tmp_path: Path) -> None:
+    """Steps of the second try without its row do not count."""
+    bench = Bench(tmp_path)
+
+    def fail(label: str, prompt: str) -> None:
+        if label == "m" and prompt == "<u>go":
+            raise RuntimeError("out of luck")
+
+    bench.before = fail
+    done = bench.run()
+    good, bad = next(r for r in done.rows if r.ok), next(r for r in done.rows if not r.ok)
+    half = [StepRow(*bad.key, index=0, step=done.steps_by_sample[good.key][0]).as_dict()]
+    with (tmp_path / "steps.jsonl").open("ab", buffering=0) as file:
+        jsonl.append(file, half)
+    assert not read_run(tmp_path).steps_by_sample[bad.key]
+    whole = Bench(tmp_path).run(resume=True)
+    assert len(whole.steps_by_sample[bad.key]) == next(r.steps for r in whole.rows if r.key == bad.key)
 
 
 def test_what_the_user_can_mend_is_told_in_its_own_words(tmp_path: Path) -> None:

@@ -54,6 +54,12 @@ SAMPLINGS = (Sampling(1.0), Sampling(0.7, top_p=0.8), Sampling(1.3, top_k=3))
 SAMPLED = ("ar", "medusa", "ss", "ss-unpruned", "ss-chain", "ss-best-nodes")
 
 
+def test_acceptance_is_counted_against_what_was_drafted() -> None:
+    """Pruning takes nodes away from verification, not from the count of what was drafted."""
+    steps = generate(VARIANTS["ss-one-kept"](Target(tiny_model("llama"))), [5, 6, 7], Limits(20), Sampling()).steps
+    assert {(step.verified, step.depth, step.nodes) for step in steps} == {(0, 3, 14)}
+
+
 def exact_joint(target: Target, prompt: list[int], sampling: Sampling) -> dict[tuple[int, ...], float]:
     """The target's own distribution of the next three tokens."""
     joint: dict[tuple[int, ...], float] = {(): 1.0}

@@ -18,6 +18,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.trees import tree_of
 from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.streams import StreamConfig, Streams
 from specbench_ss.methods.ss.tuning import worth_trying
 from specbench_ss.sampling import Sampling
@@ -44,7 +45,15 @@ def streams(target: Target) -> SpeculativeStreaming:
     return SpeculativeStreaming(target, SSOptions(), module, {"k": 3, "n_draft": 8, "n_keep": 5})
 
 
-MAKERS = {"medusa": medusa, "ss": streams}
+def shared(target: Target) -> SharedStreaming:
+    """Under eq. 3, where what the streams are is part of the model."""
+    shape = {"gamma": 3, "n_msa_layers": 2, "adapter_rank": 0, "mode": "shared", "lora_rank": 4}
+    module = Streams(StreamConfig(**shape, main_attends_streams=True), target.hidden_size)  # type: ignore[arg-type]
+    decoders.randomise(module, 2)
+    return SharedStreaming(target, SSOptions(), module, {"k": 3, "n_draft": 8, "n_keep": 5})
+
+
+MAKERS = {"medusa": medusa, "ss": streams, "ss-shared": shared}
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +69,13 @@ def neighbours(decoder: Decoder) -> Iterator[Decoder]:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_no_configuration_that_tuning_may_try_changes_the_greedy_output(target: Target, name: str) -> None:
-    expected = generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens
+    decoder = MAKERS[name](target)
+    own: Decoder = Autoregressive(target)
+    if isinstance(decoder, SharedStreaming):
+        own = SharedAutoregressive(target, SharedAROptions(), decoder.streams, {})
+    expected = generate(own, PROMPT, Limits(30), Sampling()).tokens
     tried = 0
-    for near in neighbours(MAKERS[name](target)):
+    for near in neighbours(decoder):
         for one in (near, *neighbours(near)) if tried == 0 else (near,):
             assert generate(one, PROMPT, Limits(30), Sampling()).tokens == expected
             tried += 1
