@@ -1,6 +1,6 @@
-"""Finds methods, trainers, suites, reports and experiments by name, through entry points, and loads one when it is asked for.
+"""Finds plugins (methods, trainers, suites, reports, experiments) by name, through entry points.
 
-Light: listing names imports no plugin. Knows none of them by name.
+One is loaded when it is asked for. Light: listing names imports no plugin. Knows none of them by name.
 """
 
 from __future__ import annotations

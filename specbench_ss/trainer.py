@@ -58,7 +58,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "lr"):
             value = getattr(self, name)
-            if value is not None and not (0 < value and math.isfinite(value)):
+            if value is not None and not (value > 0 and math.isfinite(value)):
                 raise UserError(f"--{name} must be a number above 0, not {value}")
 
     def as_dict(self) -> dict[str, Any]:

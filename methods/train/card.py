@@ -1,4 +1,4 @@
-"""The README.md of a trained drafter: what it is, what it was trained on, what was measured. Numbers only as measured."""
+"""The README.md of a trained drafter: what it is, what it was trained on, what was measured."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from specbench_ss.methods.train.data import TrainingText
 from specbench_ss.methods.train.drafter import DrafterTrainer
 from specbench_ss.methods.train.training import LOG, DrafterTraining
 from specbench_ss.options import value_text
+from specbench_ss.target import Target
 from specbench_ss.trainer import TrainConfig
 
 CARD = """# {title} for {base}
@@ -34,10 +35,11 @@ CARD = """# {title} for {base}
 
 `{log}` has a line for every step. Speed was not measured here: `ssbench run` does.
 """
-LOOK = """At the last step, on held-out conversations: loss {loss:.4f}; right top-1 guesses {right}; estimated tau {tau:.2f}.
+LOOK = """At the last step, on held-out conversations: loss {loss:.4f}; right top-1 guesses {right};
+estimated tau {tau:.2f}.
 
 The estimate is 1 + a_1 + a_1 a_2 + ... of these shares: tokens a pass of a single chain, if guesses were right
-independently of each other. It was not decoded. `ssbench run` counts the true one, on prompts and trees of your choice."""
+independently of each other. Nothing was decoded for it: `ssbench run` counts the true one, on your prompts."""
 NOTHING = (
     "At the last step, on text it was trained on: loss {loss:.4f}; right top-1 guesses {right}. Nothing was held out."
 )
@@ -48,7 +50,8 @@ def write_card(trainer: DrafterTrainer, config: TrainConfig, training: DrafterTr
     last = json.loads(training.log_file.read_text().splitlines()[-1])
     target, own = training.target, "the base's own answers: " if config.own_answers else ""
     words = {
-        "title": training.trainee.name, "base": target.name, "summary": trainer.summary.capitalize(),
+        "title": training.trainee.name, "base": base_name(target),
+        "summary": trainer.summary[:1].upper() + trainer.summary[1:],
         "name": trainer.name, "version": __version__, "torch": torch.__version__, "device": _device(training),
         "base_hash": target.weights_hash, "base_dtype": "NF4" if config.load_in_4bit else str(target.dtype),
         "text": own + text.train.counts.line(), "held_out": text.held_out.counts.line(), "steps": training.total,
@@ -57,6 +60,11 @@ def write_card(trainer: DrafterTrainer, config: TrainConfig, training: DrafterTr
         "measured": _measured(last),
     }  # fmt: skip
     (config.out / "README.md").write_text(CARD.format(**words))
+
+
+def base_name(target: Target) -> str:
+    """The base without places on this machine."""
+    return target.name if target.folder is None or target.is_lab else target.folder.name
 
 
 def _measured(last: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.methods.train.sources import HUB_ID
+from specbench_ss.methods.checkpoint import HUB_ID
 
 KEPT_HERE = ["checkpoint.pt*", "*.new", "*.tmp"]
 

@@ -15,7 +15,7 @@ from specbench_ss.methods.resumable import CHECKPOINT
 from specbench_ss.methods.together import Budget
 from specbench_ss.methods.train import hub
 from specbench_ss.methods.train.base import check_four_bits, load_base
-from specbench_ss.methods.train.card import write_card
+from specbench_ss.methods.train.card import base_name, write_card
 from specbench_ss.methods.train.data import TrainingText, load_rows
 from specbench_ss.methods.train.drafter import DrafterTrainer
 from specbench_ss.methods.train.own import OwnAnswers
@@ -127,7 +127,7 @@ def _opening(training: DrafterTraining, config: TrainConfig) -> str:
 def _finish(trainer: DrafterTrainer, config: TrainConfig, training: DrafterTraining, text: TrainingText) -> None:
     target = training.target
     about = {
-        "base": target.name if target.folder is None or target.is_lab else target.folder.name,
+        "base": base_name(target),
         "base_hash": target.weights_hash,
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
         "trained": {"steps": training.total, "tokens": training.total * training.tokens_per_step},

@@ -37,7 +37,7 @@ class StreamsOptions:
     prune_layer: int = field(default=-1, metadata={"help": "prune before this layer; -1: where streams begin"})
     lora_rank: int = field(default=-1, metadata={"help": "LoRA of shared mode; -1: 32"})
     main_attends_streams: bool | None = field(
-        default=None, metadata={"help": "main sees its streams (shared, eq. 3)  [default: in shared mode]"}
+        default=None, metadata={"help": "main sees its streams (eq. 3); none: in shared mode"}
     )
     stream_init: Literal["embedding", "rotation"] = field(
         default="embedding", metadata={"help": "what tells streams apart"}

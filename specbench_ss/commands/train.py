@@ -60,11 +60,11 @@ def options(
         int, typer.Option(min=1, help="Positions of a row that are drafted from.", rich_help_panel=BUDGET)
     ] = DEFAULT.anchors,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.  [default: the trainer's]", rich_help_panel=BUDGET)
+        float | None, typer.Option(help="Peak learning rate; none: the trainer's own.", rich_help_panel=BUDGET)
     ] = DEFAULT.lr,
     warmup: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps until it.  [default: a tenth, 50 at most]", rich_help_panel=BUDGET),
+        typer.Option(min=1, help="Steps until it; none: a tenth, 50 at most.", rich_help_panel=BUDGET),
     ] = DEFAULT.warmup,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and order.", rich_help_panel=HOW)] = DEFAULT.seed,
     dtype: Annotated[
