@@ -111,6 +111,7 @@ class Trainee(ABC):
     taps: tuple[int, ...] = ()  # layer inputs it wants of the base
     kv_from: int | None = None  # keys and values it wants, from this layer up
     needs_base: bool = True  # whether it wants the base's states at all
+    adapts_base: bool = False  # whether it trains weights inside the base's own layers
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters with their peak learning rates, as torch.optim takes them."""

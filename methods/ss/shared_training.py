@@ -44,6 +44,7 @@ class SharedTrainee(Trainee):
     """
 
     needs_base = False
+    adapts_base = True
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.together import Machine
-from specbench_ss.methods.training import Batch
+from specbench_ss.methods.training import Batch, Trainee
 from specbench_ss.target import Target
 
 
@@ -91,13 +91,18 @@ class Processes(Machine):
                 for p in module.parameters():
                     p.copy_(broadcast(p.detach().to(self.device)))
 
-    def shard(self, target: Target) -> None:
+    def shard(self, target: Target, trainee: Trainee) -> None:
         """Under FSDP: the frozen layers' parts are shared out among the processes and gathered when they are used.
 
-        Embeddings and LM head stay whole: losses read them directly. Raises UserError for a base in 4 bits.
+        Embeddings and LM head stay whole: losses read them directly. Raises UserError for a base in 4 bits, and for what
+        learns inside the layers.
         """
         if not self.shards_base:
             return
+        if trainee.adapts_base:
+            raise UserError(
+                f"{trainee.name} learns inside the layers that FSDP would share out: launch it without FSDP"
+            )
         from torch.distributed.fsdp import fully_shard
 
         for layer in _layers(target):

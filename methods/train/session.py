@@ -53,7 +53,7 @@ def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
     trainee = trainer.build(target, config.lr or trainer.lr)
     text = _text(config, target, processes)
     budget = _budget(config, trainer.ahead, len(text.train))
-    processes.shard(target)
+    processes.shard(target, trainee)
     about = {**config.as_dict(), "trainer": trainer.name, "options": options_text(trainer.options)}
     train, held_out = PackedText(text.train, config.seed), PackedText(text.held_out, config.seed)
     training = DrafterTraining(
