@@ -62,9 +62,9 @@ class TrainConfig:
                 raise UserError(f"--{name} must be a number above 0, not {value}")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that decides what is learnt, without places on this machine."""
+        """JSON-ready: all that decides what is learnt, text and model apart: those are known by their content."""
         kept = asdict(self)
-        for name in ("out", "data", "device", "push_to_hub", "save_every", "trust_remote_code"):
+        for name in ("out", "data", "model", "device", "push_to_hub", "save_every", "trust_remote_code"):
             del kept[name]
         return kept
 

@@ -9,6 +9,7 @@ backward pass, so that only one segment's streams are alive.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -145,7 +146,7 @@ class SharedTrainee(Trainee):
             places = documents.places[:, start : start + length]
         rows = low
         if gamma:
-            rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma)), 1)
+            rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma).to(low.dtype)), 1)
             places = torch.cat((places, stream_positions(target, places.gather(1, carriers), gamma)), 1)
         mask = additive(self._visible(length, start, carriers, real, gamma, documents), low.dtype)
         cache = StreamCache(dict(enumerate(past or [None] * self.config.n_msa_layers, start=self.lo)), length)
@@ -186,7 +187,10 @@ def with_lora(target: Target, rank: int) -> Target:
 
     model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
-    tuned = Target(get_peft_model(model, lora), target.tokenizer, target.name, target.folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is going out of use
+        adapted = get_peft_model(model, lora)
+    tuned = Target(adapted, target.tokenizer, target.name, target.folder)
     for p in lora_parameters(tuned.model):
         p.requires_grad_(True)
     return tuned

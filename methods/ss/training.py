@@ -90,7 +90,9 @@ class StreamsTrainee(Trainee):
         """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V]."""
         target, g = self.target, self.config.gamma
         low = states.taps[self.lo]
-        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g)  # [B, a*gamma, h]
+        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g).to(
+            low.dtype
+        )  # [B, a*gamma, h]
         places = at if states.documents is None else states.documents.places.gather(1, at)
         positions = stream_positions(target, places, g)
         masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)

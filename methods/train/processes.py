@@ -94,8 +94,8 @@ class Processes(Machine):
     def shard(self, target: Target, trainee: Trainee) -> None:
         """Under FSDP: the frozen layers' parts are shared out among the processes and gathered when they are used.
 
-        Embeddings and LM head stay whole: losses read them directly. Raises UserError for a base in 4 bits, and for what
-        learns inside the layers.
+        Embeddings and LM head stay whole: losses read them directly. Raises UserError for a base in 4 bits, and for
+        what learns inside the layers.
         """
         if not self.shards_base:
             return

@@ -11,6 +11,7 @@ import torch
 
 from specbench_ss.cli import main
 from specbench_ss.decoder import Decoder
+from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
@@ -298,13 +299,11 @@ def _said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_streams_of_another_base_are_refused(
-    models: dict[str, Path], chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_streams_of_another_base_are_refused(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(arguments("ss", models["llama"], chats, out, *STREAMS, "--steps", "1")) == 0
-    run = ["run", "--methods", "ss", "--set", f"ss.weights={out}", "--model", str(models["mistral"]), "--device", "cpu"]
-    assert "trained for another base" in _said([*run, "--limit", "1", "--out", str(tmp_path / "run")], capsys)
+    with pytest.raises(UserError, match="trained for another base"):
+        SpeculativeStreaming.load(load_target(str(models["mistral"]), device="cpu"), SSOptions(weights=str(out)))
 
 
 def test_weights_by_hub_id(
