@@ -84,5 +84,8 @@ def _options(options: Any) -> str:
 
 def _device(training: DrafterTraining) -> str:
     kind, count = training.target.device.type, training.processes.count
-    name = torch.cuda.get_device_name(training.target.device) if kind == "cuda" else kind
+    name = kind
+    if kind == "cuda":
+        most = torch.cuda.max_memory_allocated(training.target.device) / 2**30
+        name = f"{torch.cuda.get_device_name(training.target.device)} ({most:.1f} GiB of memory at most)"
     return name if count == 1 else f"{count} x {name}"

@@ -130,8 +130,12 @@ def _finish(trainer: DrafterTrainer, config: TrainConfig, training: DrafterTrain
         "base": base_name(target),
         "base_hash": target.weights_hash,
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
-        "trained": {"steps": training.total, "tokens": training.total * training.tokens_per_step},
-    }
+        "trained": {
+            "steps": training.total, "tokens": training.total * training.tokens_per_step, "lr": config.lr or trainer.lr,
+            "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
+            "own_answers": config.own_answers,
+        },
+    }  # fmt: skip
     trainer.save(training, config.out, about)
     write_card(trainer, config, training, text)
     print(f"written: {config.out}")

@@ -25,7 +25,8 @@ JUDGED_ROWS = 64  # of the held-out text, at most, in one look
 
 def estimated_tau(right: Sequence[float]) -> float:
     """1 + a_1 + a_1 a_2 + ... for top-1 shares a_j: tokens a pass of a chain, if guesses were right independently."""
-    return 1.0 + sum(accumulate(map(float, right), mul))
+    products: list[float] = list(accumulate(right, mul))
+    return 1 + sum(products)
 
 
 class DrafterTraining(TogetherTrainer):

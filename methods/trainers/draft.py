@@ -66,7 +66,8 @@ class DraftTrainer(DrafterTrainer):
         size = DraftSize(o.layers, o.hidden, o.n_heads, o.ffn)
         trainee = DraftTrainee(target, size, lr, o.gamma, o.distill_share if o.distill else 0.0, o.prompt_weight)
         if o.gradient_checkpointing:
-            trainee.module.gradient_checkpointing_enable()
+            model: Any = trainee.module
+            model.gradient_checkpointing_enable()
         return trainee
 
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:

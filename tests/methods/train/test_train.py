@@ -37,13 +37,16 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model of every architecture on disk, with a tokenizer."""
+    """A tiny model of every architecture on disk, with a tokenizer; another Llama beside the first."""
     tokenizer = made_tokenizer("gpt", "chatml")
     folders = {}
     for kind in ARCHITECTURES:
         folders[kind] = tmp_path_factory.mktemp("models") / kind
         tiny_model(kind, vocab=len(tokenizer)).save_pretrained(folders[kind])
         tokenizer.save_pretrained(folders[kind])
+    folders["another"] = folders["llama"].with_name("another")
+    tiny_model("llama", seed=1, vocab=len(tokenizer)).save_pretrained(folders["another"])
+    tokenizer.save_pretrained(folders["another"])
     return folders
 
 
@@ -289,7 +292,8 @@ def test_another_training_in_the_folder_is_kept(
         assert main(arguments("ss", models["llama"], chats, out, *STREAMS, *more)) == 2
         said = capsys.readouterr().err
         assert field in said and "give another --out" in said
-    assert "base" in _said(arguments("ss", models["qwen2"], chats, out, *STREAMS, "--steps", "2"), capsys)
+    said = _said(arguments("ss", models["another"], chats, out, *STREAMS, "--steps", "2"), capsys)
+    assert "made with base" in said
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
 
 
@@ -303,7 +307,7 @@ def test_streams_of_another_base_are_refused(models: dict[str, Path], chats: Pat
     out = tmp_path / "out"
     assert main(arguments("ss", models["llama"], chats, out, *STREAMS, "--steps", "1")) == 0
     with pytest.raises(UserError, match="trained for another base"):
-        SpeculativeStreaming.load(load_target(str(models["mistral"]), device="cpu"), SSOptions(weights=str(out)))
+        SpeculativeStreaming.load(load_target(str(models["another"]), device="cpu"), SSOptions(weights=str(out)))
 
 
 def test_weights_by_hub_id(
