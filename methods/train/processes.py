@@ -34,8 +34,8 @@ class Processes(Machine):
             torch.cuda.set_device(torch.device(device))
         self.accelerator = Accelerator(cpu=cpu, mixed_precision="no")  # precision is `autocast`'s, alike everywhere
         self.exact = False
-        where = self.accelerator.device
-        super().__init__(torch.device(device) if self.count == 1 else where)
+        several = torch.device("cpu") if cpu else self.accelerator.device
+        super().__init__(torch.device(device) if self.count == 1 else several)
 
     @property
     def count(self) -> int:

@@ -206,7 +206,7 @@ def test_cut_off_it_ends_as_if_it_had_not_been(
 
     assert run("whole") == 0
     step = DrafterTraining.advance
-    for last in (1, 3, 5):  # before any checkpoint, and a step after one
+    for last in (1, 5):  # before any checkpoint, and a step after one
 
         def killed(self: DrafterTraining, last: int = last) -> str:
             said = step(self)
