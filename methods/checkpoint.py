@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, first_line
 from specbench_ss.target import Target
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -70,15 +74,32 @@ def load_into(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
 
 
 def drafter_folder(given: str, companion: Path | None, method: str, target: Target) -> Path:
-    """The folder the user named, or the one that came with the target. Raises UserError where there is none."""
+    """The folder or hub id the user named, or what came with the target. Raises UserError where there is none.
+
+    A hub id (OWNER/NAME) is asked for at the hub only where no file or folder has that name.
+    """
     if given:
         path = Path(given)
-        if not path.exists():
+        if path.exists():
+            return path
+        if HUB_ID.fullmatch(given) is None:
             raise UserError(f"{method}: no such file or folder: {given}")
-        return path
+        return _from_hub(given, method)
     if companion is None:
         raise UserError(f"{method}: no weights for model {target.name!r}; give them with --set {method}.weights=PATH")
     return companion
+
+
+def _from_hub(name: str, method: str) -> Path:
+    """The hub's folder on this disk, downloaded if need be."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # no such repository, no network: a dozen kinds
+        raise UserError(
+            f"{method}: no file or folder {name!r}, and the hub does not give one: {first_line(error)}"
+        ) from error
 
 
 def check_base(config: dict[str, Any], target: Target, what: str) -> None:

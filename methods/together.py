@@ -6,9 +6,11 @@ Same text, same batches, same budget for all: a comparison is only fair so. Know
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -57,18 +59,78 @@ class DrafterText:
         return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors).to(device)
 
 
+class Text(Protocol):
+    """Rows int32 [R, T] and the batch of any step."""
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """All token ids."""
+
+    @property
+    def seed(self) -> int:
+        """Of the batches' order and anchors."""
+
+    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
+        """A function of seed and step alone."""
+
+
+class Machine:
+    """Where a step is computed: this process, its device, bfloat16 where autocast allows it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of forward passes."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def share(self, batch: Batch) -> Batch:
+        """What of a batch this process computes."""
+        return batch
+
+    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Gradients of the whole batch's loss, cut to norm 1."""
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over all processes of what each has found on its share."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trainee did on a batch: loss, and the share of right top-1 guesses per drafted position."""
+
+    loss: float
+    right: tuple[float, ...]
+
+
 class TogetherTrainer(Resumable):
-    """Trains several drafters side by side on the same batches; resumable at any step."""
+    """Trains several drafters side by side on the same batches; resumable at any step.
+
+    about: what else a checkpoint has to agree in. machine: None = this process alone, in bfloat16 by autocast.
+    """
 
     def __init__(
-        self, target: Target, trainees: Sequence[Trainee], text: DrafterText, budget: Budget, folder: Path
+        self,
+        target: Target,
+        trainees: Sequence[Trainee],
+        text: Text,
+        budget: Budget,
+        folder: Path,
+        machine: Machine | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.target, self.trainees, self.text, self.budget = target, trainees, text, budget
+        self.machine = machine or Machine(target.device)
+        self.outcomes: dict[str, Outcome] = {}  # of the newest step
         for trainee in trainees:
             trainee.module.to(target.device).train()
         optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainees]
         self.peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
         about = {
+            **(about or {}),
             **asdict(budget),
             "drafters": [t.name for t in trainees],
             "seed": text.seed,
@@ -79,7 +141,7 @@ class TogetherTrainer(Resumable):
         super().__init__(folder, [t.module for t in trainees], optimizers, budget.steps, tokens, about)
         if not self.resumed:
             first = text.batch(0, budget, target.device)
-            states = self._states(first.ids)
+            states = self._states(first)
             for trainee in trainees:
                 trainee.prepare(states, first)
 
@@ -87,28 +149,29 @@ class TogetherTrainer(Resumable):
         s, n, w = self.step, self.budget.steps, self.budget.warmup
         return min(1.0, (s + 1) / w) * (0.5 + 0.5 * math.cos(math.pi * s / n))
 
-    def _states(self, ids: Tensor) -> BaseStates:
+    def _states(self, batch: Batch) -> BaseStates:
         """What the trainees ask for of the base."""
         if not any(t.needs_base for t in self.trainees):
             return BaseStates(torch.empty(0), {}, {})
         taps = sorted({layer for t in self.trainees for layer in t.taps})
         lows = [t.kv_from for t in self.trainees if t.kv_from is not None]
-        return base_states(self.target, ids, taps, min(lows) if lows else None)
+        return base_states(self.target, batch.ids, taps, min(lows) if lows else None, batch.documents)
 
     def _update(self) -> str:
-        batch = self.text.batch(self.step, self.budget, self.target.device)
-        with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
-            states = self._states(batch.ids)
+        batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))
+        with self.machine.autocast():
+            states = self._states(batch)
         said = []
         for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * self._factor()
-            with torch.autocast(self.target.device.type, dtype=torch.bfloat16):
+            with self.machine.autocast():
                 loss, right = trainee.loss(states, batch)
-            loss.backward()
-            nn.utils.clip_grad_norm_(trainee.module.parameters(), 1.0)
+            self.machine.gradients(loss, list(trainee.module.parameters()))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            shares = " ".join(f"{share:.2f}" for share in right.tolist())
-            said.append(f"{trainee.name} loss {float(loss.detach()):.3f} right {shares}")
+            found = self.machine.mean(torch.cat((loss.detach()[None], right.detach()))).tolist()
+            self.outcomes[trainee.name] = Outcome(found[0], tuple(found[1:]))
+            shares = " ".join(f"{share:.2f}" for share in found[1:])
+            said.append(f"{trainee.name} loss {found[0]:.3f} right {shares}")
         return "; ".join(said)

@@ -6,7 +6,7 @@ Knows no method by name; `together.py` trains several side by side.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.target import Target
+from specbench_ss.target import AnyCache, Target
 
 
 @dataclass(slots=True)
@@ -31,20 +32,56 @@ class Anchors:
 
 
 @dataclass(slots=True)
+class Documents:
+    """Several texts in one row, each of which stands alone, as prompts do in decoding.
+
+    numbers int64 [B, T]: which text a token is of, ascending, -1 in padding; places int64 [B, T]: its position there.
+    """
+
+    numbers: Tensor
+    places: Tensor
+
+    def to(self, device: torch.device) -> Documents:
+        """All of it on the device."""
+        return Documents(self.numbers.to(device), self.places.to(device))
+
+    def same(self, at: Tensor, until: int) -> Tensor:
+        """Rows at [B, q], keys 0..until-1 -> bool [B, q, until]: both of one text."""
+        return self.numbers.gather(1, at)[..., None] == self.numbers[:, None, :until]
+
+    def masks(self, widths: Iterable[int | None], dtype: torch.dtype) -> dict[int | None, Tensor]:
+        """{width of a sliding window, None = none: additive mask [B, 1, T, T], causal within each text}."""
+        at = torch.arange(self.numbers.shape[1], device=self.numbers.device)
+        ahead = at[:, None] - at  # [T, T], how far a key lies back
+        see = self.same(at.expand(len(self.numbers), -1), len(at)) & (ahead >= 0)
+        return {w: additive(see if w is None else see & (ahead < w), dtype) for w in dict.fromkeys(widths)}
+
+
+@dataclass(slots=True)
 class Batch:
     """ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, but at every position; some anchors.
 
     labels[..., 0] != -100 marks the positions whose next token belongs to an answer: those that carry streams.
+    documents: None where a row is one text under a plain causal mask.
     """
 
     ids: Tensor
     labels: Tensor
     anchors: Anchors
+    documents: Documents | None = None
 
     def to(self, device: torch.device) -> Batch:
         """All of it on the device."""
         anchors = Anchors(self.anchors.at.to(device), self.anchors.labels.to(device))
-        return Batch(self.ids.to(device), self.labels.to(device), anchors)
+        documents = None if self.documents is None else self.documents.to(device)
+        return Batch(self.ids.to(device), self.labels.to(device), anchors, documents)
+
+    def rows(self, chosen: slice) -> Batch:
+        """Some of its rows."""
+        d = self.documents
+        anchors = Anchors(self.anchors.at[chosen], self.anchors.labels[chosen])
+        documents = None if d is None else Documents(d.numbers[chosen], d.places[chosen])
+        return Batch(self.ids[chosen], self.labels[chosen], anchors, documents)
 
 
 @dataclass(slots=True)
@@ -52,12 +89,13 @@ class BaseStates:
     """What the frozen base computed on a batch [B, T].
 
     final [B, T, h]: normed states that the LM head reads; taps {layer: [B, T, h]}: inputs of layers;
-    kv {layer: (keys, values)}, each [B, kv_heads, T, head_dim]. Empty where nobody asked.
+    kv {layer: (keys, values)}, each [B, kv_heads, T, head_dim]. Empty where nobody asked. documents: the batch's.
     """
 
     final: Tensor
     taps: dict[int, Tensor]
     kv: dict[int, tuple[Tensor, Tensor]]
+    documents: Documents | None = None
 
     def at(self, states: Tensor, anchors: Anchors) -> Tensor:
         """states [B, T, h] -> [B, A, h] at the anchors."""
@@ -73,6 +111,7 @@ class Trainee(ABC):
     taps: tuple[int, ...] = ()  # layer inputs it wants of the base
     kv_from: int | None = None  # keys and values it wants, from this layer up
     needs_base: bool = True  # whether it wants the base's states at all
+    adapts_base: bool = False  # whether it trains weights inside the base's own layers
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters with their peak learning rates, as torch.optim takes them."""
@@ -87,21 +126,60 @@ class Trainee(ABC):
 
 
 @torch.no_grad()
-def base_states(target: Target, ids: Tensor, taps: Sequence[int], kv_from: int | None) -> BaseStates:
+def base_states(
+    target: Target, ids: Tensor, taps: Sequence[int], kv_from: int | None, documents: Documents | None = None
+) -> BaseStates:
     """Run the frozen base over ids [B, T]."""
     t = ids.shape[1]
-    positions = torch.arange(t, device=ids.device)[None]
     cache = target.new_cache(t)
     tapped: dict[int, Tensor] = {}
-    x = target.run(
-        target.embed(ids, positions), 0, target.n_layers, cache, None, target.rotary(positions, t), taps, tapped
-    )
+    x = run_rows(target, ids, target.n_layers, cache, documents, taps, tapped)
     kv: dict[int, tuple[Tensor, Tensor]] = {}
     for layer in range(target.n_layers if kv_from is None else kv_from, target.n_layers):
         keys, values = cache.keys[layer], cache.values[layer]
         assert keys is not None and values is not None
         kv[layer] = (keys, values)
-    return BaseStates(target.family.norm(x), tapped, kv)
+    return BaseStates(target.family.norm(x), tapped, kv, documents)
+
+
+def run_rows(
+    target: Target,
+    ids: Tensor,
+    hi: int,
+    cache: AnyCache,
+    documents: Documents | None,
+    taps: Sequence[int],
+    tapped: dict[int, Tensor],
+    recompute: bool = False,
+) -> Tensor:
+    """Whole rows ids [B, T] through layers 0..hi-1: [B, T, h]; inputs of the layers in `taps` go into `tapped`.
+
+    recompute: keep only the input of every layer for the backward pass, and compute the rest again (cache: None).
+    """
+    t = ids.shape[1]
+    positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.places
+    x, rotary = target.embed(ids, positions), target.rotary(positions, t)
+    if documents is None and not recompute:
+        return target.run(x, 0, hi, cache, None, rotary, taps, tapped)
+    blocks = target.family.blocks[:hi]
+    whole: dict[int | None, Tensor] = {}
+    if documents is not None:
+        whole = documents.masks((b.window for b in blocks), target.dtype)
+    for i, block in enumerate(blocks):
+        if i in taps:
+            tapped[i] = x
+        mask = whole[block.window] if whole else target.windowed(None, block.window, t, cache, i)
+        x = (
+            checkpoint(block, x, cache, mask, rotary, use_reentrant=False)
+            if recompute
+            else block(x, cache, mask, rotary)
+        )
+    return x
+
+
+def additive(see: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bool [B, q, k] -> additive mask [B, 1, q, k]."""
+    return torch.zeros(see.shape, device=see.device, dtype=dtype).masked_fill_(~see, torch.finfo(dtype).min)[:, None]
 
 
 def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specbench_ss import __version__
-from specbench_ss.commands import lab, lists, paper, report, run, suites, tune
+from specbench_ss.commands import lab, lists, paper, report, run, suites, train, tune
 from specbench_ss.errors import UserError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("models")(lists.models)
 app.command("report")(report.command)
 app.command("paper")(paper.command)
 app.add_typer(suites.app, name="suites")
+app.add_typer(train.app, name="train")
 app.add_typer(lab.app, name="lab")
 
 

@@ -103,10 +103,12 @@ def load_target(
     device: str = "auto",
     trust_remote_code: bool = False,
     chat_template: str | None = None,
+    nf4: bool = False,
 ) -> Target:
     """A target by name of an embedded model, folder or hub id. Raises UserError where it cannot be loaded.
 
-    chat_template: name or Jinja file of the one to use instead of the tokenizer's own.
+    chat_template: name or Jinja file of the one to use instead of the tokenizer's own. nf4: linear layers in 4 bits
+    (NF4, double quantisation) by bitsandbytes, computed in `dtype`.
     """
     from specbench_ss.target import Target
 
@@ -116,7 +118,7 @@ def load_target(
     check_model(model)
     folder = find_folder(model)
     source = model if folder is None else str(folder)
-    weights, tokenizer = _load(source, kind, where, trust_remote_code)
+    weights, tokenizer = _load(source, kind, where, trust_remote_code, nf4)
     if template is not None:
         tokenizer.chat_template = template
     target = Target(weights, tokenizer, name=model, folder=folder)
@@ -125,7 +127,7 @@ def load_target(
     return target
 
 
-def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool) -> tuple[Any, Any]:
+def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool, nf4: bool) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -140,6 +142,7 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool)
             attn_implementation="sdpa",
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            **(_nf4(dtype, device) if nf4 else {}),
         )
     except Exception as error:  # the loaders raise a dozen kinds; every one of them is about what the user named
         _check_download(source)
@@ -147,7 +150,21 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool)
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
-    return _placed(model, source, device), tokenizer
+    return (model if nf4 else _placed(model, source, device)), tokenizer
+
+
+def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained`: quantised as it is read, straight onto the device."""
+    from transformers import BitsAndBytesConfig
+
+    config: Any = BitsAndBytesConfig
+    quantised = config(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": quantised, "device_map": {"": device}}
 
 
 def _check_download(source: str) -> None:

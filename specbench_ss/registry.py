@@ -1,6 +1,6 @@
-"""Finds methods, suites, reports and experiments by name, through entry points, and loads one when it is asked for.
+"""Finds plugins (methods, trainers, suites, reports, experiments) by name, through entry points.
 
-Light: listing names imports no plugin. Knows none of them by name.
+One is loaded when it is asked for. Light: listing names imports no plugin. Knows none of them by name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specbench_ss.report import Report
     from specbench_ss.suite import Suite
     from specbench_ss.target import Target
+    from specbench_ss.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """'method', 'suite', 'report' or 'experiment', for messages."""
+        """'method', 'trainer', 'suite', 'report' or 'experiment', for messages."""
         return self.entry_points.rpartition(".")[2].removesuffix("s")
 
 
@@ -40,6 +41,7 @@ METHODS = Group("specbench_ss.methods", "specbench_ss.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.report:Report")
 EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.experiment:Experiment")
+TRAINERS = Group("specbench_ss.trainers", "specbench_ss.trainer:Trainer")
 
 
 class PluginWarning(UserWarning):
@@ -118,6 +120,11 @@ def load_suite(name: str) -> Suite:
 def load_report(name: str) -> Report:
     """A report writer."""
     return cast("type[Report]", load(REPORTS, name))()
+
+
+def trainer_class(name: str) -> type[Trainer]:
+    """The class of a trainer."""
+    return cast("type[Trainer]", load(TRAINERS, name))
 
 
 def load_experiment(name: str) -> Experiment:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.together import Budget, DrafterText
+from specbench_ss.methods.together import Budget, Machine, Text
 from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, base_states, head_loss
 from specbench_ss.target import Target
 
@@ -36,21 +36,21 @@ class MedusaTrainee(Trainee):
         """How often the r-th guess of head i is right: (hits [n, top], positions [n])."""
         n = self.module.count
         logits = self.module(states.at(states.final, anchors).flatten(0, 1), self.shared)  # [n, B*A, V]
-        guesses = logits.topk(top).indices  # [n, B*A, top]
+        guesses = logits.topk(min(top, logits.shape[-1])).indices  # [n, B*A, top]
         labels = anchors.labels[..., 1 : n + 1].flatten(0, 1).T  # [n, B*A]
         return (guesses == labels[..., None]).sum(1), (labels != -100).sum(1)
 
 
 def mean_accuracies(
-    target: Target, medusa: MedusaTrainee, text: DrafterText, budget: Budget, batches: int
+    target: Target, medusa: MedusaTrainee, text: Text, budget: Budget, batches: int, machine: Machine | None = None
 ) -> list[list[float]]:
     """Top-k accuracies [head][rank] over some batches of held-out text: what the auto tree is built from."""
     medusa.module.eval()
     hits, seen = torch.zeros(()), torch.zeros(())
     for step in range(batches):
         batch = text.batch(step, budget, target.device)
-        with torch.autocast(target.device.type, dtype=torch.bfloat16), torch.no_grad():
-            states = base_states(target, batch.ids, medusa.taps, target.n_layers)
+        with (machine or Machine(target.device)).autocast(), torch.no_grad():
+            states = base_states(target, batch.ids, medusa.taps, target.n_layers, batch.documents)
             new_hits, new_seen = medusa.accuracies(states, batch.anchors)
         hits, seen = hits + new_hits.cpu(), seen + new_seen.cpu()
     return [[round(x, 4) for x in row] for row in (hits / seen.clamp_min(1)[:, None]).tolist()]

@@ -9,6 +9,7 @@ backward pass, so that only one segment's streams are alive.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -19,8 +20,17 @@ from specbench_ss.cache import StreamCache
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
-from specbench_ss.methods.ss.training import additive, prune_loss, start_embedding, stream_groups, stream_positions
-from specbench_ss.methods.training import BaseStates, Batch, Trainee, head_sums, mean_loss
+from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups, stream_positions
+from specbench_ss.methods.training import (
+    BaseStates,
+    Batch,
+    Documents,
+    Trainee,
+    additive,
+    head_sums,
+    mean_loss,
+    run_rows,
+)
 from specbench_ss.target import Target
 
 KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, an entry for each MSA layer, each [B, kv_heads, t, d]
@@ -31,10 +41,11 @@ class SharedTrainee(Trainee):
 
     Runs its own copy of the base, so it wants nothing of the frozen one. alpha_j 0 trains the LoRA on next tokens
     alone, without streams: the fine-tune to compare with. segment: positions whose streams are alive at once; 0 = all
-    of them, nothing computed twice.
+    of them, nothing computed twice. recompute: the layers below the streams are computed again in the backward pass.
     """
 
     needs_base = False
+    adapts_base = True
 
     def __init__(
         self,
@@ -47,8 +58,9 @@ class SharedTrainee(Trainee):
         alpha_j: float = 0.1,
         prune_weight: float = 0.5,
         name: str = "ss-shared",
+        recompute: bool = False,
     ) -> None:
-        self.name, self.config = name, config
+        self.name, self.config, self.recompute = name, config, recompute
         self.lo = config.check_layers(target.n_layers)
         self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
         self.tuned = with_lora(target, config.lora_rank)
@@ -68,19 +80,19 @@ class SharedTrainee(Trainee):
     @torch.no_grad()
     def prepare(self, states: BaseStates, batch: Batch) -> None:
         """P_j starts at the scale of the residual stream."""
-        start_embedding(self.streams, self._lower(batch.ids)[0])
+        start_embedding(self.streams, self._lower(batch.ids, batch.documents)[0])
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Eq. 6 over all segments, plus the pruning map's next-token loss."""
         g = self.config.gamma if self.alpha_j else 0
-        low, at_pruning = self._lower(batch.ids)
+        low, at_pruning = self._lower(batch.ids, batch.documents)
         labels = batch.labels[..., : 1 + g]
         sums: list[tuple[Tensor, Tensor]] = []
         past: KeysAndValues = []
         step = self.segment or labels.shape[1]
         for start in range(0, labels.shape[1], step):
             piece = slice(start, start + step)
-            found, past = self._segment(low[:, piece], labels[:, piece], start, past)
+            found, past = self._segment(low[:, piece], labels[:, piece], start, past, batch.documents)
             sums.append(found)
         together = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
         total, right = mean_loss(together, labels, [1.0] + [self.alpha_j] * g)
@@ -88,17 +100,15 @@ class SharedTrainee(Trainee):
         loss: Tensor = total + self.prune_weight * prune_loss(self.tuned, self.streams, pruned, batch.anchors)
         return loss, right[1:] if g else right
 
-    def _lower(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """States [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""
-        target, t = self.tuned, ids.shape[1]
-        positions = torch.arange(t, device=ids.device)[None]
         tapped: dict[int, Tensor] = {}
-        x = target.embed(ids, positions)
-        x = target.run(x, 0, self.lo, None, None, target.rotary(positions, t), (self.prune_layer,), tapped)
+        recompute = self.recompute and torch.is_grad_enabled()
+        x = run_rows(self.tuned, ids, self.lo, None, documents, (self.prune_layer,), tapped, recompute)
         return x, tapped.get(self.prune_layer, x)
 
     def _segment(
-        self, low: Tensor, labels: Tensor, start: int, past: KeysAndValues
+        self, low: Tensor, labels: Tensor, start: int, past: KeysAndValues, documents: Documents | None
     ) -> tuple[tuple[Tensor, Tensor], KeysAndValues]:
         """One segment through the MSA layers: (sums of loss and right guesses [1 + gamma], main keys and values)."""
         carriers, real = carriers_of(labels[..., 0] != -100)  # [B, c]
@@ -107,7 +117,7 @@ class SharedTrainee(Trainee):
 
         def run(low: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
             before = list(zip(flat[::2], flat[1::2], strict=True))
-            logits, after = self.upper(low, start, carriers, real, before, labels.shape[-1] - 1)
+            logits, after = self.upper(low, start, carriers, real, before, labels.shape[-1] - 1, documents)
             return (*head_sums(logits, own), *(x for pair in after for x in pair))
 
         flat = [x for pair in past for x in pair]
@@ -115,7 +125,14 @@ class SharedTrainee(Trainee):
         return (out[0], out[1]), list(zip(out[2::2], out[3::2], strict=True))
 
     def upper(
-        self, low: Tensor, start: int, carriers: Tensor, real: Tensor, past: KeysAndValues, gamma: int
+        self,
+        low: Tensor,
+        start: int,
+        carriers: Tensor,
+        real: Tensor,
+        past: KeysAndValues,
+        gamma: int,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
         """Main rows low [B, L, h] at positions start.. and streams of the carriers [B, c] through the MSA layers.
 
@@ -125,11 +142,13 @@ class SharedTrainee(Trainee):
         b, c = carriers.shape
         picked = carriers[..., None].expand(-1, -1, low.shape[-1])
         places = start + torch.arange(length, device=low.device).expand(b, -1)
+        if documents is not None:
+            places = documents.places[:, start : start + length]
         rows = low
         if gamma:
-            rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma)), 1)
-            places = torch.cat((places, stream_positions(target, start + carriers, gamma)), 1)
-        mask = additive(self._visible(length, start, carriers, real, gamma), low.dtype)
+            rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma).to(low.dtype)), 1)
+            places = torch.cat((places, stream_positions(target, places.gather(1, carriers), gamma)), 1)
+        mask = additive(self._visible(length, start, carriers, real, gamma, documents), low.dtype)
         cache = StreamCache(dict(enumerate(past or [None] * self.config.n_msa_layers, start=self.lo)), length)
         masks = [mask] * self.config.n_msa_layers
         x = run_masked(target, self.streams, rows, Layout(length, max(gamma, 1)), cache, masks, target.rotary(places))
@@ -137,15 +156,20 @@ class SharedTrainee(Trainee):
         logits = target.logits(target.family.norm(torch.cat((main, streams), 2)))
         return logits, [cache.kept[layer] for layer in range(self.lo, target.n_layers)]
 
-    def _visible(self, length: int, start: int, carriers: Tensor, real: Tensor, gamma: int) -> Tensor:
+    def _visible(
+        self, length: int, start: int, carriers: Tensor, real: Tensor, gamma: int, documents: Documents | None
+    ) -> Tensor:
         """Bool [B, L + c*gamma, start + L + c*gamma]: as `stream_visibility`, with main rows before the segment."""
         b, c = carriers.shape
         keys = torch.arange(start + length, device=carriers.device)
         here = torch.arange(length, device=carriers.device)
         main = (keys <= start + here[:, None]).expand(b, -1, -1)  # [B, L, start + L]
+        if documents is not None:
+            main = main & documents.same((start + here).expand(b, -1), len(keys))
         sees = (here[:, None] == carriers[:, None]) & real[:, None] & self.config.main_attends_streams  # [B, L, c]
         upper = torch.cat((main, sees.repeat_interleave(gamma, 2)), 2)
-        prefix = (keys <= start + carriers[..., None]).repeat_interleave(gamma, 1)  # [B, c*gamma, start + L]
+        prefix = main.gather(1, carriers[..., None].expand(-1, -1, len(keys)))  # what the carrier's main row sees
+        prefix = prefix.repeat_interleave(gamma, 1)  # [B, c*gamma, start + L]
         own = own_streams(c, gamma, carriers.device).expand(b, -1, -1)
         return torch.cat((upper, torch.cat((prefix, own), 2)), 1)
 
@@ -163,7 +187,10 @@ def with_lora(target: Target, rank: int) -> Target:
 
     model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
-    tuned = Target(get_peft_model(model, lora), target.tokenizer, target.name, target.folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is going out of use
+        adapted = get_peft_model(model, lora)
+    tuned = Target(adapted, target.tokenizer, target.name, target.folder)
     for p in lora_parameters(tuned.model):
         p.requires_grad_(True)
     return tuned

@@ -16,7 +16,17 @@ from torch.utils.checkpoint import checkpoint
 from specbench_ss.cache import StreamCache
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, head_loss, head_sums, mean_loss
+from specbench_ss.methods.training import (
+    Anchors,
+    BaseStates,
+    Batch,
+    Documents,
+    Trainee,
+    additive,
+    head_loss,
+    head_sums,
+    mean_loss,
+)
 from specbench_ss.target import Target
 
 
@@ -80,39 +90,41 @@ class StreamsTrainee(Trainee):
         """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V]."""
         target, g = self.target, self.config.gamma
         low = states.taps[self.lo]
-        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g)  # [B, a*gamma, h]
-        positions = stream_positions(target, at, g)
-        masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype)
+        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g).to(
+            low.dtype
+        )  # [B, a*gamma, h]
+        places = at if states.documents is None else states.documents.places.gather(1, at)
+        positions = stream_positions(target, places, g)
+        masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
         cache, rotary = StreamCache(states.kv), target.rotary(positions)
         x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
         logits: Tensor = target.logits(target.family.norm(x)).unflatten(1, (at.shape[1], g))
         return logits
 
-    def _masks(self, at: Tensor, t: int, dtype: torch.dtype) -> list[Tensor]:
+    def _masks(self, at: Tensor, t: int, dtype: torch.dtype, documents: Documents | None) -> list[Tensor]:
         """The mask of every MSA layer; made once for each width of a sliding window."""
         windows = [block.window for block in self.target.family.blocks[self.lo :]]
-        masks = {window: self._mask(at, t, dtype, window) for window in dict.fromkeys(windows)}
+        masks = {window: self._mask(at, t, dtype, window, documents) for window in dict.fromkeys(windows)}
         return [masks[window] for window in windows]
 
-    def _mask(self, at: Tensor, t: int, dtype: torch.dtype, window: int | None) -> Tensor:
+    def _mask(self, at: Tensor, t: int, dtype: torch.dtype, window: int | None, documents: Documents | None) -> Tensor:
         """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself.
 
-        With a sliding window only what is less than `window` places before the stream's own, anchor + j.
+        Main keys of the anchor's own text only; with a sliding window only what is less than `window` places before the
+        stream's own, anchor + j.
         """
         g, a = self.config.gamma, at.shape[1]
         keys = torch.arange(t, device=at.device)
-        main = (keys <= at[..., None]).repeat_interleave(g, 1)  # [B, a*gamma, T]
+        main = keys <= at[..., None]
+        if documents is not None:
+            main = main & documents.same(at, t)
+        main = main.repeat_interleave(g, 1)  # [B, a*gamma, T]
         own = own_streams(a, g, at.device).expand(at.shape[0], -1, -1)
         if window is not None:
             places = (at[..., None] + torch.arange(1, g + 1, device=at.device)).flatten(1)  # [B, a*gamma]
             main = main & (places[..., None] - keys < window)
             own = own & (places[..., None] - places[:, None] < window)
         return additive(torch.cat((main, own), 2), dtype)
-
-
-def additive(see: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool [B, q, k] -> additive mask [B, 1, q, k]."""
-    return torch.zeros(see.shape, device=see.device, dtype=dtype).masked_fill_(~see, torch.finfo(dtype).min)[:, None]
 
 
 def stream_positions(target: Target, at: Tensor, gamma: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.checkpoint import HUB_ID
 from specbench_ss.textfile import Row, read_rows, read_text
 
 SUFFIXES = (".jsonl", ".json")
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class Source(Protocol):

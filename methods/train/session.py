@@ -1,0 +1,144 @@
+"""What `ssbench train` does for a drafter: check, load, read the text, train, write, publish."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss.chat import check_template
+from specbench_ss.errors import UserError
+from specbench_ss.methods.resumable import CHECKPOINT
+from specbench_ss.methods.together import Budget
+from specbench_ss.methods.train import hub
+from specbench_ss.methods.train.base import check_four_bits, load_base
+from specbench_ss.methods.train.card import base_name, write_card
+from specbench_ss.methods.train.data import TrainingText, load_rows
+from specbench_ss.methods.train.drafter import DrafterTrainer
+from specbench_ss.methods.train.own import OwnAnswers
+from specbench_ss.methods.train.packed import PackedText
+from specbench_ss.methods.train.processes import Processes
+from specbench_ss.methods.train.sources import open_source
+from specbench_ss.methods.train.training import LOG, DrafterTraining
+from specbench_ss.models import check_model, resolve_device
+from specbench_ss.options import options_text
+from specbench_ss.target import Target
+from specbench_ss.trainer import TrainConfig
+
+MOST_WARMUP = 50
+EVERY = 20  # steps between progress lines
+
+
+def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
+    """Train and write; what the user can mend is found before anything is learnt."""
+    device = resolve_device(config.device)
+    if config.load_in_4bit:
+        check_four_bits(device)
+    check_model(config.model)
+    check_out(config.out)
+    open_source(config.data)
+    if config.push_to_hub:
+        hub.check(config.push_to_hub)
+    processes = Processes(device)
+    processes.check(config.batch_size)
+    target = load_base(config, str(processes.device))
+    processes.exact = target.dtype == torch.float32
+    check_template(target.tokenizer, target.name)
+    if config.length > target.context_length:
+        raise UserError(f"--length {config.length} is beyond the context of {target.name}, {target.context_length}")
+    torch.manual_seed(config.seed)
+    trainee = trainer.build(target, config.lr or trainer.lr)
+    text = _text(config, target, processes)
+    budget = _budget(config, trainer.ahead, len(text.train))
+    processes.shard(target, trainee)
+    about = {**config.as_dict(), "trainer": trainer.name, "options": options_text(trainer.options)}
+    train, held_out = PackedText(text.train, config.seed), PackedText(text.held_out, config.seed)
+    training = DrafterTraining(
+        target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _plain(about)
+    )
+    _say(processes, _opening(training, config))
+    training.train(lambda line: _say(processes, line), EVERY, config.save_every)
+    if processes.first:
+        _finish(trainer, config, training, text)
+    processes.wait()
+
+
+def check_out(out: Path) -> None:
+    """Raises UserError for a folder that holds something else than a training, or cannot be made."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        strange = any(out.iterdir()) and not ((out / CHECKPOINT).exists() or (out / LOG).exists())
+    except OSError as error:
+        raise UserError(f"cannot use --out {out}: {error.strerror or error}") from None
+    if strange:
+        raise UserError(f"--out {out} holds files that are of no training: give another folder")
+
+
+def _text(config: TrainConfig, target: Target, processes: Processes) -> TrainingText:
+    """Made by the first process; the others find it made."""
+    own = OwnAnswers(target, config.answer_limit, config.answer_temperature) if config.own_answers else None
+    source = config.data[0] if len(config.data) == 1 else config.data
+    if not processes.first:
+        processes.wait()
+    text = load_rows(
+        source,
+        target.tokenizer,
+        config.length,
+        eval_fraction=config.eval_fraction,
+        seed=config.seed,
+        columns=dict(config.columns),
+        own=own,
+        log=lambda line: _say(processes, line),
+    )
+    if processes.first:
+        processes.wait()
+    return text
+
+
+def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
+    steps = config.steps or math.ceil(config.epochs * rows / config.batch_size)
+    warmup = config.warmup or min(MOST_WARMUP, max(1, steps // 10))
+    return Budget(steps, config.batch_size, config.anchors, ahead, warmup)
+
+
+def _plain(about: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back: lists for tuples."""
+    return {k: [list(pair) for pair in v] if isinstance(v, tuple) else v for k, v in about.items()}
+
+
+def _say(processes: Processes, line: str) -> None:
+    if processes.first:
+        print(line, flush=True)
+
+
+def _opening(training: DrafterTraining, config: TrainConfig) -> str:
+    learnt = sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad)
+    start = f"goes on from step {training.step} of" if training.resumed else "takes"
+    shared = f", {training.processes.count} processes" if training.processes.count > 1 else ""
+    return (
+        f"{training.trainee.name}: {learnt:,} parameters learn; {start} {training.total} steps of {config.batch_size} "
+        f"rows of {config.length} tokens{shared}"
+    )
+
+
+def _finish(trainer: DrafterTrainer, config: TrainConfig, training: DrafterTraining, text: TrainingText) -> None:
+    target = training.target
+    about = {
+        "base": base_name(target),
+        "base_hash": target.weights_hash,
+        "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
+        "trained": {
+            "steps": training.total, "tokens": training.total * training.tokens_per_step, "lr": config.lr or trainer.lr,
+            "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
+            "own_answers": config.own_answers,
+        },
+    }  # fmt: skip
+    trainer.save(training, config.out, about)
+    write_card(trainer, config, training, text)
+    print(f"written: {config.out}")
+    if config.push_to_hub:
+        print(f"published: {hub.push(config.out, config.push_to_hub)}")
+    print(f"use it: {trainer.usage(Path(shlex.quote(str(config.out))), shlex.quote(config.model))}")

@@ -1,0 +1,1 @@
+"""What `ssbench train` can train. Light modules: options are shown without loading torch."""

@@ -1,0 +1,162 @@
+"""`ssbench train`: a command for every registered trainer, with the options of all of them and its own.
+
+The trainers' own options come from their `Options` dataclasses, which are loaded when a trainer is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from specbench_ss.errors import UserError
+from specbench_ss.trainer import TrainConfig, Trainer
+
+DEFAULT = TrainConfig(Path(), ())
+TEXT, BUDGET, HOW = "Text", "Budget", "How it is trained"
+
+
+def options(
+    data: Annotated[
+        list[str],
+        typer.Option(metavar="FILE|DIR|ID", help="Conversations: files, folders, one hub id.", rich_help_panel=TEXT),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the weights; the same again goes on.", file_okay=False)],
+    model: Annotated[str, typer.Option(help="Target: lab model, folder or hub id.")] = DEFAULT.model,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="The data's name of a form's column.", rich_help_panel=TEXT),
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of a row.", rich_help_panel=TEXT)] = DEFAULT.length,
+    eval_fraction: Annotated[
+        float, typer.Option(help="Share of conversations held out.", rich_help_panel=TEXT)
+    ] = DEFAULT.eval_fraction,
+    own_answers: Annotated[
+        bool,
+        typer.Option("--own-answers", help="The target answers, in place of the data.", rich_help_panel=TEXT),
+    ] = DEFAULT.own_answers,
+    answer_limit: Annotated[
+        int, typer.Option(min=1, help="Longest own answer, in tokens.", rich_help_panel=TEXT)
+    ] = DEFAULT.answer_limit,
+    answer_temperature: Annotated[
+        float, typer.Option(min=0, help="Of own answers; 0 is greedy.", rich_help_panel=TEXT)
+    ] = DEFAULT.answer_temperature,
+    chat_template: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="As in `ssbench run`.", rich_help_panel=TEXT)
+    ] = DEFAULT.chat_template,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps, in place of --epochs.", rich_help_panel=BUDGET)
+    ] = DEFAULT.steps,
+    epochs: Annotated[float, typer.Option(help="Passes over the text.", rich_help_panel=BUDGET)] = DEFAULT.epochs,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows a step, all processes together.", rich_help_panel=BUDGET)
+    ] = DEFAULT.batch_size,
+    anchors: Annotated[
+        int, typer.Option(min=1, help="Positions of a row that are drafted from.", rich_help_panel=BUDGET)
+    ] = DEFAULT.anchors,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate; none: the trainer's own.", rich_help_panel=BUDGET)
+    ] = DEFAULT.lr,
+    warmup: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps until it; none: a tenth, 50 at most.", rich_help_panel=BUDGET),
+    ] = DEFAULT.warmup,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and order.", rich_help_panel=HOW)] = DEFAULT.seed,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="Of base and arithmetic; what is learnt is float32.", rich_help_panel=HOW),
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=HOW)] = DEFAULT.device,
+    load_in_4bit: Annotated[
+        bool, typer.Option("--load-in-4bit", help="Base in NF4 (bitsandbytes, CUDA).", rich_help_panel=HOW)
+    ] = DEFAULT.load_in_4bit,
+    save_every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=HOW)
+    ] = DEFAULT.save_every,
+    eval_every: Annotated[
+        int, typer.Option(min=1, help="Steps between looks at the held-out text.", rich_help_panel=HOW)
+    ] = DEFAULT.eval_every,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Hub repository to put it into.", rich_help_panel=HOW)
+    ] = DEFAULT.push_to_hub,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=HOW)
+    ] = DEFAULT.trust_remote_code,
+) -> None:
+    """The options that every trainer has."""
+
+
+class _Trainers(TyperGroup):
+    """The registered trainers as commands; each is loaded when it is named."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from specbench_ss import registry
+
+        return registry.names(registry.TRAINERS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from specbench_ss import registry
+
+        return _command(registry.trainer_class(cmd_name), cmd_name)
+
+
+app = typer.Typer(
+    cls=_Trainers,
+    help="Train a drafter for your model on your conversations: run again, it goes on.",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+def _command(trainer: type[Trainer], name: str) -> Any:
+    own = _own_options(trainer.Options, name)
+
+    def run(**given: Any) -> None:
+        chosen = {p.name: given.pop(p.name) for p in own}
+        config = _config(given)
+        try:
+            made = trainer(trainer.Options(**chosen))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{name}: {error}") from error
+        made.train(config)
+
+    common = list(inspect.signature(options, eval_str=True).parameters.values())
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*common, *own)]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in keywords}
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single.command(name, help=f"{trainer.summary[:1].upper()}{trainer.summary[1:]}.")(run)
+    command: Any = typer.main.get_command(single)
+    command.context_settings = {"help_option_names": ["-h", "--help"]}
+    return command
+
+
+def _own_options(kind: type[Any], name: str) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind)
+    return [_parameter(f, hints[f.name], f"Of {name}") for f in dataclasses.fields(kind) if f.init]
+
+
+def _parameter(field: dataclasses.Field[Any], kind: Any, panel: str) -> inspect.Parameter:
+    """A field of an Options dataclass as an option. metadata: help; flag, in place of the one made of the name."""
+    flags: list[str] = [field.metadata["flag"]] if "flag" in field.metadata else []
+    option: Callable[..., Any] = typer.Option
+    annotation = Annotated[kind, option(*flags, help=str(field.metadata.get("help", "")), rich_help_panel=panel)]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+
+
+def _config(given: dict[str, Any]) -> TrainConfig:
+    pairs = [text.partition("=") for text in given.pop("columns") or []]
+    for name, equals, column in pairs:
+        if not (name and equals and column):
+            raise UserError(f"cannot read --columns {name}{equals}{column}: expected NAME=COLUMN")
+    data = tuple(given.pop("data"))
+    return TrainConfig(data=data, columns=tuple((name, column) for name, _, column in pairs), **given)

@@ -1,0 +1,88 @@
+"""What `ssbench train` asks of a kind of drafter. Knows none by name. Light: imports nothing heavy.
+
+A trainer is found by an entry point of the group `specbench_ss.trainers`. Its options are a frozen dataclass, as a
+method's are, and become options of the command.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from specbench_ss.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of a trainer without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """What a training is asked for, whatever it trains. The text and the budget: equal ones make a fair comparison.
+
+    data: files, folders or one hub id. length: tokens a row; batch_size: rows a step, of all processes together;
+    anchors: positions of a row that are drafted from; steps: None = as many as `epochs` passes over the rows take.
+    lr: None = the trainer's own; warmup: None = a tenth of the steps, 50 at most. own_answers: the target answers in
+    place of the data, answer_limit tokens at most. save_every, eval_every: steps. Raises UserError out of range.
+    """
+
+    out: Path
+    data: tuple[str, ...]
+    model: str = "lab"
+    steps: int | None = None
+    epochs: float = 1.0
+    batch_size: int = 8
+    length: int = 512
+    anchors: int = 128
+    lr: float | None = None
+    warmup: int | None = None
+    seed: int = 0
+    eval_fraction: float = 0.02
+    columns: tuple[tuple[str, str], ...] = ()
+    own_answers: bool = False
+    answer_limit: int = 256
+    answer_temperature: float = 0.0
+    dtype: str = "auto"
+    device: str = "auto"
+    load_in_4bit: bool = False
+    save_every: int = 100
+    eval_every: int = 100
+    push_to_hub: str | None = None
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "lr"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise UserError(f"--{name} must be a number above 0, not {value}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: all that decides what is learnt, text and model apart: those are known by their content."""
+        kept = asdict(self)
+        for name in ("out", "data", "model", "device", "push_to_hub", "save_every", "trust_remote_code"):
+            del kept[name]
+        return kept
+
+
+class Trainer(ABC):
+    """A kind of drafter that can be trained for a target.
+
+    name: as in its entry point; summary: one line. Options(**given) raises UserError or ValueError for values that
+    cannot be, before anything is loaded.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    Options: ClassVar[type[Any]] = NoOptions
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
+    def train(self, config: TrainConfig) -> None:
+        """Train and write the folder `config.out`, going on from what is there. Raises UserError."""

@@ -1,0 +1,346 @@
+"""`ssbench train`: what it writes decodes, it goes on where it was cut off, and mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss.cli import main
+from specbench_ss.decoder import Decoder
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.train.training import DrafterTraining, estimated_tau
+from specbench_ss.models import load_target
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from tests.cli import failing
+from tests.methods.train.tokenizers_made import made_tokenizer
+from tests.tiny import ARCHITECTURES, tiny_model
+
+SEVEN = [a for a in ARCHITECTURES if a != "mistral-window"]
+QUESTIONS = [f"What is the sum of {i} and {j}?" for i in range(3) for j in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny model of every architecture on disk, with a tokenizer; another Llama beside the first."""
+    tokenizer = made_tokenizer("gpt", "chatml")
+    folders = {}
+    for kind in ARCHITECTURES:
+        folders[kind] = tmp_path_factory.mktemp("models") / kind
+        tiny_model(kind, vocab=len(tokenizer)).save_pretrained(folders[kind])
+        tokenizer.save_pretrained(folders[kind])
+    folders["another"] = folders["llama"].with_name("another")
+    tiny_model("llama", seed=1, vocab=len(tokenizer)).save_pretrained(folders["another"])
+    tokenizer.save_pretrained(folders["another"])
+    return folders
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Conversations in all three forms."""
+    rows: list[dict[str, Any]] = []
+    for i, q in enumerate(QUESTIONS):
+        answer = f"The answer is {i}."
+        rows.append(
+            [
+                {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": answer}]},
+                {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": answer}]},
+                {"prompt": q, "completion": answer},
+            ][i % 3]
+        )
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+COMMON = ["--length", "96", "--batch-size", "2", "--anchors", "16", "--eval-fraction", "0.2", "--device", "cpu"]
+STREAMS = ["--gamma", "3", "--n-msa-layers", "2"]
+
+
+def arguments(trainer: str, model: Path, chats: Path, out: Path, *more: str) -> list[str]:
+    return ["train", trainer, "--model", str(model), "--data", str(chats), "--out", str(out), *COMMON, *more]
+
+
+def answer(decoder: Decoder) -> list[int]:
+    return generate(decoder, [5, 6, 7, 8, 9, 10, 11], Limits(24), Sampling()).tokens
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_trained_streams_decode_what_the_base_does(
+    kind: str, models: dict[str, Path], chats: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert main(arguments("ss", models[kind], chats, out, *STREAMS, "--steps", "3", "--lr", "0.05")) == 0
+    target = load_target(str(models[kind]), device="cpu")
+    reference = answer(Autoregressive(target))
+    for options in ({"k": 2, "n_keep": 5}, {"mode": "chain"}):
+        decoder = SpeculativeStreaming.load(target, SSOptions(weights=str(out), **options))
+        assert decoder.streams.up.abs().max() > 0
+        assert answer(decoder) == reference
+
+
+@pytest.mark.parametrize("kind", SEVEN)
+def test_a_trained_shared_model_decodes_as_itself(
+    kind: str, models: dict[str, Path], chats: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shared = ["--mode", "shared", "--lora-rank", "4", "--lr", "0.02", "--steps", "3", "--segment", "40"]
+    assert main(arguments("ss", models[kind], chats, out, *STREAMS, *shared)) == 0
+    target = load_target(str(models[kind]), device="cpu")
+    own = SharedAutoregressive.load(target, SharedAROptions(weights=str(out)))
+    assert answer(own) != answer(Autoregressive(target))
+    assert answer(SharedStreaming.load(target, SSOptions(weights=str(out), k=2))) == answer(own)
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt", "gpt_neox", "qwen3"])
+def test_bfloat16_and_recomputation(kind: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    for mode in ("lossless", "shared"):
+        out = tmp_path / mode
+        more = ["--mode", mode, "--dtype", "bfloat16", "--gradient-checkpointing", "--steps", "2"]
+        assert main(arguments("ss", models[kind], chats, out, *STREAMS, *more)) == 0
+        assert all(line["loss"] == line["loss"] for line in lines(out))
+        config = json.loads((out / "config.json").read_text())
+        assert config["base_dtype"] == "torch.bfloat16"
+
+
+def test_recomputation_changes_no_weight(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    for mode in ("lossless", "shared"):
+        made = []
+        for name, more in (("plain", []), ("twice", ["--gradient-checkpointing"])):
+            out = tmp_path / mode / name
+            steps = ["--mode", mode, "--steps", "3", "--dtype", "float32"]
+            assert main(arguments("ss", models["llama"], chats, out, *STREAMS, *steps, *more)) == 0
+            made.append(torch.load(out / "checkpoint.pt", weights_only=True)["modules"][0])
+        for name, tensor in made[0].items():
+            torch.testing.assert_close(tensor, made[1][name], atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_heads_have_a_tree_of_their_own_and_decode(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(arguments("medusa", models["qwen2"], chats, out, "--heads", "3", "--steps", "4")) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert [len(row) for row in config["accuracies"]] == [10, 10, 10]
+    assert config["accuracies_of"] == "held-out text"
+    target = load_target(str(models["qwen2"]), device="cpu")
+    assert answer(Medusa.load(target, MedusaOptions(weights=str(out)))) == answer(Autoregressive(target))
+
+
+@pytest.mark.parametrize("way", ["--from-scratch", "--distill"])
+def test_a_draft_is_a_model_of_the_same_tokens(way: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    size = ["--layers", "1", "--hidden", "32", "--n-heads", "2", "--gradient-checkpointing"]
+    assert main(arguments("draft", models["opt"], chats, out, *size, way, "--steps", "3")) == 0
+    base, draft = load_target(str(models["opt"]), device="cpu"), load_target(str(out), device="cpu")
+    assert draft.tokenizer.get_vocab() == base.tokenizer.get_vocab()
+    assert (draft.vocab_size, draft.n_layers, draft.hidden_size) == (base.vocab_size, 1, 32)
+    assert len(answer(Autoregressive(draft))) == 24
+
+
+def test_own_answers_are_what_the_base_says(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    more = ["--own-answers", "--answer-limit", "12", "--steps", "1"]
+    assert main(arguments("ss", models["llama"], chats, out, *STREAMS, *more)) == 0
+    assert "the base's own answers" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("trainer", ["ss", "medusa", "draft"])
+def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    own = STREAMS if trainer == "ss" else ["--hidden", "32"] if trainer == "draft" else []
+    more = [*own, "--steps", "30", "--lr", "0.02", "--eval-every", "10"]
+    assert main(arguments(trainer, models["llama"], chats, out, *more)) == 0
+    found = lines(out)
+    assert [line["step"] for line in found] == list(range(1, 31))
+    assert [line["tokens"] for line in found] == [192 * step for step in range(1, 31)]
+    assert found[-1]["loss"] < 0.9 * found[0]["loss"]
+    looks = [line for line in found if "held_out_loss" in line]
+    assert [line["step"] for line in looks] == [10, 20, 30]
+    assert looks[-1]["held_out_loss"] < looks[0]["held_out_loss"]
+    assert looks[-1]["estimated_tau"] == estimated_tau(looks[-1]["held_out_right"])
+    assert f"{looks[-1]['held_out_loss']:.4f}" in (out / "README.md").read_text()
+
+
+def test_the_estimate_is_the_sum_of_products() -> None:
+    assert estimated_tau([0.5, 0.5, 0.0, 1.0]) == 1 + 0.5 + 0.25
+    assert estimated_tau([1.0, 1.0]) == 3
+
+
+class Killed(BaseException):
+    """Nothing in the code under test may catch it."""
+
+
+KINDS = {
+    "ss": STREAMS,
+    "ss-shared": [*STREAMS, "--mode", "shared", "--lora-rank", "2"],
+    "medusa": ["--heads", "2"],
+    "draft": ["--hidden", "32", "--layers", "1", "--distill"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut_off_it_ends_as_if_it_had_not_been(
+    kind: str, models: dict[str, Path], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(out: str) -> int:
+        more = ["--steps", "6", "--save-every", "2", "--eval-every", "3", *KINDS[kind]]
+        return main(arguments(kind.partition("-")[0], models["llama"], chats, tmp_path / out, *more))
+
+    assert run("whole") == 0
+    step = DrafterTraining.advance
+    for last in (1, 5):  # before any checkpoint, and a step after one
+
+        def killed(self: DrafterTraining, last: int = last) -> str:
+            said = step(self)
+            if self.step == last:
+                raise Killed
+            return said
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(DrafterTraining, "advance", killed)
+            run("cut")
+    assert run("cut") == 0
+    names = sorted(p.name for p in (tmp_path / "whole").iterdir())
+    assert sorted(p.name for p in (tmp_path / "cut").iterdir()) == names
+    for name in names:
+        if name != "checkpoint.pt":
+            assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert run("cut") == 0  # all is done: written again, the same
+
+
+MISTAKES: dict[str, tuple[str, list[str], str]] = {
+    "no streams": ("ss", ["--gamma", "0"], "gamma must be at least 1, not 0"),
+    "no heads": ("medusa", ["--heads", "0"], "heads must be at least 1, not 0"),
+    "too many layers": ("ss", ["--n-msa-layers", "9"], "9 MSA layers, the model has 4 layers"),
+    "pruning too high": ("ss", ["--n-msa-layers", "2", "--prune-layer", "3"], "pruning layer 3 is above layer 2"),
+    "LoRA in lossless": ("ss", ["--lora-rank", "4"], "for --mode shared"),
+    "attends in lossless": ("ss", ["--main-attends-streams"], "for --mode shared"),
+    "mode": ("ss", ["--mode", "shard"], "'shard' is not one of"),
+    "option of another": ("medusa", ["--gamma", "3"], "No such option"),
+    "NF4 on a CPU": ("ss", ["--load-in-4bit"], "needs a CUDA device"),
+    "beyond the context": ("ss", ["--length", "4000"], "beyond the context"),
+    "learning rate": ("ss", ["--lr", "0"], "--lr must be a number above 0"),
+    "epochs": ("ss", ["--epochs", "nan"], "--epochs must be a number above 0"),
+    "device": ("ss", ["--device", "gpu"], "unknown device 'gpu'"),
+    "draft's heads": ("draft", ["--hidden", "30", "--n-heads", "4"], "cannot be divided into 4"),
+    "repository": ("ss", ["--push-to-hub", "nowhere"], "is no hub repository"),
+    "columns": ("ss", ["--columns", "prompt"], "expected NAME=COLUMN"),
+    "missing column": ("ss", ["--columns", "prompt=query"], "no column 'query'"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    mistake: str, models: dict[str, Path], chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, more, problem = MISTAKES[mistake]
+    out = tmp_path / "out"
+    assert problem in failing(arguments(trainer, models["llama"], chats, out, *more), capsys)
+    assert not out.exists() or not any(out.iterdir())
+
+
+def test_text_and_models_of_no_use_are_one_line(
+    models: dict[str, Path], chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello there"}]}) + "\n")
+    out, llama = tmp_path / "out", models["llama"]
+    assert "has no completion" in failing(arguments("ss", llama, asked, out, *STREAMS), capsys)
+    assert "neither a file" in failing(arguments("ss", llama, tmp_path / "no.jsonl", out), capsys)
+    assert "no model" in failing(arguments("ss", tmp_path / "no", chats, out), capsys)
+    window = ["--mode", "shared", *STREAMS]
+    assert "sliding window" in failing(arguments("ss", models["mistral-window"], chats, out, *window), capsys)
+    assert "no trainer 'sss' (did you mean ss?)" in failing(["train", "sss"], capsys)
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "thesis.txt").write_text("mine")
+    assert "files that are of no training" in failing(arguments("ss", llama, chats, strange), capsys)
+    assert (strange / "thesis.txt").read_text() == "mine"
+
+
+def test_another_training_in_the_folder_is_kept(
+    models: dict[str, Path], chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(arguments("ss", models["llama"], chats, out, *STREAMS, "--steps", "2")) == 0
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    for more, field in (
+        (["--steps", "3"], "steps 2, not 3"),
+        (["--steps", "2", "--lr", "0.1"], "lr None, not 0.1"),
+        (["--steps", "2", "--prune-rank", "4"], "prune_rank=8"),
+        (["--steps", "2", "--seed", "1"], "seed 0, not 1"),
+    ):
+        capsys.readouterr()
+        assert main(arguments("ss", models["llama"], chats, out, *STREAMS, *more)) == 2
+        said = capsys.readouterr().err
+        assert field in said and "give another --out" in said
+    said = _said(arguments("ss", models["another"], chats, out, *STREAMS, "--steps", "2"), capsys)
+    assert "made with base" in said
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def _said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(command) == 2
+    return capsys.readouterr().err
+
+
+def test_streams_of_another_base_are_refused(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(arguments("ss", models["llama"], chats, out, *STREAMS, "--steps", "1")) == 0
+    with pytest.raises(UserError, match="trained for another base"):
+        SpeculativeStreaming.load(load_target(str(models["another"]), device="cpu"), SSOptions(weights=str(out)))
+
+
+def test_weights_by_hub_id(
+    models: dict[str, Path], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    import huggingface_hub
+
+    kept: dict[str, Path] = {}
+
+    class Hub:
+        def create_repo(self, repo: str, exist_ok: bool) -> str:
+            return f"https://hub/{repo}"
+
+        def upload_folder(self, repo_id: str, folder_path: Path, ignore_patterns: list[str]) -> None:
+            assert "checkpoint.pt*" in ignore_patterns
+            kept[repo_id] = folder_path
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(kept[name]))
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    push = ["--steps", "1", "--push-to-hub", "someone/streams"]
+    command = arguments("ss", models["llama"], chats, tmp_path / "out", *STREAMS, *push)
+    assert "needs a token" in failing(command, capsys)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_x")
+    assert main(command) == 0
+    target: Target = load_target(str(models["llama"]), device="cpu")
+    decoder = SpeculativeStreaming.load(target, SSOptions(weights="someone/streams"))
+    assert answer(decoder) == answer(Autoregressive(target))
+
+    def offline(name: str, **_: Any) -> str:
+        raise ConnectionError("no route to the hub\nsecond line")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(Exception, match=r"^ss: no file or folder 'someone/streams', and the hub .*no route[^\n]*$"):
+        SpeculativeStreaming.load(target, SSOptions(weights="someone/streams"))
