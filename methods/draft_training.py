@@ -6,7 +6,7 @@ to answer (Hinton et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -78,10 +78,14 @@ class DraftTrainee(Trainee):
     def __init__(
         self, target: Target, size: DraftSize, lr: float, ahead: int, distill: float = 0.0, prompt_weight: float = 0.2
     ) -> None:
-        self.target, self.lr, self.ahead = target, lr, ahead
+        self.target, self.size, self.lr, self.ahead = target, size, lr, ahead
         self.distill, self.prompt_weight = distill, prompt_weight
         self.needs_base = distill > 0
         self.module = new_draft(target, size)
+
+    def about(self) -> dict[str, Any]:
+        """The model's shape and the weights of the losses."""
+        return {**asdict(self.size), "distill": self.distill, "prompt_weight": self.prompt_weight}
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Weighted cross-entropy over each text's next tokens, and KL from the target where it answers."""

@@ -133,6 +133,8 @@ class TogetherTrainer(Resumable):
             **(about or {}),
             **asdict(budget),
             "drafters": [t.name for t in trainees],
+            **{f"{t.name}'s {key}": value for t in trainees for key, value in t.about().items()},
+            "learning rates": self.peaks,
             "seed": text.seed,
             "text": digest(text.rows),
             "base": target.weights_hash,
@@ -147,7 +149,7 @@ class TogetherTrainer(Resumable):
 
     def _factor(self) -> float:
         s, n, w = self.step, self.budget.steps, self.budget.warmup
-        return min(1.0, (s + 1) / w) * (0.5 + 0.5 * math.cos(math.pi * s / n))
+        return min(1.0, (s + 1) / max(1, w)) * (0.5 + 0.5 * math.cos(math.pi * s / n))
 
     def _states(self, batch: Batch) -> BaseStates:
         """What the trainees ask for of the base."""

@@ -113,6 +113,10 @@ class Trainee(ABC):
     needs_base: bool = True  # whether it wants the base's states at all
     adapts_base: bool = False  # whether it trains weights inside the base's own layers
 
+    def about(self) -> dict[str, Any]:
+        """What decides what is learnt, besides text, budget and learning rates; JSON-ready. A checkpoint is of one."""
+        return {}
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters with their peak learning rates, as torch.optim takes them."""
         return [{"params": list(self.module.parameters()), "lr": self.lr}]

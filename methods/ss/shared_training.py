@@ -72,6 +72,10 @@ class SharedTrainee(Trainee):
         self.lora = lora_parameters(self.tuned.model)
         self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora)])
 
+    def about(self) -> dict[str, Any]:
+        """The streams and the weights of the losses."""
+        return {**self.config.as_dict(), "alpha_j": self.alpha_j, "prune_weight": self.prune_weight}
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The LoRA, P_j, the rest."""
         groups = stream_groups(self.streams, self.stream_lr, self.embedding_lr)

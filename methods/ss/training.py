@@ -54,6 +54,10 @@ class StreamsTrainee(Trainee):
         self.lr, self.embedding_lr, self.segment, self.prune_weight = lr, embedding_lr, segment, prune_weight
         self.module: Streams = Streams(config, target.hidden_size)
 
+    def about(self) -> dict[str, Any]:
+        """The streams and the weight of the pruning map's loss. Segments only change the rounding."""
+        return {**self.config.as_dict(), "prune_weight": self.prune_weight}
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """P_j is added to the residual stream, whose scale is its natural unit; so is its learning rate's."""
         return stream_groups(self.module, self.lr, self.embedding_lr)

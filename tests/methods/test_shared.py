@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.saving import save_shared
 from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
+from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
 from specbench_ss.methods.training import Anchors, BaseStates, Batch
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
@@ -169,6 +171,25 @@ def test_next_token_training_has_no_streams() -> None:
     assert right.shape == (1,)
     assert trainee.streams.embedding.grad is None
     assert all(p.grad is not None for p in trainee.lora)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"alpha_j": 1.0}, "alpha_j"), ({"lr": 1e-2}, "learning rates"), ({}, "main_attends_streams")],
+)
+def test_a_checkpoint_is_of_one_set_of_settings(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    rows = np.random.default_rng(0).integers(3, 60, (4, 12), dtype=np.int32)
+    text = DrafterText(rows, lambda row: np.arange(len(row)) > 4, end=2)
+
+    def trainer(attends: bool, **settings: Any) -> TogetherTrainer:
+        trainee = SharedTrainee(target, config(attends), **settings)
+        return TogetherTrainer(target, [trainee], text, Budget(2, 2, 4, 3, warmup=0), tmp_path)
+
+    trainer(True).train(lambda _: None)
+    assert trainer(True).resumed
+    with pytest.raises(UserError, match=field):
+        trainer(bool(changes), **changes)
 
 
 def test_the_base_is_not_touched(tmp_path: Path) -> None:
