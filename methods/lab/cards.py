@@ -19,6 +19,7 @@ from specbench_ss.methods.lab.text import completion_mask, conversations, render
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.shared import SharedStreaming
 from specbench_ss.methods.train.answers import Answering, answer_batch
 from specbench_ss.sampling import Sampling
 from specbench_ss.suite import Question
@@ -87,6 +88,7 @@ def taus(target: Target, per_category: int = 3, limit: int = 256) -> dict[str, f
         "ar": Autoregressive(target),
         "medusa": Medusa.load(target, MedusaOptions()),
         "ss": SpeculativeStreaming.load(target, SSOptions()),
+        "ss-shared": SharedStreaming.load(target, SSOptions()),
     }
     prompts = [
         target.encode_chat([{"role": "user", "content": q.turns[0]}])
@@ -119,10 +121,17 @@ Held-out loss: {loss:.4f} nats per answer token.
 """
 DRAFTER = """# Lab {name}
 
-{what} for the lab base, trained on the base's own greedy answers.
+{what} for the lab base, trained on {text}.
 
 Tau over held-out questions of the 13 categories, greedy, default options: {tau:.2f} ({others}).
 """
+OWN = "the base's own greedy answers"
+DRAFTERS = {
+    "medusa": ("Four Medusa-1 heads", OWN),
+    "ss": ("Lossless streams and the pruning map", OWN),
+    "ss-shared": ("LoRA and streams, which change the model together (eq. 6, main rows see their streams),",
+                  "the base's kind of text"),
+}  # fmt: skip
 AGAIN = """
 Measured by `ssbench lab train --stages cards --out DIR`; float32. DIR is the folder of a training run; with an empty
 one, the weights that come with the package are measured.
@@ -136,9 +145,9 @@ def write_cards(out: Path, base: Target, draft: Target, measured: Measured) -> N
         "base": BASE.format(parameters=base.parameter_count, loss=measured.loss, scores=scores),
         "draft": DRAFT.format(parameters=draft.parameter_count, loss=measured.draft_loss),
     }
-    for name, what in (("medusa", "Four Medusa-1 heads"), ("ss", "Lossless streams and the pruning map")):
+    for name, (what, text) in DRAFTERS.items():
         others = ", ".join(f"{k} {v:.2f}" for k, v in measured.taus.items() if k != name)
-        cards[name] = DRAFTER.format(name=name, what=what, tau=measured.taus[name], others=others)
+        cards[name] = DRAFTER.format(name=name, what=what, text=text, tau=measured.taus[name], others=others)
     for name, text in cards.items():
         (out / name / "README.md").write_text(text + AGAIN)
     known = json.loads((out / "lab.json").read_text())
