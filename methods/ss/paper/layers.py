@@ -175,7 +175,7 @@ class Figure11(StreamsByLayers):
     categories, limit = ("sql", "dialogue_summary"), 6
     notes = (
         "published: a task's score (SQL exact match, dialogue ROUGE-LSum) of OPT-1.3B in shared mode, over N_s; "
-        "the values are drawn, not printed. 2 to 8 layers are called a good trade-off, 4 are used (app. E.2; 2024 figure 6)",
+        "the values are drawn, not printed. 2 to 8 layers are called a good trade-off; 4 are used (app. E.2)",
         "lossless streams leave the answers as they are, so what grows with N_s here is how well streams guess",
     )
 
