@@ -24,7 +24,7 @@ from specbench_ss.target import Target
 from specbench_ss.words import interval
 
 GAMMA, ADAPTER_RANK, LR, EMBEDDING_LR = 4, 128, 1.5e-2, 0.1  # the lab's: docs/log.md
-BUDGET = Budget(steps=160, rows_per_step=4, anchors_per_row=64, ahead=GAMMA, warmup=15)
+BUDGET = Budget(steps=240, rows_per_step=4, anchors_per_row=64, ahead=GAMMA, warmup=20)
 TRAIN_TALKS, HELD_OUT_TALKS, HELD_OUT_BATCHES = 3000, 200, 12
 ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
 EMBEDDINGS, ROTATION = "stream embeddings", "value rotation"

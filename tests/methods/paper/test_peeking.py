@@ -14,6 +14,7 @@ from specbench_ss.experiment import Bench, Request
 from specbench_ss.methods.ss.paper import peeking
 from specbench_ss.methods.ss.paper.peeking import Figure4, PeekingTrainee, held_out
 from specbench_ss.methods.together import Budget, DrafterText
+from specbench_ss.methods.training import base_states
 from specbench_ss.target import Target
 from tests.methods.decoders import randomise
 from tests.tiny import ARCHITECTURES, tiny_model
@@ -23,15 +24,23 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
 AT = torch.tensor([[3, 5]])
 
 
-def trainee(gamma: int, kind: str = "llama") -> PeekingTrainee:
-    made = PeekingTrainee(Target(tiny_model(kind)), gamma, lora_rank=4)
+def trainee(gamma: int) -> tuple[PeekingTrainee, Target]:
+    target = Target(tiny_model("llama"))
+    made = PeekingTrainee(target, gamma, lora_rank=4)
     randomise(made.module, 1, std=0.2)
-    return made
+    return made, target
 
 
 def future(ids: torch.Tensor, gamma: int) -> torch.Tensor:
     """x_{i+2}.. of the positions AT."""
     return torch.stack([ids[:, i + 2 : i + 2 + gamma] for i in AT[0].tolist()], 1)
+
+
+def read(made: PeekingTrainee, target: Target, ids: torch.Tensor, ahead: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits at AT."""
+    with torch.no_grad():
+        ahead = future(ids, made.gamma) if ahead is None else ahead
+        return made.logits(base_states(target, ids, (), 0), ids, AT, ahead)
 
 
 def text(rows: int = 6) -> DrafterText:
@@ -41,48 +50,43 @@ def text(rows: int = 6) -> DrafterText:
 
 
 @pytest.mark.parametrize("kind", [a for a in ARCHITECTURES if a != "mistral-window"])
-def test_without_peeks_it_is_the_plain_model(kind: str) -> None:
-    made = trainee(0, kind)
+def test_untrained_and_without_peeks_it_is_the_base(kind: str) -> None:
+    target = Target(tiny_model(kind))
     with torch.no_grad():
-        found = made.logits(IDS, AT, future(IDS, 0))
-        plain = made.tuned.model(IDS).logits[:, AT[0]]
-    torch.testing.assert_close(found, plain, atol=1e-4, rtol=1e-4)
+        plain = target.model(IDS).logits[:, AT[0]]
+    torch.testing.assert_close(read(PeekingTrainee(target, 0), target, IDS), plain, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_a_prediction_depends_on_its_peeks_but_not_on_its_own_token(gamma: int) -> None:
-    made = trainee(gamma)
-    with torch.no_grad():
-        before = made.logits(IDS, AT, future(IDS, gamma))
+    made, target = trainee(gamma)
+    before = read(made, target, IDS)
+    for place in range(IDS.shape[1]):
+        changed = IDS.clone()
+        changed[0, place] = 40
+        after = read(made, target, changed)
         for column, at in enumerate(AT[0].tolist()):
-            for place in range(IDS.shape[1]):
-                changed = IDS.clone()
-                changed[0, place] = 40
-                after = made.logits(changed, AT, future(changed, gamma))
-                seen = place <= at or at + 2 <= place < at + 2 + gamma
-                assert torch.equal(before[:, column], after[:, column]) is not seen, (at, place)
+            seen = place <= at or at + 2 <= place < at + 2 + gamma
+            assert torch.equal(before[:, column], after[:, column]) is not seen, (at, place)
 
 
 def test_peeks_beyond_the_answer_are_not_seen() -> None:
-    made = trainee(2)
-    ahead = future(IDS, 2)
-    with torch.no_grad():
-        unseen = made.logits(IDS, AT, ahead.index_fill(2, torch.tensor([1]), -100))
-        one = trainee(1).logits(IDS, AT, ahead[..., :1])
+    unseen = read(*trainee(2), IDS, future(IDS, 2).index_fill(2, torch.tensor([1]), -100))
+    one = read(*trainee(1), IDS)
     torch.testing.assert_close(unseen, one, atol=1e-5, rtol=1e-5)
 
 
 def test_an_answer_is_right_only_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two answers a row, one ending at token 11; all tokens are guessed but one of the second answer."""
-    made, data = trainee(1), text()
+    (made, target), data = trainee(1), text()
 
-    def guess(ids: torch.Tensor, at: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
+    def guess(states: Any, ids: torch.Tensor, at: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
         logits = torch.nn.functional.one_hot(ids[:, at[0] + 1], 61).float()
         logits[:, at[0] == 20] = 0.0
         return logits
 
     monkeypatch.setattr(made, "logits", guess)
-    found = held_out(made, data)
+    (found,) = held_out(target, [made], data)
     assert found.tokens == 6 * 19 and found.answers == 0.5
     assert found.right == pytest.approx(18 / 19)
 
