@@ -3,7 +3,7 @@
 Under eq. 3 a main state depends on its own streams, so every position that predicts an answer token carries streams, as
 in decoding. Segment attention (ACL appendix I): the lower layers run once; the MSA layers take a segment of positions
 at a time, main rows and streams together, over the keys of all main rows before; a segment is computed again in the
-backward pass, so that only one segment's streams are alive.
+backward pass, so that only one segment's streams are alive, and of the others their main keys and values.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ class SharedTrainee(Trainee):
         low, at_pruning = self._lower(batch.ids, batch.documents)
         labels = batch.labels[..., : 1 + g]
         sums: list[tuple[Tensor, Tensor]] = []
-        past: KeysAndValues = []
+        past: list[KeysAndValues] = []  # an entry for each segment so far
         step = self.segment or labels.shape[1]
         for start in range(0, labels.shape[1], step):
             piece = slice(start, start + step)
-            found, past = self._segment(low[:, piece], labels[:, piece], start, past, batch.documents)
+            found, own = self._segment(low[:, piece], labels[:, piece], start, past, batch.documents)
             sums.append(found)
+            past.append(own)
         together = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
         total, right = mean_loss(together, labels, [1.0] + [self.alpha_j] * g)
         pruned = states.at(at_pruning, batch.anchors)
@@ -112,19 +113,25 @@ class SharedTrainee(Trainee):
         return x, tapped.get(self.prune_layer, x)
 
     def _segment(
-        self, low: Tensor, labels: Tensor, start: int, past: KeysAndValues, documents: Documents | None
+        self, low: Tensor, labels: Tensor, start: int, past: list[KeysAndValues], documents: Documents | None
     ) -> tuple[tuple[Tensor, Tensor], KeysAndValues]:
-        """One segment through the MSA layers: (sums of loss and right guesses [1 + gamma], main keys and values)."""
+        """One segment through the MSA layers: (sums of loss and right guesses [1 + gamma], its main keys and values).
+
+        past: those of the segments before, joined only while the segment is computed.
+        """
         carriers, real = carriers_of(labels[..., 0] != -100)  # [B, c]
         own = labels.gather(1, carriers[..., None].expand(-1, -1, labels.shape[-1]))
         own = own.masked_fill(~real[..., None], -100)
 
         def run(low: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-            before = list(zip(flat[::2], flat[1::2], strict=True))
+            n = 2 * self.config.n_msa_layers  # keys and values of every layer, segment after segment
+            joined = [torch.cat(flat[i::n], 2) for i in range(n)] if flat else []
+            before = list(zip(joined[::2], joined[1::2], strict=True))
             logits, after = self.upper(low, start, carriers, real, before, labels.shape[-1] - 1, documents)
-            return (*head_sums(logits, own), *(x for pair in after for x in pair))
+            # clones: a view would keep the streams' keys, and those of all segments before, alive
+            return (*head_sums(logits, own), *(x[:, :, start:].clone() for pair in after for x in pair))
 
-        flat = [x for pair in past for x in pair]
+        flat = [x for segment in past for pair in segment for x in pair]
         out = checkpoint(run, low, *flat, use_reentrant=False) if self.segment else run(low, *flat)
         return (out[0], out[1]), list(zip(out[2::2], out[3::2], strict=True))
 

@@ -112,11 +112,14 @@ def run_masked(
     return x
 
 
-@lru_cache(maxsize=256)
 def own_streams(rows: int, gamma: int, device: torch.device) -> Tensor:
     """Bool [rows * gamma, rows * gamma]: stream j of a row sees streams 1..j of that row and no other's."""
-    own = torch.ones(gamma, gamma, dtype=torch.bool).tril()
-    return torch.kron(torch.eye(rows, dtype=torch.int8), own.to(torch.int8)).bool().to(device)
+    own = torch.ones(gamma, gamma, dtype=torch.bool, device=device).tril()
+    same = torch.eye(rows, dtype=torch.bool, device=device)
+    return (same[:, None, :, None] & own[:, None]).reshape(rows * gamma, rows * gamma)
+
+
+own_streams_of_step = lru_cache(maxsize=256)(own_streams)  # trees are of few and small sizes, unlike training's rows
 
 
 def stream_visibility(visible: Tensor, gamma: int, carriers: Tensor | None = None, attends: bool = False) -> Tensor:
@@ -132,5 +135,5 @@ def stream_visibility(visible: Tensor, gamma: int, carriers: Tensor | None = Non
     if attends:
         own = torch.arange(m, device=visible.device)[:, None] == carriers  # [m, c]
         upper = torch.cat((visible, own.repeat_interleave(gamma, 1)), 1)
-    own = own_streams(len(carriers), gamma, visible.device)
+    own = own_streams_of_step(len(carriers), gamma, visible.device)
     return torch.cat((upper, torch.cat((visible[carriers].repeat_interleave(gamma, 0), own), 1)))

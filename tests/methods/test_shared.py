@@ -148,6 +148,26 @@ def test_segments_change_neither_loss_nor_gradients(attends: bool) -> None:
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
 
 
+def test_a_segment_leaves_nothing_of_its_streams_behind() -> None:
+    """Its main keys and values, in memory of their own; its rows are computed again in the backward pass."""
+    one = batch(torch.randint(3, 61, (2, 30)), 4)
+    saved = {}
+    for segment in (0, 5):
+        _, trainee = trained("llama", config(), segment)
+        low = trainee._lower(one.ids)[0].detach().requires_grad_(True)
+        kept: list[torch.Tensor] = []
+        past: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (kept.append(t), t)[1], lambda t: t):
+            for start in range(0, 30, segment or 30):
+                piece = slice(start, start + (segment or 30))
+                past.append(trainee._segment(low[:, piece], one.labels[:, piece], start, past, None)[1])
+        for keys, values in (pair for own in past for pair in own):
+            assert keys.shape[2] == values.shape[2] == (segment or 30)
+            assert all(x.untyped_storage().nbytes() == x.numel() * 4 for x in (keys, values))
+        saved[segment] = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}.values())
+    assert saved[5] < saved[0] / 10
+
+
 def test_main_logits_depend_on_streams_only_where_they_attend() -> None:
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
     one = batch(ids, 4)
