@@ -7,9 +7,9 @@ from typing import Any
 
 from specbench_ss.reports.palette import Style
 from specbench_ss.reports.speed import Cells, tasks
-from specbench_ss.reports.view import Chart, Column, Table, figure, plain
+from specbench_ss.reports.view import Cell, Chart, Column, Table, figure, plain
 from specbench_ss.stats import OVERALL, SummaryRow
-from specbench_ss.words import interval, title
+from specbench_ss.words import end, interval, title
 
 LINE_AT_1 = {
     "type": "line",
@@ -87,7 +87,6 @@ def _table(cells: Cells, styles: Mapping[str, Style], named: Sequence[str]) -> T
     rows = []
     for label, style in styles.items():
         for row in (cells[label, task] for task in named):
-            low, high = row.speedup_interval or (None, None)
-            ends = (figure(low), figure(high))
+            ends = [Cell(end(x), x) for x in row.speedup_interval] if row.speedup_interval else [figure(None)] * 2
             rows.append([style.cell(), plain(title(row.category)), figure(row.speedup, 2, "×"), *ends])
     return Table("speedup", columns, rows)

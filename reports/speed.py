@@ -137,5 +137,5 @@ def _difference(row: SummaryRow) -> tuple[str, ...]:
     """'+0.01 (−0.02 to 0.04)': the paired difference of quality to the reference."""
     if row.quality_difference is None or row.comparison == "reference":
         return ()
-    bounds = f" ({interval(row.quality_interval)})" if row.quality_interval else ""
+    bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""
     return (f"{row.quality_difference:+.2f}{bounds}".replace("-", "−"),)
