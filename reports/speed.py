@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from specbench_ss import remarks
 from specbench_ss.reports.palette import Style
 from specbench_ss.reports.view import Cell, Column, Table, figure, plain
 from specbench_ss.stats import OVERALL, SummaryRow
@@ -77,7 +78,9 @@ def matrix(cells: Cells, styles: Mapping[str, Style]) -> Table:
         [plain(title(task)), *(_matrix_cell(cells[label, task]) for label in styles), _prompts(cells, styles, task)]
         for task in tasks(cells)
     ]
-    return Table("matrix", [*columns, Column("n", help="Prompts")], rows, total=True)
+    return Table(
+        "matrix", [*columns, Column("n", help="Prompts")], rows, total=True, notes=remarks.notes(list(cells.values()))
+    )
 
 
 def _matrix_cell(row: SummaryRow) -> Cell:
@@ -88,9 +91,9 @@ def _matrix_cell(row: SummaryRow) -> Cell:
         return Cell(times(row.speedup), row.speedup, small=(f"{number(row.tokens_per_s, 1)} tokens/s",))
     bounds = interval(row.speedup_interval)
     if row.comparison == "too few":
-        return Cell(times(row.speedup), row.speedup, small=(f"too few questions · {tau}",))
+        return Cell(remarks.speedup(row), row.speedup, small=(f"too few questions · {tau}",))
     if row.comparison == "not distinguishable":
-        return Cell(f"≈ {times(row.speedup)}", row.speedup, small=(f"{bounds} · {tau}", "not distinguishable"))
+        return Cell(remarks.speedup(row), row.speedup, small=(f"{bounds} · {tau}", "not distinguishable"))
     return Cell(times(row.speedup), row.speedup, small=(f"{bounds} · {tau}",), strong=True)
 
 
@@ -113,7 +116,7 @@ def everything(cells: Cells, styles: Mapping[str, Style]) -> Table:
         Column("n", help="Prompts"),
     ]
     rows = [_row(cells[label, task], task, style) for task in tasks(cells) for label, style in styles.items()]
-    return Table("everything", columns, rows)
+    return Table("everything", columns, rows, notes=remarks.notes(list(cells.values())))
 
 
 def _row(row: SummaryRow, task: str, style: Style) -> list[Cell]:
@@ -122,7 +125,7 @@ def _row(row: SummaryRow, task: str, style: Style) -> list[Cell]:
     return [
         plain(title(task)),
         style.cell(),
-        figure(row.speedup, 2, "×", strong=True),
+        Cell(remarks.speedup(row), row.speedup, strong=row.comparison in ("faster", "slower")),
         Cell(interval(bounds), bounds[0] if bounds else None),
         Cell(text, text, tag=tag),
         figure(row.tokens_per_s, 1),

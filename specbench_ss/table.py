@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from specbench_ss.environment import between_sessions
+from specbench_ss.remarks import notes, speedup
 from specbench_ss.rows import Run
 from specbench_ss.stats import OVERALL, SummaryRow, summarise
-from specbench_ss.words import interval, number, output, own_model, times, title
+from specbench_ss.words import interval, number, output, own_model, title
 
 COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "n")
 LEFT = ("task", "method", "output", "configuration")
@@ -28,8 +29,8 @@ def print_tables(run: Run, console: Console) -> None:
     console.print(_by_task([row for row in rows if row.category != OVERALL]))
     overall = [row for row in rows if row.category == OVERALL]
     console.print(_overall(overall))
-    if any(row.comparison == "not distinguishable" for row in rows):
-        console.print("≈ not distinguishable from the reference: the interval covers 1", style="dim")
+    for note in notes(rows):
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for row in overall:
         if row.reference_speedup is not None:
             console.print(own_model(row.method, row.reference, row.reference_speedup, row.reference_interval))
@@ -70,13 +71,10 @@ def result_table(name: str, columns: Sequence[str]) -> Table:
 
 
 def _cells(row: SummaryRow) -> list[str]:
-    speedup = times(row.speedup)
-    if row.comparison == "not distinguishable":
-        speedup = f"≈ {speedup}"
     failed = f" ({row.n_failed} failed)" if row.n_failed else ""
     return [
         escape(row.method),
-        f"[bold]{speedup}[/]" if row.comparison in ("faster", "slower") else speedup,
+        f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
         "reference" if row.comparison == "reference" else interval(row.speedup_interval) or row.comparison,
         number(row.tokens_per_s, 1),
         number(row.tau),
