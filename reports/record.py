@@ -20,7 +20,8 @@ def chips(run: Run) -> list[tuple[str, str]]:
     environment = run.manifest["environment"]
     return [
         ("Model", f"{model['name']}, {parameters(model['parameters'])}"),
-        ("Suite", f"{suite['name']}, {suite['edition']} edition, {suite['prompts']} prompts"),
+        ("Suite", f"{suite['name']}, {suite['edition']} edition, {_asked(suite)}"),
+        ("Repeats", str(run.manifest["config"]["repeats"])),
         ("Decoding", decoding(run.manifest["config"])),
         ("On", f"{machine(environment, model['device'])}, {model['dtype']}"),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
@@ -62,6 +63,12 @@ def facts(run: Run) -> list[Fact]:
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
     return [fact for fact in known if fact.value]
+
+
+def _asked(suite: Mapping[str, Any]) -> str:
+    """'84 prompts (52 questions)'."""
+    few = suite["size"] != suite["prompts"]
+    return f"{suite['prompts']:,} prompts" + (f" ({suite['size']:,} questions)" if few else "")
 
 
 def machine(environment: Mapping[str, Any], device: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specbench_ss import remarks
+from specbench_ss.config import REFERENCE
 from specbench_ss.reports.palette import Style
 from specbench_ss.reports.view import Cell, Column, Table, figure, plain
 from specbench_ss.stats import OVERALL, SummaryRow
@@ -18,6 +20,11 @@ PILLS = {
     "too few": ("too few questions", "flat"),
     "reference": ("reference", "flat"),
 }
+N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
+QUALITY = (
+    "Mean over questions, not over prompts, of the score against the expected answers, 0 to 1; "
+    f"below it the paired difference to {REFERENCE}"
+)
 Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
 
 
@@ -59,7 +66,7 @@ def _card(row: SummaryRow, style: Style) -> Card:
         ("tokens per step, τ", number(row.tau)),
         ("output", output(reference, row.sameness)),
         ("quality", number(row.quality)),
-        ("prompts", number(row.n_prompts, 0)),
+        ("prompts", remarks.n(row)),
     ]
     if row.reference_speedup is not None:
         around = interval(row.reference_interval)
@@ -71,16 +78,15 @@ def _card(row: SummaryRow, style: Style) -> Card:
     )
 
 
-def matrix(cells: Cells, styles: Mapping[str, Style]) -> Table:
-    """Task by method: the speedup and what it may be."""
+def matrix(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
+    """Task by method: the speedup and what it may be. config: the manifest's."""
     columns = [Column("task", False), *(Column(label, swatch=s.css) for label, s in styles.items())]
     rows = [
         [plain(title(task)), *(_matrix_cell(cells[label, task]) for label in styles), _prompts(cells, styles, task)]
         for task in tasks(cells)
     ]
-    return Table(
-        "matrix", [*columns, Column("n", help="Prompts")], rows, total=True, notes=remarks.notes(list(cells.values()))
-    )
+    notes = remarks.notes(list(cells.values()), config)
+    return Table("matrix", [*columns, Column("n", help=N)], rows, total=True, notes=notes)
 
 
 def _matrix_cell(row: SummaryRow) -> Cell:
@@ -98,11 +104,15 @@ def _matrix_cell(row: SummaryRow) -> Cell:
 
 
 def _prompts(cells: Cells, styles: Mapping[str, Style], task: str) -> Cell:
-    return figure(max(cells[label, task].n_prompts for label in styles), 0)
+    return _n(max((cells[label, task] for label in styles), key=lambda row: row.n_prompts), failed=False)
 
 
-def everything(cells: Cells, styles: Mapping[str, Style]) -> Table:
-    """One row for each task and method."""
+def _n(row: SummaryRow, failed: bool = True) -> Cell:
+    return figure(row.n_prompts, 0, small=[text for text in remarks.counts(row) if failed or "failed" not in text])
+
+
+def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
+    """One row for each task and method. config: the manifest's."""
     columns = [
         Column("task", False),
         Column("method", False),
@@ -111,12 +121,12 @@ def everything(cells: Cells, styles: Mapping[str, Style]) -> Table:
         Column("verdict", False),
         Column("tokens/s", help="Kept tokens over wall time, prefill included"),
         Column("τ", help="Tokens per step, pooled"),
-        Column("quality", help="Mean score against the references, 0 to 1; below it the paired difference to ar"),
+        Column("quality", help=QUALITY),
         Column("output", False, help="Against the reference's answers"),
-        Column("n", help="Prompts"),
+        Column("n", help=N),
     ]
     rows = [_row(cells[label, task], task, style) for task in tasks(cells) for label, style in styles.items()]
-    return Table("everything", columns, rows, notes=remarks.notes(list(cells.values())))
+    return Table("everything", columns, rows, notes=remarks.notes(list(cells.values()), config))
 
 
 def _row(row: SummaryRow, task: str, style: Style) -> list[Cell]:
@@ -132,7 +142,7 @@ def _row(row: SummaryRow, task: str, style: Style) -> list[Cell]:
         figure(row.tau),
         figure(row.quality, small=_difference(row)),
         plain(output(row.comparison == "reference", row.sameness)),
-        figure(row.n_prompts, 0),
+        _n(row),
     ]
 
 

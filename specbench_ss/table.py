@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specbench_ss.environment import between_sessions
-from specbench_ss.remarks import notes, speedup
+from specbench_ss.remarks import n, notes, speedup
 from specbench_ss.rows import Run
 from specbench_ss.stats import OVERALL, SummaryRow, summarise
 from specbench_ss.words import interval, number, output, own_model, title
@@ -26,10 +26,12 @@ def print_tables(run: Run, console: Console) -> None:
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     rows = summarise(run)
-    console.print(_by_task([row for row in rows if row.category != OVERALL]))
+    repeats = run.manifest["config"]["repeats"]
+    often = f", {repeats} repeats" if repeats > 1 else ""
     overall = [row for row in rows if row.category == OVERALL]
-    console.print(_overall(overall))
-    for note in notes(rows):
+    console.print(_by_task([row for row in rows if row.category != OVERALL], f"By task{often}"))
+    console.print(_overall(overall, f"Overall{often}"))
+    for note in notes(rows, run.manifest["config"]):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for row in overall:
         if row.reference_speedup is not None:
@@ -46,8 +48,8 @@ def _point_out(console: Console, text: str) -> None:
     console.print(f"[yellow]![/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def _by_task(rows: Sequence[SummaryRow]) -> Table:
-    table = result_table("By task", ("task", *COLUMNS))
+def _by_task(rows: Sequence[SummaryRow], name: str) -> Table:
+    table = result_table(name, ("task", *COLUMNS))
     for category, group in groupby(rows, key=lambda row: row.category):
         for i, row in enumerate(group):
             table.add_row(title(category) if i == 0 else "", *_cells(row))
@@ -55,8 +57,8 @@ def _by_task(rows: Sequence[SummaryRow]) -> Table:
     return table
 
 
-def _overall(rows: Sequence[SummaryRow]) -> Table:
-    table = result_table("Overall", COLUMNS)
+def _overall(rows: Sequence[SummaryRow], name: str) -> Table:
+    table = result_table(name, COLUMNS)
     for row in rows:
         table.add_row(*_cells(row))
     return table
@@ -71,7 +73,6 @@ def result_table(name: str, columns: Sequence[str]) -> Table:
 
 
 def _cells(row: SummaryRow) -> list[str]:
-    failed = f" ({row.n_failed} failed)" if row.n_failed else ""
     return [
         escape(row.method),
         f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
@@ -80,5 +81,5 @@ def _cells(row: SummaryRow) -> list[str]:
         number(row.tau),
         output(row.comparison == "reference", row.sameness),
         number(row.quality),
-        f"{row.n_prompts}{failed}",
+        n(row),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench_ss.reports import bars, speed
+from specbench_ss.reports import bars, record, speed
 from specbench_ss.reports.palette import styles
 from specbench_ss.reports.view import Chart
 from specbench_ss.rows import Run
@@ -61,7 +61,7 @@ def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make
     assert all(not row.sameness for row in again)
     run.sameness = [type(s)(s.question_id, s.turn, "ar", s.repeat, s.verdict) for s in run.sameness]
     for compared in (again, [row for row in summarise(run) if row.method == "ar"]):
-        table = speed.everything(speed.by_task(compared), styles(["ar"]))
+        table = speed.everything(speed.by_task(compared), styles(["ar"]), run.manifest["config"])
         column = [c.title for c in table.columns].index("output")
         assert {row[column].text for row in table.rows} == {"reference"}
 
@@ -69,7 +69,26 @@ def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make
 def test_a_value_without_an_interval_is_marked_in_both_tables_and_the_mark_explained(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
     cells, look = speed.by_task(summarise(run)), styles(run.labels)
-    for table, column in ((speed.matrix(cells, look), 2), (speed.everything(cells, look), 2)):
+    for table, column in (
+        (speed.matrix(cells, look, run.manifest["config"]), 2),
+        (speed.everything(cells, look, run.manifest["config"]), 2),
+    ):
         shown = [row[column] for row in table.rows if row[1].text != "ar"]
         assert shown and all(cell.text.startswith("? ") and not cell.strong for cell in shown)
         assert any(note.startswith("? no interval") for note in table.notes)
+
+
+def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5, turns=2, repeats=2))
+    cells, look = speed.by_task(summarise(run)), styles(run.labels)
+    for table in (
+        speed.matrix(cells, look, run.manifest["config"]),
+        speed.everything(cells, look, run.manifest["config"]),
+    ):
+        assert {(row[-1].text, *row[-1].small) for row in table.rows} == {("10", "5 questions")}
+        assert any("quality is a mean over questions" in note for note in table.notes)
+        assert any("every prompt 2 times" in note for note in table.notes)
+    help = {column.title: column.help for column in speed.everything(cells, look, run.manifest["config"]).columns}
+    assert "Mean over questions, not over prompts" in help["quality"]
+    assert dict(record.chips(run))["Repeats"] == "2"
+    assert "10 prompts (5 questions)" in dict(record.chips(run))["Suite"]
