@@ -35,7 +35,7 @@ def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
     return Chart(
         "speedup",
         "Speedup by task",
-        "Bar chart: speedup of each method over the reference, by task, with 95 % intervals and a line at 1.",
+        f"Bar chart: speedup of each method over {REFERENCE}, by task, with 95 % intervals and a line at 1.",
         data,
         {
             "barmode": "group",
@@ -53,10 +53,16 @@ def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
             "shapes": [LINE_AT_1],
         },
         _table(cells, drawn, named),
-        f"Whiskers are 95 % intervals.{UNSURE if unsure else ''} The dashed line is plain decoding: below it a method "
-        "costs more than it saves.",
+        f"Whiskers are 95 % intervals.{UNSURE if unsure else ''} The dashed line is plain decoding, {REFERENCE}: below "
+        f"it a method costs more than it saves.{_own_models([cells[label, OVERALL] for label in drawn])}",
         height=390,
     )
+
+
+def _own_models(rows: Sequence[SummaryRow]) -> str:
+    """Where to find what the chart does not show: methods against plain decoding of a model of their own."""
+    found = [f"{row.method} over {row.reference}" for row in rows if row.reference_speedup is not None]
+    return f" The table of tasks also has {', '.join(found)}: the same model, decoded plainly." if found else ""
 
 
 def _top(rows: Sequence[SummaryRow]) -> float:

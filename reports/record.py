@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from specbench_ss.config import REFERENCE
 from specbench_ss.environment import machine_changes
 from specbench_ss.options import value_text
 from specbench_ss.reports.view import Fact
@@ -109,7 +110,9 @@ def _sessions(manifest: Mapping[str, Any]) -> str:
 
 def _method(method: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
-    return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"])))
+    reference = method.get("reference", REFERENCE)
+    held = f"its output held against {reference}" if reference != REFERENCE else ""
+    return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"], held)))
 
 
 def _processor(environment: Mapping[str, Any]) -> str:

@@ -75,17 +75,6 @@ def title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def output(reference: bool, verdicts: Mapping[str, int]) -> str:
-    """What a method's answers are against the reference's. How its own repeats compare is among the findings."""
-    return "reference" if reference else sameness(verdicts)
-
-
-def own_model(method: str, reference: str, speedup: float | None, bounds: tuple[float, float] | None) -> str:
-    """What a method gains that changes the model, against that model decoded plainly."""
-    around = interval(bounds)
-    return f"{method} against {reference}, its own model: {times(speedup)}{f' ({around})' if around else ''}"
-
-
 def sameness(verdicts: Mapping[str, int]) -> str:
     """Verdicts on many answers in a few words, the worst first: 'identical', '2 near-ties of 80'."""
     total = sum(verdicts.values())

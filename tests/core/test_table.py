@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from specbench_ss.rows import Run
@@ -46,3 +48,38 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
 def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))
     assert "questions)" not in text and "mean over questions" not in text and "repeat" not in text
+
+
+SHARED: dict[str, Any] = {"labels": ("ar", "ss-shared", "ss-shared-ar"), "references": {"ss-shared": "ss-shared-ar"}}
+
+
+@pytest.mark.parametrize(("temperature", "output"), [(0.0, "identical"), (0.7, "sampled")])
+def test_what_is_promised_when_sampling_is_said(make_run: MakeRun, temperature: float, output: str) -> None:
+    text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=temperature)))
+    assert output in text and "not compared" not in text
+    assert ("the same distribution, not the same text" in text) == bool(temperature)
+
+
+def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(**SHARED, questions=5)))
+    assert "identical to ss-shared-ar" in text and "reference of ss-shared" in text
+    assert "not compared" not in text
+    assert "ss-shared over ss-shared-ar, its own model: " in text
+    assert "(ss-shared-ar); in every row speedup and quality are held against ar" in text
+
+
+def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(**SHARED, categories=("qa",), questions=2)))
+    assert re.search(r"its own model: \? [0-9.]+×\n", text)
+
+
+def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
+    assert "ss-shared: mismatch: 20 of 20 answers against the reference, ss-shared-ar" in text
+    assert "20 mismatches of 20 against ss-shared-ar" in text
+
+
+def test_what_a_method_does_not_promise_is_said(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), questions=5, verdict="not compared"))
+    run.manifest["methods"][1]["lossless"] = False
+    assert "not compared: the method does not promise the output of its reference" in told(run)
