@@ -40,7 +40,7 @@ def notices(run: Run, summaries: Sequence[SummaryRow]) -> list[Notice]:
         for sentence in row.health:
             kind, _, text = sentence.partition(": ")
             found.setdefault(kind, []).append(f"{row.method}: {text}")
-    made = [_finished(run), *(_notice(kind, lines) for kind, lines in found.items())]
+    made = [_finished(run), _warned(run), *(_notice(kind, lines) for kind, lines in found.items())]
     return [notice for notice in made if notice.title]
 
 
@@ -59,6 +59,11 @@ def _finished(run: Run) -> Notice:
     if lacking:
         return Notice("error", f"The run is {lacking}.")
     return Notice("ok", f"The run is complete: {len(run.rows):,} samples.")
+
+
+def _warned(run: Run) -> Notice:
+    said = run.manifest.get("warnings", [])
+    return Notice("warning", "Warnings of the run.", _some(said)) if said else Notice("ok", "")
 
 
 def differences(run: Run, overall: Mapping[str, SummaryRow]) -> Sequence[str]:

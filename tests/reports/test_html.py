@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import pytest
 
 from specbench_ss.reports import record
-from specbench_ss.reports.assets import plotly_js
+from specbench_ss.reports.assets import plotly_js, render
 from specbench_ss.reports.html import HtmlReport
 from specbench_ss.reports.html import page as page_of
 from specbench_ss.reports.palette import COLOURS, styles
@@ -216,3 +216,16 @@ def test_sampled_answers_promise_a_distribution_and_the_summary_says_so(make_run
     assert {dict(card.facts)["output"] for card in made["cards"]} == {"reference", "sampled"}
     assert [answer.verdict for answer in made["examples"][0].turns[0].answers] == [None, ("sampled", "")]
     assert not page_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))["promised"]
+
+
+def test_warnings_of_the_run_are_among_the_checks_as_text(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1))
+    titles = [notice.title for notice in page_of(run)["notices"]]
+    assert "Warnings of the run." not in titles and all(titles)
+    run.manifest["warnings"] = ["ss: times had not settled after warm-up", "<script>alert(2)</script>"]
+    made = page_of(run)
+    notice = next(notice for notice in made["notices"] if notice.title == "Warnings of the run.")
+    assert (notice.level, list(notice.lines)) == ("warning", run.manifest["warnings"])
+    source = render("report.html.jinja", page=made)
+    assert "had not settled after warm-up" in source[source.index('id="health"') :]
+    assert "<script>alert(2)" not in source
