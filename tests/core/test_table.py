@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specbench_ss.rows import Run
 from specbench_ss.rundir import read_run
-from specbench_ss.table import print_tables
+from specbench_ss.table import DISPENSABLE, print_tables
 from tests.conftest import MakeRun
 
 
@@ -42,7 +42,7 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
     assert "8 (4 questions, 6 failed)" in text
     assert "quality is a mean over questions" in text
     assert "answered every prompt 3 times" in text
-    assert "Overall, 3 repeats" in text and "By task, 3 repeats" in text
+    assert " Overall, 3 repeats " in text and "By task, 3 repeats" in text
 
 
 def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
@@ -83,3 +83,31 @@ def test_what_a_method_does_not_promise_is_said(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=5, verdict="not compared"))
     run.manifest["methods"][1]["lossless"] = False
     assert "not compared: the method does not promise the output of its reference" in told(run)
+
+
+def test_the_overall_table_stands_apart(make_run: MakeRun) -> None:
+    lines = told(read_run(make_run(labels=("ar", "ss"), questions=4))).splitlines()
+    at = next(i for i, line in enumerate(lines) if " Overall, 4 tasks " in line)
+    assert not lines[at - 1].strip() and set(lines[at].strip().replace(" Overall, 4 tasks ", "")) == {"─"}
+
+
+@pytest.mark.parametrize(("tasks", "blank"), [(6, True), (7, False)])
+def test_many_tasks_stand_close_together(make_run: MakeRun, tasks: int, blank: bool) -> None:
+    names = tuple(f"t{i}" for i in range(tasks))
+    text = told(read_run(make_run(labels=("ar", "ss"), categories=names, questions=1)))
+    lines = text[text.index("t0") : text.index("t1  ")].splitlines()
+    assert any(not line.strip() for line in lines[1:-1]) == blank
+    assert all(text.count(f" {name} ") == 1 for name in names)
+
+
+@pytest.mark.parametrize(("width", "missing"), [(80, {"tokens/s", "τ", "output"}), (96, {"tokens/s"}), (130, set())])
+def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
+    make_run: MakeRun, width: int, missing: set[str]
+) -> None:
+    run = read_run(make_run(labels=("ar", "medusa"), questions=3, turns=2))
+    text = told(run, width=width, force_terminal=True, no_color=True)
+    assert "…" not in text
+    heads = text[: text.index("writing")]
+    assert {column for column in DISPENSABLE if column not in heads} == missing
+    assert ("for want of width" in text) == bool(missing)
+    assert "questions" in text
