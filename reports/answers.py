@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from specbench_ss import remarks
 from specbench_ss.config import REFERENCE
 from specbench_ss.reports.palette import Style
-from specbench_ss.rows import Key, Row, Run, Sameness
+from specbench_ss.rows import Row, Run, Sameness
+from specbench_ss.stats import SummaryRow
 from specbench_ss.words import number, title
 
 VERDICTS = {
@@ -21,7 +24,7 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One method's answer. verdict: (text, tag of its pill) against the reference; None for the reference."""
+    """One method's answer. verdict: (text, tag of its pill) against its reference; None for the run's reference."""
 
     label: str
     style: Style
@@ -49,7 +52,7 @@ class Example:
     turns: Sequence[Turn]
 
 
-def examples(run: Run, styles: Mapping[str, Style]) -> list[Example]:
+def examples(run: Run, overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> list[Example]:
     """The first question of each category, first repeat."""
     rows = {row.key: row for row in run.rows}
     verdicts = {verdict.key: verdict for verdict in run.sameness}
@@ -60,7 +63,9 @@ def examples(run: Run, styles: Mapping[str, Style]) -> list[Example]:
         turns = []
         for turn, prompt in enumerate(question.turns):
             keys = [(question.id, turn, label, 0) for label in styles]
-            answers = [_answer(rows[key], styles[key[2]], verdicts) for key in keys if key in rows]
+            made = [rows[key] for key in keys if key in rows]
+            pills = [_pill(row, verdicts.get(row.key), overall[row.method], run.manifest["config"]) for row in made]
+            answers = [_answer(row, styles[row.method], pill) for row, pill in zip(made, pills, strict=True)]
             references = question.references[turn] if turn < len(question.references) else ()
             if answers:
                 turns.append(Turn(turn + 1, prompt, references, answers))
@@ -69,14 +74,28 @@ def examples(run: Run, styles: Mapping[str, Style]) -> list[Example]:
     return list(found.values())
 
 
-def _answer(row: Row, style: Style, verdicts: Mapping[Key, Sameness]) -> Answer:
+def _answer(row: Row, style: Style, pill: tuple[str, str] | None) -> Answer:
     if not row.ok:
-        return Answer(row.method, style, row.error or "", "failed", ("failed", "bad"))
+        return Answer(row.method, style, row.error or "", "failed", pill)
     rate = row.tokens / row.wall_s if row.tokens and row.wall_s else None
     tau = (row.tokens - (row.prefill_tokens or 0)) / row.steps if row.tokens and row.steps else None
     parts = [f"{row.tokens} tokens", f"{number(rate, 1)} tokens/s", f"τ {number(tau)}", f"ended by {row.finish}"]
     if row.quality is not None:
         parts.append(f"quality {number(row.quality)}")
-    verdict = verdicts.get(row.key)
-    pill = None if row.method == REFERENCE or verdict is None else VERDICTS[verdict.verdict]
     return Answer(row.method, style, row.text or "", " · ".join(parts), pill)
+
+
+def _pill(row: Row, verdict: Sameness | None, summary: SummaryRow, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What the answer is against its reference's, which is named where it is not the run's; (text, tag)."""
+    if not row.ok:
+        return ("failed", "bad")
+    if row.method == REFERENCE or verdict is None:
+        return None
+    if verdict.verdict == remarks.NOT_COMPARED:
+        sampled = summary.lossless and config["temperature"]
+        named = remarks.output(summary, config) if summary.reference_of else remarks.NOT_COMPARED
+        return (remarks.SAMPLED if sampled else named, "")
+    text, tag = VERDICTS[verdict.verdict]
+    if summary.reference == REFERENCE:
+        return (text, tag)
+    return (f"{text} {'as' if verdict.verdict == 'identical' else 'against'} {summary.reference}", tag)

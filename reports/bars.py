@@ -1,15 +1,16 @@
-"""Speedup drawn: a bar for each task and method, with whiskers and a line at 1."""
+"""Speedup drawn: a bar for each task and method, with whiskers where there is an interval, and a line at 1."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbench_ss.config import REFERENCE
 from specbench_ss.reports.palette import Style
 from specbench_ss.reports.speed import Cells, tasks
-from specbench_ss.reports.view import Chart, Column, Table, figure, plain
+from specbench_ss.reports.view import Cell, Chart, Column, Table, figure, plain
 from specbench_ss.stats import OVERALL, SummaryRow
-from specbench_ss.words import interval, title
+from specbench_ss.words import end, interval, title
 
 LINE_AT_1 = {
     "type": "line",
@@ -21,31 +22,47 @@ LINE_AT_1 = {
     "line": {"color": "var(--text)", "width": 1.3, "dash": "dash"},
 }
 
+UNSURE = " Hollow, hatched bars have none: too few questions to say how far off they may be."
+
 
 def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
     """The chart, with its table."""
     named = tasks(cells)
     drawn = {label: style for label, style in styles.items() if cells[label, OVERALL].comparison != "reference"}
-    data = [_bars([cells[label, task] for task in named], style) for label, style in drawn.items()]
+    rows = {label: [cells[label, task] for task in named if cells[label, task].speedup is not None] for label in drawn}
+    data = [trace for label, style in drawn.items() for trace in _bars(rows[label], style)]
+    unsure = any(row.speedup_interval is None for own in rows.values() for row in own)
     return Chart(
         "speedup",
         "Speedup by task",
-        "Bar chart: speedup of each method over the reference, by task, with 95 % intervals and a line at 1.",
+        f"Bar chart: speedup of each method over {REFERENCE}, by task, with 95 % intervals and a line at 1.",
         data,
         {
             "barmode": "group",
-            "xaxis": {"showgrid": False, "type": "category"},
+            "xaxis": {
+                "showgrid": False,
+                "type": "category",
+                "categoryorder": "array",
+                "categoryarray": [_tick(task) for task in named],
+            },
             "yaxis": {
-                "title": {"text": "speedup over the reference"},
+                "title": {"text": f"speedup over {REFERENCE}"},
                 "ticksuffix": "×",
-                "range": [0, _top([cells[label, task] for label in drawn for task in named])],
+                "range": [0, _top([row for own in rows.values() for row in own])],
             },
             "shapes": [LINE_AT_1],
         },
         _table(cells, drawn, named),
-        "Whiskers are 95 % intervals. The dashed line is plain decoding: below it a method costs more than it saves.",
+        f"Whiskers are 95 % intervals.{UNSURE if unsure else ''} The dashed line is plain decoding, {REFERENCE}: below "
+        f"it a method costs more than it saves.{_own_models([cells[label, OVERALL] for label in drawn])}",
         height=390,
     )
+
+
+def _own_models(rows: Sequence[SummaryRow]) -> str:
+    """Where to find what the chart does not show: methods against plain decoding of a model of their own."""
+    found = [f"{row.method} over {row.reference}" for row in rows if row.reference_speedup is not None]
+    return f" The table of tasks also has {', '.join(found)}: the same model, decoded plainly." if found else ""
 
 
 def _top(rows: Sequence[SummaryRow]) -> float:
@@ -55,26 +72,39 @@ def _top(rows: Sequence[SummaryRow]) -> float:
     return max(1.25, 1.05 * max([*bars, *whiskers], default=1))
 
 
-def _bars(rows: Sequence[SummaryRow], style: Style) -> dict[str, Any]:
-    speedup = [row.speedup or 0.0 for row in rows]
-    ends = [row.speedup_interval or (None, None) for row in rows]
+def _bars(rows: Sequence[SummaryRow], style: Style) -> list[dict[str, Any]]:
+    """Filled bars with whiskers; hollow, hatched ones without where there is no interval. One entry in the legend."""
+    sure = [row for row in rows if row.speedup_interval]
+    unsure = [row for row in rows if not row.speedup_interval]
+    filled = {**_trace(sure, style), "marker": style.marker(), "error_y": _whiskers(sure)}
+    hollow = {**_trace(unsure, style), "marker": style.hollow(), "showlegend": not sure}
+    return [trace for trace, drawn in ((filled, sure), (hollow, unsure)) if drawn]
+
+
+def _trace(rows: Sequence[SummaryRow], style: Style) -> dict[str, Any]:
     return {
         "type": "bar",
-        "name": rows[0].method,
+        "name": style.label,
+        "legendgroup": style.label,
+        "offsetgroup": style.label,
         "x": [_tick(row.category) for row in rows],
-        "y": speedup,
-        "marker": style.marker(),
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [None if high is None else high - value for (_, high), value in zip(ends, speedup, strict=True)],
-            "arrayminus": [None if low is None else value - low for (low, _), value in zip(ends, speedup, strict=True)],
-            "color": "var(--text)",
-            "thickness": 1.1,
-            "width": 3,
-        },
-        "customdata": [interval(row.speedup_interval) or "no interval" for row in rows],
+        "y": [row.speedup for row in rows],
+        "customdata": [interval(row.speedup_interval) or "no interval: too few questions" for row in rows],
         "hovertemplate": "%{x}: %{y:.2f}× (%{customdata})",
+    }
+
+
+def _whiskers(rows: Sequence[SummaryRow]) -> dict[str, Any]:
+    """Of rows that all have an interval: Plotly draws a missing end as one of no length, the surest there is."""
+    ends = [(row.speedup_interval or (0.0, 0.0), row.speedup or 0.0) for row in rows]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - value for (_, high), value in ends],
+        "arrayminus": [value - low for (low, _), value in ends],
+        "color": "var(--text)",
+        "thickness": 1.1,
+        "width": 3,
     }
 
 
@@ -87,7 +117,6 @@ def _table(cells: Cells, styles: Mapping[str, Style], named: Sequence[str]) -> T
     rows = []
     for label, style in styles.items():
         for row in (cells[label, task] for task in named):
-            low, high = row.speedup_interval or (None, None)
-            ends = (figure(low), figure(high))
+            ends = [Cell(end(x), x) for x in row.speedup_interval] if row.speedup_interval else [figure(None)] * 2
             rows.append([style.cell(), plain(title(row.category)), figure(row.speedup, 2, "×"), *ends])
     return Table("speedup", columns, rows)

@@ -8,7 +8,7 @@ from specbench_ss.config import REFERENCE
 from specbench_ss.health import unfinished
 from specbench_ss.reports.answers import VERDICTS
 from specbench_ss.reports.palette import Style
-from specbench_ss.reports.view import Column, Notice, Table, figure
+from specbench_ss.reports.view import Column, Notice, Table, figure, plain
 from specbench_ss.rows import Run
 from specbench_ss.stats import SummaryRow
 
@@ -24,10 +24,10 @@ KINDS = {
     "failed": ("error", "Samples failed; no number includes them.", "No sample failed."),
     "mismatch": (
         "error",
-        "Answers differ from the reference's in a way that no near-tie explains.",
-        "No method that promises the model's own output broke its promise.",
+        "Answers differ from their reference's in a way that no near-tie explains.",
+        "No method that promises the output of its reference broke its promise.",
     ),
-    "length": ("warning", "Answers end earlier or later than the reference's.", ""),
+    "length": ("warning", "Answers end earlier or later than their reference's.", ""),
     "near-tie": ("warning", "Near-ties in float32, where they should be rare.", ""),
     "unstable": ("warning", "Unstable timing: other work on the machine, or clocks that change.", "Timing is stable."),
 }
@@ -40,7 +40,7 @@ def notices(run: Run, summaries: Sequence[SummaryRow]) -> list[Notice]:
         for sentence in row.health:
             kind, _, text = sentence.partition(": ")
             found.setdefault(kind, []).append(f"{row.method}: {text}")
-    made = [_finished(run), *(_notice(kind, lines) for kind, lines in found.items())]
+    made = [_finished(run), _warned(run), *(_notice(kind, lines) for kind, lines in found.items())]
     return [notice for notice in made if notice.title]
 
 
@@ -61,16 +61,27 @@ def _finished(run: Run) -> Notice:
     return Notice("ok", f"The run is complete: {len(run.rows):,} samples.")
 
 
-def differences(run: Run) -> Sequence[str]:
+def _warned(run: Run) -> Notice:
+    said = run.manifest.get("warnings", [])
+    return Notice("warning", "Warnings of the run.", _some(said)) if said else Notice("ok", "")
+
+
+def differences(run: Run, overall: Mapping[str, SummaryRow]) -> Sequence[str]:
     """Every answer that differs for no good reason, and where."""
     return _some(
         [
-            f"{s.method} on {s.question_id}, turn {s.turn + 1}: {VERDICTS[s.verdict][0]} at token {s.first_difference}"
+            f"{_held(overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
+            + f"{VERDICTS[s.verdict][0]} at token {s.first_difference}"
             + (f", {s.drop:.3g} below the best logit" if s.drop is not None else f" ({s.reason})" if s.reason else "")
             for s in run.sameness
             if s.verdict in ("mismatch", "near-tie", "length")
         ]
     )
+
+
+def _held(row: SummaryRow) -> str:
+    """The method, and what it is held against where that is not the run's reference."""
+    return row.method if row.reference == REFERENCE else f"{row.method} against {row.reference}"
 
 
 def sameness_note(run: Run) -> str:
@@ -85,10 +96,16 @@ def sameness_note(run: Run) -> str:
 
 def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Table:
     """Verdicts by method."""
-    columns = [Column("method", False), *(Column(text) for text, _ in VERDICTS.values()), Column("failed")]
+    columns = [
+        Column("method", False),
+        Column("against", False),
+        *(Column(text) for text, _ in VERDICTS.values()),
+        Column("failed"),
+    ]
     rows = [
         [
             style.cell(),
+            plain(_against(overall[label])),
             *(figure(overall[label].sameness.get(v, 0), 0) for v in VERDICTS),
             figure(overall[label].n_failed, 0),
         ]
@@ -96,6 +113,14 @@ def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> 
         if label != REFERENCE or overall[label].sameness
     ]
     return Table("sameness", columns, rows)
+
+
+def _against(row: SummaryRow) -> str:
+    if row.comparison == "reference":
+        return "its first repeat"
+    if row.reference_of:
+        return f"nothing: it is the reference of {', '.join(row.reference_of)}"
+    return row.reference if row.lossless else f"nothing: it does not promise the output of {row.reference}"
 
 
 def _some(lines: Sequence[str]) -> list[str]:

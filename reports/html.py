@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench_ss import __version__
+from specbench_ss import __version__, remarks
 from specbench_ss.experiment import Experiment, Result
 from specbench_ss.report import Report
 from specbench_ss.reports import acceptance, answers, assets, bars, frames, health, record, speed, timing
@@ -52,16 +52,17 @@ def page(run: Run) -> dict[str, Any]:
         "styles": list(look.values()),
         "chips": record.chips(run),
         "alerts": health.alerts(findings),
-        "cards": speed.cards(cells, look),
-        "matrix": speed.matrix(cells, look),
+        "promised": remarks.PROMISED if manifest["config"]["temperature"] else "",
+        "cards": speed.cards(cells, look, manifest["config"]),
+        "matrix": speed.matrix(cells, look, manifest["config"]),
         "speedups": bars.speedups(cells, look),
-        "everything": speed.everything(cells, look),
+        "everything": speed.everything(cells, look, manifest["config"]),
         "acceptance": [acceptance.histogram(steps, look), acceptance.by_position(overall, look)],
         "time": timing.per_token(overall, look),
         "steps": timing.decomposition(overall, frames.median_step_ms(steps), look),
-        "examples": answers.examples(run, look),
+        "examples": answers.examples(run, overall, look),
         "notices": findings,
-        "differences": health.differences(run),
+        "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
         "sameness": health.sameness(overall, look),
         "facts": record.facts(run),

@@ -48,6 +48,15 @@ class Style:
         """Plotly marker of a bar."""
         return {"color": self.colour, "pattern": hatch(self.pattern)}
 
+    def hollow(self) -> dict[str, object]:
+        """Plotly marker of a bar that is not to be relied on: an outline, thinly hatched."""
+        lines = {"shape": self.pattern or "/", "fgcolor": self.colour, "bgcolor": "rgba(0,0,0,0)"}
+        return {
+            "color": self.colour,
+            "line": {"color": self.colour, "width": 1.5},
+            "pattern": {**lines, "fillmode": "replace", "size": 8, "solidity": 0.15},
+        }
+
 
 def hatch(shape: str) -> dict[str, object]:
     """Plotly pattern laid over a bar's own colour; '' is none."""

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from specbench_ss.config import REFERENCE
 from specbench_ss.environment import machine_changes
 from specbench_ss.options import value_text
 from specbench_ss.reports.view import Fact
@@ -20,7 +21,8 @@ def chips(run: Run) -> list[tuple[str, str]]:
     environment = run.manifest["environment"]
     return [
         ("Model", f"{model['name']}, {parameters(model['parameters'])}"),
-        ("Suite", f"{suite['name']}, {suite['edition']} edition, {suite['prompts']} prompts"),
+        ("Suite", f"{suite['name']}, {suite['edition']} edition, {_asked(suite)}"),
+        ("Repeats", str(run.manifest["config"]["repeats"])),
         ("Decoding", decoding(run.manifest["config"])),
         ("On", f"{machine(environment, model['device'])}, {model['dtype']}"),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
@@ -64,6 +66,12 @@ def facts(run: Run) -> list[Fact]:
     return [fact for fact in known if fact.value]
 
 
+def _asked(suite: Mapping[str, Any]) -> str:
+    """'84 prompts (52 questions)'."""
+    few = suite["size"] != suite["prompts"]
+    return f"{suite['prompts']:,} prompts" + (f" ({suite['size']:,} questions)" if few else "")
+
+
 def machine(environment: Mapping[str, Any], device: str) -> str:
     """What the model ran on, in a few words."""
     gpus = environment.get("gpus") or []
@@ -102,7 +110,9 @@ def _sessions(manifest: Mapping[str, Any]) -> str:
 
 def _method(method: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
-    return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"])))
+    reference = method.get("reference", REFERENCE)
+    held = f"its output held against {reference}" if reference != REFERENCE else ""
+    return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"], held)))
 
 
 def _processor(environment: Mapping[str, Any]) -> str:

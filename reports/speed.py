@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from specbench_ss import remarks
+from specbench_ss.config import REFERENCE
 from specbench_ss.reports.palette import Style
 from specbench_ss.reports.view import Cell, Column, Table, figure, plain
 from specbench_ss.stats import OVERALL, SummaryRow
-from specbench_ss.words import interval, number, output, times, title
+from specbench_ss.words import interval, number, times, title
 
 PILLS = {
     "faster": ("faster", "good"),
@@ -17,6 +20,11 @@ PILLS = {
     "too few": ("too few questions", "flat"),
     "reference": ("reference", "flat"),
 }
+N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
+QUALITY = (
+    "Mean over questions, not over prompts, of the score against the expected answers, 0 to 1; "
+    f"below it the paired difference to {REFERENCE}"
+)
 Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
 
 
@@ -42,42 +50,40 @@ def tasks(cells: Cells) -> list[str]:
     return list(dict.fromkeys(task for _, task in cells))
 
 
-def cards(cells: Cells, styles: Mapping[str, Style]) -> list[Card]:
-    """One card a method, the fastest first, the reference last."""
+def cards(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> list[Card]:
+    """One card a method, the fastest first, the reference last. config: the manifest's."""
     found = [(cells[label, OVERALL], style) for label, style in styles.items()]
     found.sort(key=lambda pair: (pair[0].comparison == "reference", -(pair[0].speedup or 0)))
-    return [_card(row, style) for row, style in found]
+    return [_card(row, style, config) for row, style in found]
 
 
-def _card(row: SummaryRow, style: Style) -> Card:
+def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
     reference = row.comparison == "reference"
     bounds = interval(row.speedup_interval)
     under = f"95 % interval {bounds}" if bounds else "no interval: too few questions"
     facts = [
         ("tokens per second", number(row.tokens_per_s, 1)),
         ("tokens per step, τ", number(row.tau)),
-        ("output", output(reference, row.sameness)),
+        ("output", remarks.output(row, config)),
         ("quality", number(row.quality)),
-        ("prompts", number(row.n_prompts, 0)),
+        ("prompts", remarks.n(row)),
     ]
     if row.reference_speedup is not None:
-        around = interval(row.reference_interval)
-        facts.append(
-            (f"speedup over {row.reference}", f"{times(row.reference_speedup)}{f' ({around})' if around else ''}")
-        )
+        facts.append((f"speedup over {row.reference}", remarks.own_model(row)))
     return Card(
         row.method, style, PILLS[row.comparison], times(row.speedup), "by definition" if reference else under, facts
     )
 
 
-def matrix(cells: Cells, styles: Mapping[str, Style]) -> Table:
-    """Task by method: the speedup and what it may be."""
+def matrix(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
+    """Task by method: the speedup and what it may be. config: the manifest's."""
     columns = [Column("task", False), *(Column(label, swatch=s.css) for label, s in styles.items())]
     rows = [
         [plain(title(task)), *(_matrix_cell(cells[label, task]) for label in styles), _prompts(cells, styles, task)]
         for task in tasks(cells)
     ]
-    return Table("matrix", [*columns, Column("n", help="Prompts")], rows, total=True)
+    notes = remarks.notes(list(cells.values()), config, outputs=False)
+    return Table("matrix", [*columns, Column("n", help=N)], rows, total=True, notes=notes)
 
 
 def _matrix_cell(row: SummaryRow) -> Cell:
@@ -88,48 +94,57 @@ def _matrix_cell(row: SummaryRow) -> Cell:
         return Cell(times(row.speedup), row.speedup, small=(f"{number(row.tokens_per_s, 1)} tokens/s",))
     bounds = interval(row.speedup_interval)
     if row.comparison == "too few":
-        return Cell(times(row.speedup), row.speedup, small=(f"too few questions · {tau}",))
+        return Cell(remarks.speedup(row), row.speedup, small=(f"too few questions · {tau}", *_own(row)))
     if row.comparison == "not distinguishable":
-        return Cell(f"≈ {times(row.speedup)}", row.speedup, small=(f"{bounds} · {tau}", "not distinguishable"))
-    return Cell(times(row.speedup), row.speedup, small=(f"{bounds} · {tau}",), strong=True)
+        return Cell(remarks.speedup(row), row.speedup, small=(f"{bounds} · {tau}", "not distinguishable", *_own(row)))
+    return Cell(times(row.speedup), row.speedup, small=(f"{bounds} · {tau}", *_own(row)), strong=True)
+
+
+def _own(row: SummaryRow) -> tuple[str, ...]:
+    """'over ss-shared-ar 1.52× (1.41–1.66)'; nothing where the run's reference is its own."""
+    return () if row.reference_speedup is None else (f"over {row.reference} {remarks.own_model(row)}",)
 
 
 def _prompts(cells: Cells, styles: Mapping[str, Style], task: str) -> Cell:
-    return figure(max(cells[label, task].n_prompts for label in styles), 0)
+    return _n(max((cells[label, task] for label in styles), key=lambda row: row.n_prompts), failed=False)
 
 
-def everything(cells: Cells, styles: Mapping[str, Style]) -> Table:
-    """One row for each task and method."""
+def _n(row: SummaryRow, failed: bool = True) -> Cell:
+    return figure(row.n_prompts, 0, small=[text for text in remarks.counts(row) if failed or "failed" not in text])
+
+
+def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
+    """One row for each task and method. config: the manifest's."""
     columns = [
         Column("task", False),
         Column("method", False),
-        Column("speedup", help="Wall time per token, the reference's over the method's, paired by prompt"),
+        Column("speedup", help=f"Wall time per token, that of {REFERENCE} over the method's, paired by prompt"),
         Column("95 % interval", help="Sorts by its lower end"),
         Column("verdict", False),
         Column("tokens/s", help="Kept tokens over wall time, prefill included"),
         Column("τ", help="Tokens per step, pooled"),
-        Column("quality", help="Mean score against the references, 0 to 1; below it the paired difference to ar"),
-        Column("output", False, help="Against the reference's answers"),
-        Column("n", help="Prompts"),
+        Column("quality", help=QUALITY),
+        Column("output", False, help=f"Against the answers of its reference: {REFERENCE}, unless another is named"),
+        Column("n", help=N),
     ]
-    rows = [_row(cells[label, task], task, style) for task in tasks(cells) for label, style in styles.items()]
-    return Table("everything", columns, rows)
+    rows = [_row(cells[label, task], task, style, config) for task in tasks(cells) for label, style in styles.items()]
+    return Table("everything", columns, rows, notes=remarks.notes(list(cells.values()), config))
 
 
-def _row(row: SummaryRow, task: str, style: Style) -> list[Cell]:
+def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) -> list[Cell]:
     text, tag = PILLS[row.comparison]
     bounds = row.speedup_interval
     return [
         plain(title(task)),
         style.cell(),
-        figure(row.speedup, 2, "×", strong=True),
+        Cell(remarks.speedup(row), row.speedup, _own(row), strong=row.comparison in ("faster", "slower")),
         Cell(interval(bounds), bounds[0] if bounds else None),
         Cell(text, text, tag=tag),
         figure(row.tokens_per_s, 1),
         figure(row.tau),
         figure(row.quality, small=_difference(row)),
-        plain(output(row.comparison == "reference", row.sameness)),
-        figure(row.n_prompts, 0),
+        plain(remarks.output(row, config)),
+        _n(row),
     ]
 
 
@@ -137,5 +152,5 @@ def _difference(row: SummaryRow) -> tuple[str, ...]:
     """'+0.01 (−0.02 to 0.04)': the paired difference of quality to the reference."""
     if row.quality_difference is None or row.comparison == "reference":
         return ()
-    bounds = f" ({interval(row.quality_interval)})" if row.quality_interval else ""
+    bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""
     return (f"{row.quality_difference:+.2f}{bounds}".replace("-", "−"),)

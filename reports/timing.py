@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specbench_ss.config import REFERENCE
 from specbench_ss.reports.palette import PARTS, Style, hatch
 from specbench_ss.reports.view import Cell, Chart, Column, Table, figure
 from specbench_ss.stats import SummaryRow
@@ -83,7 +84,7 @@ def decomposition(
         Column("step", help="Mean milliseconds of a step: the sum of its parts"),
         Column("median", help="Median milliseconds of a step"),
         Column("τ", help="Tokens per step, pooled over all steps"),
-        Column("step ratio", help="The reference's step time over the method's: below 1 where a step costs more"),
+        Column("step ratio", help=f"The step time of {REFERENCE} over the method's: below 1 where a step costs more"),
         Column("residual", help="What the two leave unexplained: prefill, the first token, answers of other lengths"),
         Column("speedup", help="τ times step ratio times residual"),
     ]

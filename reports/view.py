@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. name: its id in the page, and that of its CSV file."""
+    """A table. name: its id in the page, and that of its CSV file. notes: what stands below it."""
 
     name: str
     columns: Sequence[Column]
@@ -41,6 +41,7 @@ class Table:
     caption: str = ""
     sortable: bool = True
     total: bool = False  # the first row sums up the others
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

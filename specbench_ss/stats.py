@@ -30,7 +30,8 @@ class SummaryRow:
     step_s and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s.
     speedup = tau * step_ratio * residual, where step_ratio is the reference's step time over the method's.
     reference: the method whose output it must equal. Where that is not the run's reference, since the method changes
-    the model, reference_speedup and reference_interval are against it.
+    the model, reference_speedup and reference_interval are against it. reference_of: the methods held against this
+    one, where it is not the run's reference.
     acceptance_at[i], acceptance_given[i] are those of draft position i + 1; the _n are their denominators.
     target_calls, draft_calls, tokens, prefill_s: means over samples.
     """
@@ -49,6 +50,7 @@ class SummaryRow:
     reference: str
     reference_speedup: float | None
     reference_interval: Interval | None
+    reference_of: tuple[str, ...]
     tokens_per_s: float | None
     tokens: float | None
     prefill_s: float | None
@@ -103,6 +105,7 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
     verdicts: Counter[str] = Counter(
         s.verdict for s in run.sameness if s.method == label and s.key in {r.key for r in own_rows}
     )
+    named = f", {same_as}" if same_as != REFERENCE else ""
     unstable = health.unstable(own, label == REFERENCE)
     return SummaryRow(
         category=category,
@@ -119,6 +122,7 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         reference=same_as,
         reference_speedup=against.speedup() if against else None,
         reference_interval=against.interval() if against else None,
+        reference_of=_held_against(run, label),
         tokens_per_s=_over(_sum(own, "tokens"), _sum(own, "wall_s")),
         tokens=_over(_sum(own, "tokens"), len(own)),
         prefill_s=_over(_sum(own, "prefill_s"), len(own)),
@@ -133,7 +137,7 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
             *health.impossible(own, run.steps_by_sample),
             *health.too_fast(speedup, around, tau, times.equally_long()),
             *health.failures(own_rows),
-            *health.differences(verdicts, run.manifest["model"]["dtype"]),
+            *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
             *health.unsteady(unstable),
         ),
     )
@@ -142,6 +146,12 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
 def _method(run: Run, label: str) -> dict[str, Any]:
     """Its entry in the manifest."""
     return next(m for m in run.manifest["methods"] if m["label"] == label)
+
+
+def _held_against(run: Run, label: str) -> tuple[str, ...]:
+    """Methods whose output must equal this one's, unless it is the run's reference."""
+    methods = [] if label == REFERENCE else run.manifest["methods"]
+    return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])
 
 
 def _paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]]:

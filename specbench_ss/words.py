@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MISSING = "–"
+MOST_DIGITS = 17  # of a float
 
 
 def number(value: float | None, digits: int = 2, unit: str = "") -> str:
@@ -35,12 +36,19 @@ def scientific(value: float | None, digits: int = 3) -> str:
     return f"{mantissa}E{int(exponent)}"
 
 
-def interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
-    """'1.71–1.97'; with a longer separator where a bound is negative."""
+def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 1) -> str:
+    """'1.71–1.97'; with a longer separator where a bound is negative. line: see `end`."""
     if bounds is None:
         return ""
     between = " to " if bounds[0] < 0 else "–"
-    return between.join(number(bound, digits).replace("-", "−") for bound in bounds)
+    return between.join(end(bound, digits, line) for bound in bounds)
+
+
+def end(bound: float, digits: int = 2, line: float = 1) -> str:
+    """An end of an interval, with as many digits more as show on which side of `line` it lies: '1.004'."""
+    while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
+        digits += 1
+    return number(bound, digits).replace("-", "−")
 
 
 def parameters(count: int) -> str:
@@ -65,17 +73,6 @@ def decoding(config: Mapping[str, Any]) -> str:
 def title(name: str) -> str:
     """'math_reasoning' -> 'math reasoning'."""
     return name.replace("_", " ")
-
-
-def output(reference: bool, verdicts: Mapping[str, int]) -> str:
-    """What a method's answers are against the reference's. How its own repeats compare is among the findings."""
-    return "reference" if reference else sameness(verdicts)
-
-
-def own_model(method: str, reference: str, speedup: float | None, bounds: tuple[float, float] | None) -> str:
-    """What a method gains that changes the model, against that model decoded plainly."""
-    around = interval(bounds)
-    return f"{method} against {reference}, its own model: {times(speedup)}{f' ({around})' if around else ''}"
 
 
 def sameness(verdicts: Mapping[str, int]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from specbench_ss.stored_manifest import FORMAT
 from specbench_ss.suite import Question, SuiteData
 
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")
-RATE = {"ar": 0.0, "ss": 0.7, "medusa": 0.55}  # chance that a drafted token is accepted
-STEP_S = {"ar": 0.010, "ss": 0.013, "medusa": 0.012}
+RATE = {"ss": 0.7, "ss-shared": 0.7, "medusa": 0.55}  # chance that a drafted token is accepted; others draft nothing
+STEP_S = {"ar": 0.010, "ss": 0.013, "ss-shared": 0.013, "ss-shared-ar": 0.010, "medusa": 0.012}
 EVIL = "Answer with </script><script>alert(1)</script> & <b>bold</b>"
 MakeRun = Callable[..., Path]
 
@@ -41,20 +42,34 @@ def fabricate(
     failing: tuple[str, ...] = (),
     verdict: Agreement = "identical",
     seed: int = 0,
+    turns: int = 1,
+    repeats: int = 1,
+    temperature: float = 0.0,
+    references: Mapping[str, str] | None = None,
 ) -> Path:
-    """A run in which every number is consistent; `failing` methods fail on the first question."""
+    """A run in which every number is consistent; `failing` methods fail on the first question.
+
+    references: of methods that are held against another one than ar; those that stand for others promise nothing.
+    """
     rng = random.Random(seed)
+    held = {label: (references or {}).get(label, "ar") for label in labels}
     asked = tuple(
-        Question(f"{name}-{i}", name, (f"Question {i} of {name}: {EVIL}",), (("reference",),), "rouge_l")
+        Question(f"{name}-{i}", name, _turns(name, i, turns), (("reference",),) * turns, "rouge_l")
         for name in categories
         for i in range(questions)
     )
     data = SuiteData("specbench", "generated", asked, 64)
-    with RunDir.open(RunTarget(path), manifest(labels, data), asked) as run_dir:
-        for question in asked:
+    about = manifest(labels, data)
+    about["config"] |= {"repeats": repeats, "temperature": temperature}
+    about["suite"]["prompts"] = turns * len(asked)
+    for method in about["methods"]:
+        method |= {"reference": held[method["label"]], "lossless": method["label"] not in (references or {}).values()}
+    with RunDir.open(RunTarget(path), about, asked) as run_dir:
+        for question, turn, repeat in product(asked, range(turns), range(repeats)):
             length, pace = rng.randint(30, 60), rng.uniform(0.8, 1.2)
             for position, label in enumerate(labels):
                 row = _row(question, label, data, len(run_dir.rows), position)
+                row.turn, row.repeat = turn, repeat
                 if label in failing and question.id.endswith("-0"):
                     row.status, row.error = "failed", "RuntimeError: out of luck"
                     run_dir.append(row, [])
@@ -63,10 +78,15 @@ def fabricate(
                 row.fill(generation)
                 row.text, row.quality, row.started, row.ended = f"{EVIL} #{position}", rng.random(), 0.0, 1.0
                 run_dir.append(row, generation.steps)
+                promised = label not in (references or {}).values() and not temperature
                 if label != "ar":
-                    run_dir.append_sameness(Sameness(*row.key, verdict=verdict))
+                    run_dir.append_sameness(Sameness(*row.key, verdict=verdict if promised else "not compared"))
         run_dir.update(status="complete", finished="2026-01-02T03:05:06+00:00")
     return path
+
+
+def _turns(category: str, number: int, turns: int) -> tuple[str, ...]:
+    return tuple(f"Question {number} of {category}{f', turn {t}' if t else ''}: {EVIL}" for t in range(turns))
 
 
 def manifest(labels: tuple[str, ...], data: SuiteData) -> dict[str, Any]:
@@ -136,12 +156,12 @@ def _generation(name: str, length: int, pace: float, rng: random.Random) -> Gene
     steps: list[Step] = []
     left, overshoot = length - 1, 0
     while left:
-        depth = 0 if name == "ar" else 4
+        depth = 4 if name in RATE else 0
         accepted = next((i for i in range(depth) if rng.random() > RATE[name]), depth)
         kept = min(accepted + 1, left)
         overshoot += accepted + 1 - kept
         left -= kept
-        verify, draft = STEP_S[name] * pace * rng.uniform(0.95, 1.05), 0.0 if name == "ar" else 0.001
+        verify, draft = STEP_S[name] * pace * rng.uniform(0.95, 1.05), 0.001 if name in RATE else 0.0
         parts = (draft, verify, 0.0005, 0.0003)
         steps.append(Step(depth * 3, depth * 3, depth, accepted, kept, *parts, sum(parts)))
     return Generation(list(range(length)), 50, "length", 0.02, 1, steps, overshoot)

@@ -13,10 +13,12 @@ import plotly.graph_objects as go
 import pytest
 
 from specbench_ss.reports import record
-from specbench_ss.reports.assets import plotly_js
+from specbench_ss.reports.assets import plotly_js, render
 from specbench_ss.reports.html import HtmlReport
+from specbench_ss.reports.html import page as page_of
 from specbench_ss.reports.palette import COLOURS, styles
 from specbench_ss.rundir import read_run
+from tests.conftest import MakeRun, fabricate
 
 
 class Page(HTMLParser):
@@ -62,8 +64,6 @@ def write(run_dir: Path) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from tests.conftest import fabricate
-
     return write(fabricate(tmp_path_factory.mktemp("report") / "run", questions=4))
 
 
@@ -78,7 +78,7 @@ def test_model_output_is_text_and_never_runs(source: str, page: Page) -> None:
     assert "<script>alert" not in source.replace(plotly_js(), "")
 
 
-def test_hostile_names_stay_inside_the_chart_data(make_run) -> None:  # type: ignore[no-untyped-def]
+def test_hostile_names_stay_inside_the_chart_data(make_run: MakeRun) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     page = Page(write(make_run(categories=(evil, "qa"), questions=2)))
     assert evil in page.text
@@ -131,7 +131,7 @@ def test_record_and_numbers_are_there(page: Page) -> None:
     assert "The run is complete: 48 samples." in page.text
 
 
-def test_failures_and_mismatches_stand_above_the_results(make_run) -> None:  # type: ignore[no-untyped-def]
+def test_failures_and_mismatches_stand_above_the_results(make_run: MakeRun) -> None:
     text = Page(write(make_run(failing=("medusa",), verdict="mismatch", questions=2))).text
     above = text[: text.index("By task")]
     assert "Samples failed" in above and "out of luck" in above
@@ -139,7 +139,7 @@ def test_failures_and_mismatches_stand_above_the_results(make_run) -> None:  # t
 
 
 @pytest.mark.parametrize("labels", [("ar",), ("ar", "ss")])
-def test_small_runs_have_a_report_too(make_run, labels: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+def test_small_runs_have_a_report_too(make_run: MakeRun, labels: tuple[str, ...]) -> None:
     assert "By task" in Page(write(make_run(labels=labels, categories=("qa",), questions=1))).text
 
 
@@ -151,7 +151,7 @@ def test_every_method_keeps_one_colour_and_the_reference_is_none_of_them() -> No
     assert len({(s.colour, s.pattern) for s in made.values()}) == len(labels)
 
 
-def test_the_record_shows_what_was_measured_and_in_which_sessions(make_run) -> None:  # type: ignore[no-untyped-def]
+def test_the_record_shows_what_was_measured_and_in_which_sessions(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=1))
     here = run.manifest["environment"]
     run.manifest["methods"][1]["resolved"] = {"k": 3, "tree": [1, 2], "weights_hash": "abc"}
@@ -164,3 +164,68 @@ def test_the_record_shows_what_was_measured_and_in_which_sessions(make_run) -> N
     assert known["Sessions"] == "monday; tuesday (other driver: times do not compare)"
     run.manifest["sessions"] = run.manifest["sessions"][:1]
     assert "Sessions" not in {fact.name for fact in record.facts(run)}
+
+
+@pytest.fixture
+def shared(make_run: MakeRun) -> Path:
+    return make_run(
+        labels=("ar", "ss-shared", "ss-shared-ar"), references={"ss-shared": "ss-shared-ar"}, verdict="mismatch"
+    )
+
+
+def test_a_method_that_changes_the_model_is_shown_against_its_own_reference(shared: Path) -> None:
+    made = page_of(read_run(shared))
+    cards = {card.label: dict(card.facts) for card in made["cards"]}
+    assert "speedup over ss-shared-ar" in cards["ss-shared"] and len(cards["ar"]) == len(cards["ss-shared-ar"])
+    assert cards["ss-shared"]["output"] == "24 mismatches of 24 against ss-shared-ar"
+    assert cards["ss-shared-ar"]["output"] == "reference of ss-shared"
+    matrix = made["matrix"]
+    ss, own = ([column.title for column in matrix.columns].index(name) for name in ("ss-shared", "ss-shared-ar"))
+    for row in matrix.rows:
+        assert any(line.startswith("over ss-shared-ar ") for line in row[ss].small)
+        assert not any("over" in line for line in row[own].small)
+    everything = [row for row in made["everything"].rows if row[1].text == "ss-shared"]
+    assert all(row[2].small[0].startswith("over ss-shared-ar ") for row in everything)
+    assert "ss-shared over ss-shared-ar" in made["speedups"].note
+
+
+def test_its_answers_and_verdicts_name_that_reference_too(shared: Path) -> None:
+    made = page_of(read_run(shared))
+    answers = {answer.label: answer.verdict for answer in made["examples"][0].turns[0].answers}
+    assert answers == {
+        "ar": None,
+        "ss-shared": ("mismatch against ss-shared-ar", "bad"),
+        "ss-shared-ar": ("reference of ss-shared", ""),
+    }
+    assert all(line.startswith("ss-shared against ss-shared-ar on ") for line in made["differences"][:-1])
+    against = {row[0].text: row[1].text for row in made["sameness"].rows}
+    assert against == {"ss-shared": "ss-shared-ar", "ss-shared-ar": "nothing: it is the reference of ss-shared"}
+    assert [line for notice in made["alerts"] for line in notice.lines] == [
+        "ss-shared: 24 of 24 answers against the reference, ss-shared-ar"
+    ]
+    facts = {fact.name: fact.value for fact in made["facts"]}
+    assert "held against ss-shared-ar" in facts["Method ss-shared"]
+    assert "held against" not in facts["Method ss-shared-ar"]
+
+
+def test_sampled_answers_promise_a_distribution_and_the_summary_says_so(make_run: MakeRun) -> None:
+    run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=0.7)
+    text = Page(write(run)).text
+    assert "promises the same distribution, not the same text" in text[: text.index("By task")]
+    made = page_of(read_run(run))
+    assert {dict(card.facts)["output"] for card in made["cards"]} == {"reference", "sampled"}
+    assert [answer.verdict for answer in made["examples"][0].turns[0].answers] == [None, ("sampled", "")]
+    assert not page_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))["promised"]
+
+
+def test_warnings_of_the_run_are_among_the_checks_as_text(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1))
+    titles = [notice.title for notice in page_of(run)["notices"]]
+    assert "Warnings of the run." not in titles and all(titles)
+    run.manifest["warnings"] = ["ss: times had not settled after warm-up", "<script>alert(2)</script>"]
+    made = page_of(run)
+    notice = next(notice for notice in made["notices"] if notice.title == "Warnings of the run.")
+    assert (notice.level, list(notice.lines)) == ("warning", run.manifest["warnings"])
+    source = render("report.html.jinja", page=made)
+    assert "had not settled after warm-up" in source[source.index('id="health"') :]
+    assert "<script>alert(2)" not in source

@@ -10,6 +10,7 @@ from specbench_ss import registry
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.experiment import Bench, Column, Experiment, Grid, Mark, Part, Request, Result, Span, Value
+from specbench_ss.experiment_output import BRACKETS
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ss.paper.base import ACL, source
 from specbench_ss.methods.ss.paper.needs import config_for, nothing_runs, of_method
@@ -20,6 +21,12 @@ from specbench_ss.tree import DraftTree
 from specbench_ss.verify import Verdict
 
 CHAIN = "ss[mode=chain,n_draft=0,prune=off]"
+LEGEND = (
+    "a line is a pass: the answer before it, then the drafts that it accepted (green), the model's own token (bold), "
+    "what was drafted beyond and rejected (struck out). Without colours accepted drafts bear no mark, the model's own "
+    f"token stands in {'so'.join(BRACKETS['next'])} and what was rejected in {'so'.join(BRACKETS['rejected'])}. "
+    "gamma = 4, k = 1 as in the paper"
+)
 
 
 class Watched(Decoder):
@@ -127,8 +134,7 @@ class _Replay(Experiment):
         notes = (
             f"asked: {' '.join(question.turns[0].split())}",
             f"{tokens} tokens in {steps} passes after prefill: tau {tokens / max(1, steps):.2f} on this one answer",
-            "accepted drafts first, then the model's own token (bold), then what was drafted beyond and rejected "
-            "(struck out; [-so-] where there are no colours). gamma = 4, k = 1 as in the paper",
+            LEGEND,
         )
         return Result((grid,), (), tuple(lines), notes)
 

@@ -1,0 +1,113 @@
+"""The tables in the terminal: every mark in them is explained below them."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from specbench_ss.rows import Run
+from specbench_ss.rundir import read_run
+from specbench_ss.table import DISPENSABLE, print_tables
+from tests.conftest import MakeRun
+
+
+def told(run: Run, **console: Any) -> str:
+    out = StringIO()
+    print_tables(run, Console(file=out, **console))
+    return out.getvalue()
+
+
+def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(labels=("ar", "ss"), categories=("writing", "qa"), questions=2)))
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("qa"))
+    assert "1.00×" in line and "?" not in line  # the reference bears no mark
+    by_task = text[: text.index("Overall")]
+    assert sum("? " in line for line in by_task.splitlines()) == 2
+    assert "? no interval, since there are fewer than 4 questions" in text
+
+
+def test_marks_that_no_row_bears_are_not_explained(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(labels=("ar",), categories=("qa",), questions=2)))
+    assert "?" not in text and "≈" not in text
+
+
+def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
+    several = {"labels": ("ar", "ss"), "categories": ("qa",), "questions": 5, "failing": ("ss",)}
+    text = told(read_run(make_run(turns=2, repeats=3, **several)))
+    assert "10 (5 questions)" in text  # of ar
+    assert "8 (4 questions, 6 failed)" in text
+    assert "quality is a mean over questions" in text
+    assert "answered every prompt 3 times" in text
+    assert " Overall, 3 repeats " in text and "By task, 3 repeats" in text
+
+
+def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))
+    assert "questions)" not in text and "mean over questions" not in text and "repeat" not in text
+
+
+SHARED: dict[str, Any] = {"labels": ("ar", "ss-shared", "ss-shared-ar"), "references": {"ss-shared": "ss-shared-ar"}}
+
+
+@pytest.mark.parametrize(("temperature", "output"), [(0.0, "identical"), (0.7, "sampled")])
+def test_what_is_promised_when_sampling_is_said(make_run: MakeRun, temperature: float, output: str) -> None:
+    text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=temperature)))
+    assert output in text and "not compared" not in text
+    assert ("the same distribution, not the same text" in text) == bool(temperature)
+
+
+def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(**SHARED, questions=5)))
+    assert "identical to ss-shared-ar" in text and "reference of ss-shared" in text
+    assert "not compared" not in text
+    assert "ss-shared over ss-shared-ar, its own model: " in text
+    assert "(ss-shared-ar); in every row speedup and quality are held against ar" in text
+
+
+def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(**SHARED, categories=("qa",), questions=2)))
+    assert re.search(r"its own model: \? [0-9.]+×\n", text)
+
+
+def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
+    assert "ss-shared: mismatch: 20 of 20 answers against the reference, ss-shared-ar" in text
+    assert "20 mismatches of 20 against ss-shared-ar" in text
+
+
+def test_what_a_method_does_not_promise_is_said(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), questions=5, verdict="not compared"))
+    run.manifest["methods"][1]["lossless"] = False
+    assert "not compared: the method does not promise the output of its reference" in told(run)
+
+
+def test_the_overall_table_stands_apart(make_run: MakeRun) -> None:
+    lines = told(read_run(make_run(labels=("ar", "ss"), questions=4))).splitlines()
+    at = next(i for i, line in enumerate(lines) if " Overall, 4 tasks " in line)
+    assert not lines[at - 1].strip() and set(lines[at].strip().replace(" Overall, 4 tasks ", "")) == {"─"}
+
+
+@pytest.mark.parametrize(("tasks", "blank"), [(6, True), (7, False)])
+def test_many_tasks_stand_close_together(make_run: MakeRun, tasks: int, blank: bool) -> None:
+    names = tuple(f"t{i}" for i in range(tasks))
+    text = told(read_run(make_run(labels=("ar", "ss"), categories=names, questions=1)))
+    lines = text[text.index("t0") : text.index("t1  ")].splitlines()
+    assert any(not line.strip() for line in lines[1:-1]) == blank
+    assert all(text.count(f" {name} ") == 1 for name in names)
+
+
+@pytest.mark.parametrize(("width", "missing"), [(80, {"tokens/s", "τ", "output"}), (96, {"tokens/s"}), (130, set())])
+def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
+    make_run: MakeRun, width: int, missing: set[str]
+) -> None:
+    run = read_run(make_run(labels=("ar", "medusa"), questions=3, turns=2))
+    text = told(run, width=width, force_terminal=True, no_color=True)
+    assert "…" not in text
+    heads = text[: text.index("writing")]
+    assert {column for column in DISPENSABLE if column not in heads} == missing
+    assert ("for want of width" in text) == bool(missing)
+    assert "questions" in text

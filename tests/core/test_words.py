@@ -1,0 +1,29 @@
+"""Numbers and verdicts as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_ss.words import interval
+
+
+@pytest.mark.parametrize(
+    ("bounds", "line", "text"),
+    [
+        ((1.714, 1.966), 1, "1.71–1.97"),
+        ((1.0042, 1.32), 1, "1.004–1.32"),
+        ((0.9996, 1.32), 1, "0.9996–1.32"),
+        ((0.9, 0.9951), 1, "0.90–0.995"),
+        ((0.9, 1.00000003), 1, "0.90–1.00000003"),
+        ((1.0, 1.32), 1, "1.00–1.32"),
+        ((-0.02, 0.0004), 0, "−0.02 to 0.0004"),
+        ((-0.0031, 0.05), 0, "−0.003 to 0.05"),
+        ((0.0, 0.0), 0, "0.00–0.00"),
+        ((-0.004, 0.999), 0, "−0.004 to 1.00"),
+        (None, 1, ""),
+    ],
+)
+def test_an_end_shows_on_which_side_of_the_line_it_lies(
+    bounds: tuple[float, float] | None, line: float, text: str
+) -> None:
+    assert interval(bounds, line=line) == text
