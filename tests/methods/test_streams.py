@@ -169,6 +169,19 @@ def test_best_nodes_are_the_most_probable_and_ancestor_closed() -> None:
     assert sorted(joints(best)) == pytest.approx(sorted(joints(full))[-6:], abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nodes_are_ranked_in_single_precision_whatever_the_logits_are_in(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for _ in range(20):
+        logits = (3 * torch.randn(4, 500)).to(dtype)
+        root = torch.tensor([9])
+        half, single = draft_tree(root, logits, 3, 20), draft_tree(root, logits.float(), 3, 20)
+        assert half.shape == single.shape
+        # among equal logits, which of their tokens come first depends on the dtype
+        at = [d - 1 for d in half.shape.depths[1:]]
+        assert torch.equal(logits[at, half.tokens[1:]], logits[at, single.tokens[1:]])
+
+
 def test_pruning_keeps_the_best_by_path_probability() -> None:
     tree = DraftTree.of(torch.tensor([0, 1, 2, 3, 1]), [-1, 0, 0, 1, 2])
     visible, _ = tree.visibility()
@@ -180,6 +193,30 @@ def test_pruning_keeps_the_best_by_path_probability() -> None:
     assert prune(tree, [0, 1, 2], exits[:3], visible, 3, 0.0) == [0, 1, 3]
     assert prune(tree, [0, 1, 2], exits[:3], visible, 1, 0.0) == [0]
     assert prune(tree, [0, 1, 2], exits[:3], visible, 5, 0.3) == [0, 1, 3]  # node 2 goes with its whole subtree
+
+
+@pytest.mark.parametrize("depth", [1, 4, 12])
+@pytest.mark.parametrize(("p", "threshold", "deepest"), [
+    (2e-6, 1e-6, None),  # every transition is above the threshold, however unlikely the path
+    (2e-6, 3e-6, 0),
+    (2e-6, 0.0, None),
+    (0.0, 1e-60, 0),
+    (1.0, 0.9, None),
+])  # fmt: skip
+def test_a_threshold_is_of_transitions_and_not_of_paths(
+    depth: int, p: float, threshold: float, deepest: int | None
+) -> None:
+    tree = DraftTree.chain(torch.tensor([0]), torch.ones(depth, dtype=torch.int64))
+    exits = torch.tensor([1 - p, p]).log().expand(depth, 2)
+    kept = prune(tree, list(range(depth)), exits, tree.visibility()[0], depth + 1, threshold)
+    assert kept == list(range(1 + (depth if deepest is None else deepest)))
+
+
+def test_below_a_refused_transition_nothing_stays_however_probable() -> None:
+    tree = DraftTree.of(torch.tensor([0, 1, 1, 1, 0]), [-1, 0, 1, 2, 0])
+    p = torch.tensor([[0.6, 0.4], [1.0, 0.0], [0.0, 1.0]])
+    assert prune(tree, [0, 1, 2], p.log(), tree.visibility()[0], 5, 1e-30) == [0, 1, 4]
+    assert prune(tree, [0, 1, 2], p.log(), tree.visibility()[0], 5, 0.0) == [0, 1, 2, 3, 4]
 
 
 def test_visibility_of_streams() -> None:
