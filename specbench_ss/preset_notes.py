@@ -9,6 +9,7 @@ from specbench_ss.config import RunConfig
 from specbench_ss.environment import environment
 from specbench_ss.manifest import plain
 from specbench_ss.preset import Preset
+from specbench_ss.words import decoding
 
 if TYPE_CHECKING:
     from specbench_ss.decoder import Decoder
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
     from specbench_ss.target import Target
 
 
-def conditions(target: Target) -> dict[str, Any]:
-    """What a measured choice depends on, JSON-ready."""
+GREEDY = decoding({"temperature": 0})  # how presets are measured
+
+
+def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
+    """What a measured choice depends on, JSON-ready. decoded: how tokens are chosen, as `words.decoding` says it."""
     here = environment()
     return {
         "model": target.name,
@@ -27,6 +31,7 @@ def conditions(target: Target) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "threads": (here["threads"] or {}).get("intra_op"),
         "torch": here["packages"]["torch"],
+        "decoding": decoded,
     }
 
 
@@ -40,7 +45,7 @@ def _device_name(target: Target, here: Mapping[str, Any]) -> str:
 
 def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder]) -> Iterator[str]:
     """What the user should know of the run's presets: at most one sentence each on conditions, weights, questions."""
-    here = conditions(target) if config.presets else {}
+    here = conditions(target, decoding(config.as_dict() | {"stop": ()})) if config.presets else {}
     marks = {question.mark for question in data.questions}
     for preset in config.presets:
         name = f"preset {preset.file}"
@@ -56,11 +61,16 @@ def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: M
 
 
 def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """'device cuda, here cpu; dtype ...': what differs between two `conditions`; '' for nothing that is known."""
+    """'device cuda, here cpu; dtype ...': what differs between two `conditions`; '' for nothing that is known.
+
+    A preset that was measured and does not say how tokens were chosen is of before that was noted: greedy.
+    """
+    then = {"decoding": GREEDY, **then} if then else then
     names = ["device", "device_name", "dtype"]
     # the hash depends on the dtype, and one model may lie in two folders
     names.append("weights_hash" if then.get("dtype") == here["dtype"] else "model")
     names += ["threads"] if here["device"] == "cpu" else []
+    names += ["torch", "decoding"]
     found = [(name, then[name], here[name]) for name in names if name in then and then[name] != here[name]]
     return "; ".join(f"{name.replace('_', ' ')} {old}, here {new}" for name, old, new in found)
 

@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from specbench_ss.decoder import Decoder
 
 # How far below the target's best logit a chosen token may lie and still be called a tie.
-# Parallel verification sums in another order than one token at a time. Half precision: four units in the last
-# place at logits of 16 to 32 (2^-3 for bfloat16, 2^-6 for float16). float32: 70 times the 1.4e-6 that was measured.
-NEAR_TIE_DROP = {"float64": 1e-10, "float32": 1e-4, "float16": 4 * 2.0**-6, "bfloat16": 4 * 2.0**-3}
+# Parallel verification sums in another order than one token at a time. float32: 70 times the 1.4e-6 that was measured.
+NEAR_TIE_DROP = {"float64": 1e-10, "float32": 1e-4}
+# Half precision: so many units in the last place of the best logit, taken as SMALLEST at least.
+NEAR_TIE_ULPS, SMALLEST = 4, 16.0
+FRACTION_BITS = {"float16": 10, "bfloat16": 7}
 
 FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Logits of the target where two answers part; see Sameness."""
+    """Logits of the target where two answers part; see Sameness. best: the largest of all."""
 
     gap: float
     drop: float
+    best: float
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -44,9 +47,15 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if len(a) == len(b) else common
 
 
-def near_tie_drop(dtype: str) -> float:
-    """The bound for a dtype, `float32` or `torch.float32`. Raises ValueError for one without a bound."""
+def near_tie_drop(dtype: str, best: float) -> float:
+    """The bound for a dtype, `float32` or `torch.float32`, where the best logit is this (finite).
+
+    Raises ValueError for a dtype without a bound.
+    """
     name = dtype.removeprefix("torch.")
+    if name in FRACTION_BITS:
+        exponent = math.frexp(max(abs(best), SMALLEST))[1] - 1
+        return NEAR_TIE_ULPS * 2.0 ** (exponent - FRACTION_BITS[name])
     if name not in NEAR_TIE_DROP:
         raise ValueError(f"no near-tie bound for dtype {name}")
     return NEAR_TIE_DROP[name]
@@ -55,7 +64,7 @@ def near_tie_drop(dtype: str) -> float:
 def gap_between(logits: Tensor, a: int, b: int) -> Gap:
     """logits: [V] after the last common token; a, b: the tokens chosen there."""
     best, second = logits.float().topk(2).values.tolist()
-    return Gap(best - second, best - min(float(logits[a]), float(logits[b])))
+    return Gap(best - second, best - min(float(logits[a]), float(logits[b])), best)
 
 
 def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
@@ -79,7 +88,7 @@ def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> 
     if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
         reason = "logits are not finite"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
-    tie = gap.drop <= near_tie_drop(str(decoder.target.dtype))
+    tie = gap.drop <= near_tie_drop(str(decoder.target.dtype), gap.best)
     return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap.gap, gap.drop)
 
 

@@ -13,7 +13,7 @@ from specbench_ss.tree import DraftTree, TreeShape, shape_of
 
 # breaks ties between a node and its parent when a transition has probability one: the parent wins
 DEPTH_PENALTY = 1e-4
-IMPOSSIBLE = -100.0  # stands for the logarithm of nothing, in sums that must stay finite and tell parents from children
+IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,9 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     drafted = DraftTree(tokens, tree.shape)
     if not 0 < n_draft < len(tree.slots):
         return drafted
-    log_p = top.values - logits.logsumexp(-1, keepdim=True)  # [gamma, k]
-    joint = tree.path @ log_p.flatten().float() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
+    # in half precision, differences between nodes would drown in the rounding of the sums
+    log_p = logits.log_softmax(-1, dtype=torch.float32).gather(-1, top.indices)  # [gamma, k]
+    joint = tree.path @ log_p.flatten() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
     best = joint.topk(n_draft).indices.sort().values + 1
     return drafted.select([0, *best.tolist()])
 
@@ -81,10 +82,12 @@ def prune(
         return [0]
     row = {node: i for i, node in enumerate(inner)}
     parents = torch.tensor([row[p] for p in tree.shape.parents[1:]], device=tree.tokens.device)
-    log_p = exit_logits.float().log_softmax(-1)[parents, tree.tokens[1:]].clamp_min(IMPOSSIBLE)  # [n - 1]
+    log_p = exit_logits.log_softmax(-1, dtype=torch.float32)[parents, tree.tokens[1:]]  # [n - 1]
+    paths = visible[1:, 1:].float()
+    score = paths @ log_p.clamp_min(IMPOSSIBLE) - DEPTH_PENALTY * visible[1:].sum(-1)  # [n - 1]
     if threshold > 0:
-        log_p = log_p.masked_fill(log_p < math.log(threshold), IMPOSSIBLE)
-    score = visible[1:, 1:].float() @ log_p - DEPTH_PENALTY * visible[1:].sum(-1)  # [n - 1]
+        refused = (log_p < math.log(threshold)).float()
+        score = score.masked_fill(paths @ refused > 0, -torch.inf)  # itself or a node above it is refused
     best = score.topk(keep)
-    stays = best.values > IMPOSSIBLE / 2 if threshold > 0 else best.values > -torch.inf
-    return [0, *sorted(i + 1 for i, stay in zip(best.indices.tolist(), stays.tolist(), strict=True) if stay)]
+    stays = (best.values > -torch.inf).tolist()
+    return [0, *sorted(i + 1 for i, stay in zip(best.indices.tolist(), stays, strict=True) if stay)]

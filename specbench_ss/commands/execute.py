@@ -56,6 +56,7 @@ def measure(config: RunConfig, where: RunTarget) -> None:
     from specbench_ss.progress import Progress
     from specbench_ss.prompts import check_room
     from specbench_ss.rundir import RunDir
+    from specbench_ss.stops import limits
 
     plan = preflight.check(config, where)
     config, data = plan.config, plan.data
@@ -68,6 +69,7 @@ def measure(config: RunConfig, where: RunTarget) -> None:
     )
     check_template(target.tokenizer, target.name)
     check_room(target, data)
+    limits(target, data.max_new_tokens, config.stop)  # raises for a stop text that never matches
     decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
     manifest = manifest_for(config, target, data, decoders, ["ssbench", *sys.argv[1:]])
     console = Console(stderr=True)

@@ -65,7 +65,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="End an answer with the token that completes this text, which is kept; repeatable.",
+            help="End an answer with the token that completes this text, which is kept; may be one special token. "
+            "Repeatable.",
             rich_help_panel=HOW,
         ),
     ] = None,

@@ -53,7 +53,8 @@ def run(config: TuneConfig, out: Path | None) -> None:
     for note in asked.notes:
         console.print(f"prompts: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
     with frozen_heap(), TuneProgress(config.budget, console) as progress:
-        tuned = tune(bench, config.method, len(asked.questions), config.budget, config.seed, progress)
+        categories = [question.category for question in asked.questions]
+        tuned = tune(bench, config.method, categories, config.budget, config.seed, progress)
     _write(path, tuned, bench, target, asked, config)
     print_tuned(tuned, Console())
     _tell(tuned, path, lossless=bench.decoder(config.method).lossless)
@@ -107,5 +108,5 @@ def _tell(tuned: Tuned, path: Path, lossless: bool) -> None:
         print("ssbench: warning: the method may change the output; only speed was measured", file=sys.stderr)
     print(sentence(tuned))
     command = shlex.join(["ssbench", "run", "--methods", tuned.chosen.name, "--preset", str(path)])
-    same = tuned.chosen.label == tuned.default.label
-    print(f"no preset is needed; the measurements are in {path}" if same else f"use it: {command}")
+    kept = tuned.chosen.label == tuned.default.label
+    print(f"no preset is needed; the measurements are in {path}" if kept else f"use it: {command}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench_ss import registry
 from specbench_ss.config import REFERENCE, MethodSpec
+from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.generate import generate
 from specbench_ss.options import value_text
@@ -17,14 +19,18 @@ from specbench_ss.sampling import Sampling
 from specbench_ss.tuning.book import Cost
 
 if TYPE_CHECKING:
-    from specbench_ss.decoder import Decoder
     from specbench_ss.generate import Limits
 
 WARM_TOKENS = 32
+HEAVY_S = 0.05  # a variant that takes longer to load has weights of its own
 
 
 class DecoderBench:
-    """A `Bench`. default: as the user gave it, its options stay as they are. prompts: ids of each. Greedy."""
+    """A `Bench`. default: as the user gave it, its options stay as they are. prompts: ids of each. Greedy.
+
+    Decoders are made when they are first measured. Where that loads weights again there is one at a time, besides the
+    default's: it is loaded and warmed up again whenever its turn comes.
+    """
 
     def __init__(
         self, default: MethodSpec, loaded: Decoder, reference: Decoder, prompts: Sequence[list[int]], limits: Limits
@@ -33,6 +39,7 @@ class DecoderBench:
         self._loaded = loaded
         self._kept = {default.label: loaded, REFERENCE: reference}
         self._same = {_identity(loaded): default}  # what a configuration comes down to -> the first that did
+        self._heavy = False
 
     def options(self, at: MethodSpec) -> list[str]:
         """What the method declares, without what the user has settled."""
@@ -54,6 +61,8 @@ class DecoderBench:
 
     def measure(self, spec: MethodSpec, prompt: int) -> Cost:
         """A whole answer."""
+        if spec.label not in self._kept:
+            self.warm_up(spec, prompt)
         return self._answer(spec, prompt, self.limits)
 
     def keep(self, labels: Collection[str]) -> None:
@@ -64,8 +73,17 @@ class DecoderBench:
     def decoder(self, spec: MethodSpec) -> Decoder:
         """The decoder of a configuration. Raises UserError where the method cannot take it."""
         if spec.label not in self._kept:
-            self._kept[spec.label] = self._loaded.variant(registry.method_options(spec))
+            if self._heavy:
+                self.keep(())
+            self._kept[spec.label] = self._made(spec)
         return self._kept[spec.label]
+
+    def _made(self, spec: MethodSpec) -> Decoder:
+        started = time.perf_counter()
+        made = self._loaded.variant(registry.method_options(spec))
+        reloads = type(self._loaded).variant is Decoder.variant
+        self._heavy |= reloads and time.perf_counter() - started > HEAVY_S
+        return made
 
     def _answer(self, spec: MethodSpec, prompt: int, limits: Limits) -> Cost:
         decoder = self.decoder(spec)
@@ -75,7 +93,7 @@ class DecoderBench:
 
     def _first_alike(self, spec: MethodSpec) -> MethodSpec | None:
         try:
-            return self._same.setdefault(_identity(self.decoder(spec)), spec)
+            return self._same.setdefault(_identity(self._kept.get(spec.label) or self._made(spec)), spec)
         except UserError:
             return None
 

@@ -64,6 +64,14 @@ class Blocks:
         """One unmeasured answer of each; returns those that gave one."""
         return [spec for spec in specs if self._done(spec, lambda s: self.bench.warm_up(s, self.prompts[0]))]
 
+    def rehearse(self, spec: MethodSpec) -> None:
+        """A whole answer that is not booked."""
+
+        def answer(spec: MethodSpec) -> None:
+            self.bench.measure(spec, self.prompts[0])
+
+        self._done(spec, answer)
+
     def measure(self, specs: Sequence[MethodSpec]) -> list[MethodSpec]:
         """One block; returns the configurations that have not failed, in the order given."""
         prompt, by_label = next(self._next), {spec.label: spec for spec in specs}

@@ -61,6 +61,10 @@ class Book:
         """Every configuration with a sample, in order of the first."""
         return list(self._costs)
 
+    def longest(self, label: str) -> float:
+        """Seconds of the longest answer; 0 where there is none yet."""
+        return max((cost.seconds for cost in self._costs.get(label, {}).values()), default=0.0)
+
     def compare(self, own: str, over: str) -> Comparison:
         """`own` over `over`. Blocks on the same prompt are added up: they are not independent of each other."""
         mine, theirs = self._costs.get(own, {}), self._costs.get(over, {})

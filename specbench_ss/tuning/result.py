@@ -6,7 +6,7 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.config import REFERENCE
-from specbench_ss.intervals import Interval
+from specbench_ss.intervals import FEWEST, Interval
 from specbench_ss.manifest import now, plain
 from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.book import Comparison
@@ -21,9 +21,15 @@ def sentence(tuned: Tuned) -> str:
     if tuned.outcome == "faster":
         return f"{finalist} is faster than the default ({measured})"
     if tuned.outcome == "not confirmed":
-        return f"{finalist} led the search, but there was no time to confirm it on other prompts: give more --budget"
+        had = f"{over.prompts} of at least {FEWEST}"
+        needs = f"tune again with a --budget that leaves {tuned.to_confirm:.0f} s more for that"
+        return (
+            f"the default is kept: {finalist} led the search, but was not confirmed on other prompts ({had}): {needs}"
+        )
     if tuned.outcome in ("slower", "not distinguishable"):
         return f"the default is best within noise ({finalist}, which looked best, over it: {measured})"
+    if not tuned.search.labels():
+        return "the default is kept: there was no time to try anything else and confirm it; give more --budget"
     return "the default is best within noise: nothing that was tried looked better on enough prompts"
 
 
@@ -37,6 +43,7 @@ def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], as
         "method": tuned.chosen.name,
         "options": {name: _value(text) for name, text in tuned.chosen.options.items()},
         "verdict": sentence(tuned),
+        **({"candidate": tuned.finalist.label} if tuned.outcome == "not confirmed" else {}),
         "made_for": {**made_for, "specbench_ss": __version__, "date": now()},
         "resolved": resolved,
         "measured": {

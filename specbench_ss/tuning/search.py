@@ -20,18 +20,28 @@ CUTS = (4, 8, 16)  # blocks after which the slower half goes, and whatever is cl
 
 
 class Search:
-    """best: the present leader, `default` to begin with. Every race measures both along with the challengers."""
+    """best: the present leader, `default` to begin with. Every race measures both along with the challengers.
 
-    def __init__(self, blocks: Blocks, default: MethodSpec, ends: float, clock: Callable[[], float]) -> None:
+    ends: no race begins after it. room(labels): whether there is time for one more answer of each of these.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        default: MethodSpec,
+        ends: float,
+        clock: Callable[[], float],
+        room: Callable[[Sequence[str]], bool] = lambda labels: True,
+    ) -> None:
         self.blocks, self.bench, self.book = blocks, blocks.bench, blocks.book
         self.default = self.best = default
-        self.ends, self.clock = ends, clock
+        self.ends, self.clock, self.room = ends, clock, room
         self.specs = {default.label: default}
 
     def run(self) -> None:
         """Race option after option until none of them gives a better leader, or time is up."""
         pending = self.bench.options(self.best)
-        while pending and self.clock() < self.ends:
+        while pending and self.clock() < self.ends and self._has_room(()):
             option, before = pending.pop(0), self.best
             # one share is left over for what a new leader brings
             self._race(option, self.clock() + (self.ends - self.clock()) / (len(pending) + 2))
@@ -53,11 +63,13 @@ class Search:
         out = {*self.blocks.failed, self.default.label, self.best.label}
         field = [spec for spec in self.bench.around(self.best, option) if spec.label not in out]
         self.specs |= {spec.label: spec for spec in field}
+        if not self._has_room([*field, *field]):  # warm-up, and a block
+            return
         self._announce(option, field)
         field = self.blocks.warm_up(field)
         for block in range(1, CUTS[-1] + 1):
             # less than the first cut decides nothing, so a race that is begun gets that far while there is any time
-            if not field or self.clock() >= (deadline if block > CUTS[0] else self.ends):
+            if not field or self.clock() >= (deadline if block > CUTS[0] else self.ends) or not self._has_room(field):
                 break
             alive = self.blocks.measure(self._with_leaders(field))
             field = self._stays([spec for spec in field if spec in alive], block)
@@ -70,6 +82,9 @@ class Search:
     def _with_leaders(self, field: Sequence[MethodSpec]) -> list[MethodSpec]:
         both = [self.default] if self.best is self.default else [self.default, self.best]
         return [*both, *field]
+
+    def _has_room(self, field: Sequence[MethodSpec]) -> bool:
+        return self.room([spec.label for spec in self._with_leaders(field)])
 
     def _announce(self, option: str, field: Sequence[MethodSpec]) -> None:
         labels = [spec.label for spec in self._with_leaders(field)]

@@ -1,13 +1,15 @@
 """One tuning session: search on one half of the prompts, then hold the winner against the default on the other half.
 
-The winner of many noisy comparisons looks better than it is; only prompts that it was not chosen on say by how much.
+The winner of many noisy comparisons looks better than it is; only prompts that it was not chosen on say by how much. So
+nothing is chosen that was not confirmed, and the search leaves time to confirm.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +22,7 @@ from specbench_ss.tuning.search import Search
 
 SEARCH_SHARE = 0.6  # of the budget; the rest confirms
 PASSES = 3  # over the prompts of the confirmation, at most
+LEAST = FEWEST + 1  # prompts that time is kept back for: as many as make an interval, and the warm-up
 
 Outcome = Literal["faster", "not distinguishable", "slower", "not confirmed", "nothing better"]
 
@@ -30,6 +33,7 @@ class Tuned:
 
     finalist: what was held against the default, which it may be itself. search, confirmation: all samples; only the
     latter has the reference. failed: label -> why. interrupted: by Ctrl-C; what was measured until then counts.
+    seconds: all that it took. to_confirm: what the least confirmation takes, estimated.
     """
 
     default: MethodSpec
@@ -40,6 +44,7 @@ class Tuned:
     failed: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
     seconds: float = 0.0
+    to_confirm: float = 0.0
 
     @property
     def over_default(self) -> Comparison:
@@ -54,7 +59,7 @@ class Tuned:
 
     @property
     def outcome(self) -> Outcome:
-        """How the finalist compares with the default; `not confirmed` where time did not reach for it."""
+        """How the finalist compares with the default; `not confirmed` where it led the search and no more is known."""
         verdict = self.over_default.verdict
         if self.finalist.label in (self.default.label, *self.failed):
             return "nothing better"
@@ -64,35 +69,44 @@ class Tuned:
 
     @property
     def chosen(self) -> MethodSpec:
-        """The finalist where it is faster beyond noise, or led the search by as much and could not be confirmed."""
-        return self.finalist if self.outcome in ("faster", "not confirmed") else self.default
+        """The finalist where it is faster beyond noise on the prompts that it was not chosen on, else the default."""
+        return self.finalist if self.outcome == "faster" else self.default
 
 
 def tune(
     bench: Bench,
     default: MethodSpec,
-    prompts: int,
+    categories: Sequence[str],
     budget: float,
     seed: int,
     watch: Watch,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
-    """Spend `budget` seconds on the bench's prompts (their number is given). Ctrl-C ends it early, with what there is.
+    """Spend `budget` seconds on the bench's prompts, whose categories are given. Ctrl-C ends it early.
 
     Raises UserError where nothing may be tuned, where there are too few prompts, or where the default fails.
     """
-    if prompts < 2 * FEWEST:
-        raise UserError(f"tuning needs at least {2 * FEWEST} prompts that fit the model, there are {prompts}")
+    if len(categories) < 2 * FEWEST:
+        raise UserError(f"tuning needs at least {2 * FEWEST} prompts that fit the model, there are {len(categories)}")
     if not bench.options(default):
         raise UserError(f"nothing to tune: {default.label} has no option left whose value depends on the device")
     reference, started = MethodSpec(REFERENCE), clock()
     needed = {default.label, reference.label}
-    halves = _halves(prompts, seed)
-    racing, confirming = (Blocks(bench, half, needed, seed, watch) for half in halves)
-    search = Search(racing, default, started + SEARCH_SHARE * budget, clock)
+    racing, confirming = (Blocks(bench, half, needed, seed, watch) for half in halves(categories, seed))
     done = Tuned(default, default, default, racing.book, confirming.book, racing.failed)
+    pace = Pace(racing.book)
+
+    def room(labels: Sequence[str]) -> bool:
+        """Whether these answers leave time to confirm what leads."""
+        # a leader yet to come is no slower than the present one
+        done.to_confirm = LEAST * pace.answers([*needed, search.best.label])
+        return clock() + pace.answers(labels) + done.to_confirm <= started + budget
+
+    search = Search(racing, default, started + SEARCH_SHARE * budget, clock, room)
+    _tell_of_single_prompts(categories, watch)
     try:
         racing.warm_up([reference, default] * 2)
+        pace.learn(racing, [reference, default], clock)
         search.run()
         done.finalist, done.leader = search.finalist(), search.best
         _confirm(confirming, {s.label: s for s in (reference, default, done.finalist)}, started + budget, clock)
@@ -114,10 +128,51 @@ def _confirm(blocks: Blocks, entrants: dict[str, MethodSpec], ends: float, clock
         alive = blocks.measure(alive)
 
 
-def _halves(prompts: int, seed: int) -> tuple[list[int], list[int]]:
-    """Every other prompt, so that both halves have the categories alike; each in a shuffled order."""
+class Pace:
+    """Seconds that an answer may take: the longest so far, since those to come may be as long."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self._first: dict[str, float] = {}
+
+    def learn(self, blocks: Blocks, specs: Sequence[MethodSpec], clock: Callable[[], float]) -> None:
+        """One whole answer of each, which counts for nothing else."""
+        for spec in specs:
+            before = clock()
+            blocks.rehearse(spec)
+            self._first[spec.label] = clock() - before
+
+    def answers(self, labels: Sequence[str]) -> float:
+        """Seconds of one answer of each of these. Who never answered takes as long as the slowest that did."""
+        slowest = max(self._first.values(), default=0.0)
+        return sum(max(self.book.longest(x), self._first.get(x, 0.0)) or slowest for x in labels)
+
+
+def halves(categories: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
+    """Numbers of the prompts to search on and to confirm on, each in a shuffled order; at most one more in the first.
+
+    Every category is dealt out by turns, so that both have all that have two prompts; single ones fall either way.
+    """
     rng = random.Random(f"tune:{seed}")
-    halves = list(range(0, prompts, 2)), list(range(1, prompts, 2))
-    for half in halves:
-        rng.shuffle(half)
-    return halves
+    by_category: dict[str, list[int]] = {}
+    for prompt, category in enumerate(categories):
+        by_category.setdefault(category, []).append(prompt)
+    groups = list(by_category.values())
+    rng.shuffle(groups)
+    for group in groups:
+        rng.shuffle(group)
+    dealt = [prompt for group in groups for prompt in group]
+    parts = dealt[::2], dealt[1::2]
+    for part in parts:
+        rng.shuffle(part)
+    return parts
+
+
+def _tell_of_single_prompts(categories: Sequence[str], watch: Watch) -> None:
+    counts = Counter(categories)
+    single = sum(n == 1 for n in counts.values())
+    if single:
+        watch.on_warning(
+            f"{single} of {len(counts)} categories have one prompt only, which chooses or confirms: "
+            "more prompts of each make the choice hold for all"
+        )

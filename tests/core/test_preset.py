@@ -23,6 +23,7 @@ from tests.cli import failing
 
 HERE = {
     "model": "lab", "weights_hash": "a", "device": "cpu", "device_name": "EPYC", "dtype": "float32", "threads": 2,
+    "torch": "2", "decoding": "greedy",
 }  # fmt: skip
 CONTENT: dict[str, Any] = {
     "method": "ss",
@@ -93,7 +94,10 @@ def test_set_and_brackets_win_over_a_preset() -> None:
 
 
 def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr."""
+    """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr.
+
+    The preset is of before decoding was noted in presets.
+    """
     file, out = tmp_path / "ss.yaml", tmp_path / "run"
     asked = catalog.questions(("qa",), "eval", 1)[0]
     made_for = {"device": "cuda", "dtype": "bfloat16", "model": "lab"}
@@ -107,6 +111,7 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
         },
     )
     what = ["--methods", "ss", "--preset", str(file), "--categories", "qa", "--limit", "1", "--device", "cpu"]
+    what += ["--temperature", "0.7", "--stop", "Q:"]
     assert main(["run", *what, "--max-new-tokens", "3", "--warmup", "0", "--out", str(out)]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -115,6 +120,7 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
     assert (used["label"], used["options"]["n_draft"], used["resolved"]["n_draft"]) == ("ss[n_draft=5]", 5, 5)
     told = capsys.readouterr().err
     assert f"preset {file} was made for other conditions: device cuda, here cpu; dtype bfloat16, here float32" in told
+    assert "decoding greedy, here temperature 0.7\n" in told
     assert f"preset {file} was chosen on 1 of these 1 questions" in told
 
 
@@ -137,7 +143,8 @@ def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: p
         (HERE | {"weights_hash": "b"}, "weights hash b, here a"),
         (HERE | {"dtype": "bfloat16", "weights_hash": "b"}, "dtype bfloat16, here float32"),
         (HERE | {"dtype": "bfloat16", "model": "x"}, "dtype bfloat16, here float32; model x, here lab"),
-        (HERE | {"threads": 8, "torch": "1"}, "threads 8, here 2"),
+        (HERE | {"threads": 8, "torch": "1"}, "threads 8, here 2; torch 1, here 2"),
+        (HERE | {"decoding": "temperature 1"}, "decoding temperature 1, here greedy"),
         (HERE | {"device": "cuda", "device_name": "H100"}, "device cuda, here cpu; device name H100, here EPYC"),
     ],
 )
@@ -145,12 +152,21 @@ def test_what_differs_between_there_and_here(then: dict[str, Any], said: str) ->
     assert changed(then, HERE) == said
 
 
+SAMPLED = HERE | {"decoding": "temperature 0.7, top-p 0.9"}
+
+
+@pytest.mark.parametrize("then", [HERE, {name: value for name, value in HERE.items() if name != "decoding"}])
+def test_a_preset_was_made_greedily_and_says_so_where_tokens_are_sampled(then: dict[str, Any]) -> None:
+    assert changed(then, SAMPLED) == "decoding greedy, here temperature 0.7, top-p 0.9"
+    assert changed({}, SAMPLED) == ""  # written by hand: nobody knows
+
+
 def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Decoder:
         def described(self) -> dict[str, Any]:
             return {"k": 3, "weights": "new"}
 
-    monkeypatch.setattr("specbench_ss.preset_notes.conditions", lambda target: HERE)
+    monkeypatch.setattr("specbench_ss.preset_notes.conditions", lambda target, decoded: HERE)
     preset = Preset("p", "", "ss", {"k": "3"}, HERE, {"k": 3, "weights": "old"})
     data = SuiteData("s", "e", (Question("q", "c", ("hi",)),))
     config = RunConfig(method_specs("ss", [], [preset]), presets=(preset,))

@@ -10,7 +10,7 @@ import torch
 
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.rows import Row
-from specbench_ss.sameness import NEAR_TIE_DROP, first_difference, judge, near_tie_drop
+from specbench_ss.sameness import first_difference, judge, near_tie_drop
 
 
 class LogitTarget:
@@ -82,14 +82,30 @@ def test_half_precision_has_wider_bounds() -> None:
     assert verdict(LogitTarget(logits, torch.float32), a, b).verdict == "mismatch"
     assert verdict(LogitTarget(logits, torch.float16), a, b).verdict == "mismatch"
     assert verdict(LogitTarget(logits, torch.bfloat16), a, b).verdict == "near-tie"
-    bounds = [NEAR_TIE_DROP[name] for name in ("float64", "float32", "float16", "bfloat16")]
+    bounds = [near_tie_drop(name, 0.0) for name in ("float64", "float32", "float16", "bfloat16")]
     assert bounds == sorted(bounds)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("best", [0.01, 15.9, 16.0, 31.9, 32.0, 40.0, 63.0, 100.0, -20.0, -100.0])
+def test_bounds_of_half_precision_are_four_steps_at_the_best_logit(dtype: torch.dtype, best: float) -> None:
+    """Of small logits as at 16: their sums went through larger numbers."""
+    at = torch.tensor(max(abs(best), 16.0)).to(dtype)
+    step = float(torch.nextafter(at, torch.tensor(torch.inf, dtype=dtype))) - float(at)
+    assert near_tie_drop(str(dtype), best) == 4 * step
+    within, beyond = ([best - share * 4 * step, best - 1e3] for share in (0.999, 1.01))
+    assert verdict(LogitTarget([best, *within], dtype), [0], [1]).verdict == "near-tie"
+    assert verdict(LogitTarget([best, *beyond], dtype), [0], [1]).verdict == "mismatch"
+
+
+def test_bounds_of_single_precision_do_not_grow() -> None:
+    assert near_tie_drop("float32", 1000.0) == near_tie_drop("float32", 0.0) == 1e-4
+
+
 def test_a_dtype_without_a_bound_is_refused() -> None:
-    assert near_tie_drop("torch.float32") == near_tie_drop("float32")
+    assert near_tie_drop("torch.float32", 1.0) == near_tie_drop("float32", 1.0)
     with pytest.raises(ValueError, match="float8"):
-        near_tie_drop("torch.float8_e4m3fn")
+        near_tie_drop("torch.float8_e4m3fn", 1.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

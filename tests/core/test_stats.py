@@ -174,6 +174,13 @@ def test_the_same_method_twice_is_not_distinguishable(n: int, noise: float) -> N
     assert found.count("not distinguishable") >= 95
 
 
+def test_the_margin_makes_few_noisy_questions_hold() -> None:
+    """A/A where it is hardest, 24 questions with 20% noise: 4 of 100, which intervals without their margin exceed."""
+    rng = RNG(11)
+    found = [compare(speedup_interval(*noisy(rng, 24, 0.2))) for _ in range(200)]
+    assert found.count("not distinguishable") >= 0.96 * 200
+
+
 @pytest.mark.parametrize("factor", [0.8, 1.3])
 def test_a_real_difference_is_seen_and_covered(factor: float) -> None:
     rng = RNG(4)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from specbench_ss.cli import main
 from specbench_ss.commands import tuning
@@ -44,10 +45,10 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(
     assert words in failing(arguments, capsys)
 
 
-def book(**seconds: float) -> Book:
-    """Six blocks in which every configuration takes its time."""
+def book(prompts: int = 6, /, **seconds: float) -> Book:
+    """Blocks on so many prompts in which every configuration takes its time."""
     made = Book()
-    for prompt in range(6):
+    for prompt in range(prompts):
         block = made.open_block(prompt)
         for label, s in seconds.items():
             made.add(label.replace("_", "[k=") + "]" * ("_" in label), block, Cost(s * (1 + prompt / 100), 10))
@@ -62,12 +63,12 @@ def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
     """Runs the real command on the lab model with a session that measures nothing; returns what it printed."""
 
     def run(confirmed: Book, interrupted: bool = False) -> Any:
-        def fake(bench: Any, default: MethodSpec, prompts: int, *_: Any) -> Tuned:
-            assert prompts == 8
+        def fake(bench: Any, default: MethodSpec, categories: list[str], *_: Any) -> Tuned:
+            assert sorted(categories) == ["math"] * 4 + ["qa"] * 4
             best = MethodSpec("ss", {"k": "2"})
             searched = book(ss=1.0, ss_2=0.8, ss_4=1.3)
             failed = {"ss[k=6]": "RuntimeError: [no] room"}
-            return Tuned(default, best, best, searched, confirmed, failed, interrupted, 12.3)
+            return Tuned(default, best, best, searched, confirmed, failed, interrupted, 12.3, 45.6)
 
         monkeypatch.setattr(session, "tune", fake)
         out = tmp_path / "p.yaml"
@@ -96,12 +97,19 @@ def test_noise_leaves_the_default_and_says_so(tune: Any) -> None:
     assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
 
 
-def test_interrupted_it_writes_the_leader_and_that_it_is_not_confirmed(tune: Any) -> None:
-    preset, told = tune(Book(), interrupted=True)
-    assert preset.options == {"k": "2"}
+@pytest.mark.parametrize("prompts", [0, 3])
+def test_a_leader_that_is_not_confirmed_is_a_candidate_and_the_default_is_kept(tune: Any, prompts: int) -> None:
+    preset, told = tune(book(prompts, ar=1.4, ss=1.0, ss_2=0.8), interrupted=True)
+    assert preset.options == {} and preset.resolved["k"] != 2
     assert "interrupted" in told.err
-    assert "no time to confirm it" in told.out
-    assert "no time to confirm it" in Path(preset.file).read_text()
+    said = (
+        f"the default is kept: ss[k=2] led the search, but was not confirmed on other prompts ({prompts} of at least 4)"
+    )
+    assert said in told.out and "46 s more" in told.out
+    assert "use it" not in told.out
+    assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
+    written = yaml.safe_load(Path(preset.file).read_text())
+    assert written["candidate"] == "ss[k=2]" and written["verdict"].startswith(said)
 
 
 def test_default_out_has_only_plain_characters() -> None:

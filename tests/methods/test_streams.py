@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ss import SpeculativeStreaming
-from specbench_ss.methods.ss.attention import TurnedValues
+from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
 from specbench_ss.methods.ss.options import SSOptions
@@ -117,10 +119,59 @@ def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
         out = decoder.forward(prefilled(decoder, ids), tree)
         found.append((out.logits, out.extra))
     for logits, _ in found[1:]:
-        torch.testing.assert_close(logits, found[0][0], atol=2e-5, rtol=1e-5)
+        assert torch.equal(logits, found[0][0])
     torch.testing.assert_close(found[1][1], found[0][1], atol=2e-5, rtol=1e-4)
     assert not torch.allclose(found[2][1], found[0][1], atol=1e-3)
     assert target.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 40])
+@pytest.mark.parametrize("kind", ["llama", "opt"])  # two heads a key, and one
+@torch.inference_mode()
+def test_top_p_attention_leaves_the_main_rows_bit_for_bit(kind: str, rows: int) -> None:
+    target = Target(tiny_model(kind))
+    ids, tree = list(range(5, 35)), DraftTree.of(torch.arange(rows) + 3, [-1, *range(0, rows - 1)])
+    found = []
+    for p in (0, 4):
+        decoder = streaming(target, TWO_LAYERS, SSOptions(prune="off", stream_attention_top_p=p))
+        found.append(decoder.forward(prefilled(decoder, ids), tree).logits)
+    assert torch.equal(*found)
+
+
+def test_top_p_attention_takes_the_keys_that_each_head_attends_to_most() -> None:
+    """Against the definition, head by head: two heads a key, one main row of a tree hidden from the other."""
+    heads, kv_heads, past, m, g, d, p = 4, 2, 9, 2, 3, 8, 3
+    torch.manual_seed(0)
+    rows, keys = m + m * g, past + m + m * g
+    q, k, v = torch.randn(1, heads, rows, d), torch.randn(1, kv_heads, keys, d), torch.randn(1, kv_heads, keys, d)
+    see = stream_visibility(torch.eye(m, dtype=torch.bool), g)
+    visible = torch.cat((torch.ones(rows, past, dtype=torch.bool), see), 1)
+    mask = torch.zeros(1, 1, rows, keys).masked_fill(~visible, torch.finfo(torch.float32).min)
+    module = torch.nn.Module()
+    module.num_key_value_groups = heads // kv_heads  # type: ignore[assignment]
+    target = Target(tiny_model("llama"))
+    with top_p(target, TopP(p, m, g)):
+        found, _ = top_p_attention(module, q, k, v, mask)
+    for head, row in product(range(heads), range(rows)):
+        of_kv = head // (heads // kv_heads)
+        main = row if row < m else (row - m) // g
+        allowed = visible[row].clone()
+        if row >= m:
+            mains = (q[0, head, main] @ k[0, of_kv].T).masked_fill(~visible[main], -torch.inf)[: past + m]
+            allowed[: past + m] = False
+            allowed[mains.topk(p).indices] = True
+        weights = (q[0, head, row] @ k[0, of_kv].T * d**-0.5).masked_fill(~allowed, -torch.inf).softmax(-1)
+        torch.testing.assert_close(found[0, row, head], weights @ v[0, of_kv], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("angle", [0.3, 0.0004])
+def test_values_are_turned_in_single_precision(angle: float) -> None:
+    v = torch.randn(1, 2, 8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    _, turned = TurnedValues(StreamCache({0: None}), 0, 4, angle).update(v, v, 0)
+    n = torch.tensor([1, 2, 3, 4, 1, 2, 3, 4])[:, None]
+    exact = torch.complex(v[..., :32].double(), v[..., 32:].double()) * torch.exp(1j * angle * n.double())
+    assert turned.dtype == torch.bfloat16
+    assert torch.equal(turned, torch.cat((exact.real, exact.imag), -1).float().bfloat16())
 
 
 @torch.inference_mode()
@@ -169,6 +220,19 @@ def test_best_nodes_are_the_most_probable_and_ancestor_closed() -> None:
     assert sorted(joints(best)) == pytest.approx(sorted(joints(full))[-6:], abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nodes_are_ranked_in_single_precision_whatever_the_logits_are_in(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for _ in range(20):
+        logits = (3 * torch.randn(4, 500)).to(dtype)
+        root = torch.tensor([9])
+        half, single = draft_tree(root, logits, 3, 20), draft_tree(root, logits.float(), 3, 20)
+        assert half.shape == single.shape
+        # among equal logits, which of their tokens come first depends on the dtype
+        at = [d - 1 for d in half.shape.depths[1:]]
+        assert torch.equal(logits[at, half.tokens[1:]], logits[at, single.tokens[1:]])
+
+
 def test_pruning_keeps_the_best_by_path_probability() -> None:
     tree = DraftTree.of(torch.tensor([0, 1, 2, 3, 1]), [-1, 0, 0, 1, 2])
     visible, _ = tree.visibility()
@@ -180,6 +244,30 @@ def test_pruning_keeps_the_best_by_path_probability() -> None:
     assert prune(tree, [0, 1, 2], exits[:3], visible, 3, 0.0) == [0, 1, 3]
     assert prune(tree, [0, 1, 2], exits[:3], visible, 1, 0.0) == [0]
     assert prune(tree, [0, 1, 2], exits[:3], visible, 5, 0.3) == [0, 1, 3]  # node 2 goes with its whole subtree
+
+
+@pytest.mark.parametrize("depth", [1, 4, 12])
+@pytest.mark.parametrize(("p", "threshold", "deepest"), [
+    (2e-6, 1e-6, None),  # every transition is above the threshold, however unlikely the path
+    (2e-6, 3e-6, 0),
+    (2e-6, 0.0, None),
+    (0.0, 1e-60, 0),
+    (1.0, 0.9, None),
+])  # fmt: skip
+def test_a_threshold_is_of_transitions_and_not_of_paths(
+    depth: int, p: float, threshold: float, deepest: int | None
+) -> None:
+    tree = DraftTree.chain(torch.tensor([0]), torch.ones(depth, dtype=torch.int64))
+    exits = torch.tensor([1 - p, p]).log().expand(depth, 2)
+    kept = prune(tree, list(range(depth)), exits, tree.visibility()[0], depth + 1, threshold)
+    assert kept == list(range(1 + (depth if deepest is None else deepest)))
+
+
+def test_below_a_refused_transition_nothing_stays_however_probable() -> None:
+    tree = DraftTree.of(torch.tensor([0, 1, 1, 1, 0]), [-1, 0, 1, 2, 0])
+    p = torch.tensor([[0.6, 0.4], [1.0, 0.0], [0.0, 1.0]])
+    assert prune(tree, [0, 1, 2], p.log(), tree.visibility()[0], 5, 1e-30) == [0, 1, 4]
+    assert prune(tree, [0, 1, 2], p.log(), tree.visibility()[0], 5, 0.0) == [0, 1, 2, 3, 4]
 
 
 def test_visibility_of_streams() -> None:

@@ -1,0 +1,67 @@
+"""Stop texts: those that are special tokens end an answer as ids, because decoded text does not hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Cutter, Limits
+from specbench_ss.models import find_folder
+from specbench_ss.stops import limits, special_tokens
+from tests.cli import failing
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(find_folder("lab"))
+    tokenizer.add_tokens(["<call>"])  # a token of its own, but one that has a text
+
+    def decode_text(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    ends = frozenset({tokenizer.eos_token_id})
+    return SimpleNamespace(tokenizer=tokenizer, decode_text=decode_text, eos_ids=ends, context_length=1000)
+
+
+def test_special_tokens_are_those_that_decoding_leaves_out(target: Any) -> None:
+    found = special_tokens(target.tokenizer)
+    silent = {i for i in range(len(target.tokenizer)) if target.decode_text([i]) == "" != target.tokenizer.decode([i])}
+    assert set(found.values()) == silent and len(found) >= 5
+    assert special_tokens(None) == {}
+
+
+@pytest.mark.parametrize("stop", ["<|bos|>", "<|user|>", "<call>", "Q:"])
+def test_an_answer_ends_with_its_stop_text_special_or_not(target: Any, stop: str) -> None:
+    made = limits(target, 100, ("never", stop))
+    tokens = target.tokenizer(f"before {stop} after", add_special_tokens=False)["input_ids"]
+    kept, why = Cutter(target, made, 1).cut([], tokens)
+    assert why == ("eos" if stop in special_tokens(target.tokenizer) else "stop")
+    assert target.tokenizer.decode(tokens[:kept]).endswith(stop)
+    assert kept < len(tokens)
+
+
+def test_the_targets_own_end_tokens_stay(target: Any) -> None:
+    bos = target.tokenizer.bos_token_id
+    assert limits(target, 7) == Limits(7, target.eos_ids)
+    assert limits(target, 7, ("a", "<|bos|>")) == Limits(7, target.eos_ids | {bos}, ("a",))
+    assert limits(SimpleNamespace(tokenizer=None, eos_ids=frozenset({2})), 7, ("a",)) == Limits(
+        7, frozenset({2}), ("a",)
+    )
+
+
+@pytest.mark.parametrize("text", ["\n<|bos|>", "<|user|>Hello", "<|end|><|end|>"])
+def test_a_special_token_among_other_text_is_refused(target: Any, text: str) -> None:
+    with pytest.raises(UserError, match="holds the special token"):
+        limits(target, 7, (text,))
+
+
+def test_a_run_refuses_it_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    what = ["--categories", "qa", "--limit", "1", "--device", "cpu", "--out", str(out)]
+    assert "'<|bos|>' among other" in failing(["run", "--methods", "ar", "--stop", "a<|bos|>", *what], capsys)
+    assert not out.exists()
