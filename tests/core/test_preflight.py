@@ -30,6 +30,10 @@ RUN = ["run", "--methods", "ar", "--limit", "1", "--categories", "qa"]
         (["--categories", "transaltion"], "(did you mean translation?); known: writing, roleplay, "),
         (["--model", "labb"], "did you mean lab?"),
         (["--out", "/dev/null/run"], "cannot write to /dev/null/run"),
+        (["--methods", "ss", "--set", "ss.prune_threshold=nan"], "prune_threshold='nan' is not a finite number"),
+        (["--methods", "ss[prune_threshold=1]"], "prune_threshold must be 0 or more and below 1, not 1.0"),
+        (["--methods", "ss[prune_threshold=-0.1]"], "prune_threshold must be 0 or more and below 1, not -0.1"),
+        (["--methods", "ss", "--set", "ss.k=-3"], "ss: k must be at least 0, not -3"),
     ],
 )
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
