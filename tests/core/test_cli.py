@@ -171,6 +171,10 @@ def test_interrupt_says_how_to_resume(
     arguments = ["run", "--methods", "ss[k=1]", "--out", str(tmp_path / "a b")]
     monkeypatch.setattr(sys, "argv", ["ssbench", *arguments])
     assert main(arguments) == 130
+    assert capsys.readouterr().err.strip() == "ssbench: interrupted"  # nothing was begun
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / MANIFEST).write_text("{}")
+    assert main(arguments) == 130
     line = capsys.readouterr().err.strip()
     assert line.endswith(f"ssbench run --methods 'ss[k=1]' --out '{tmp_path}/a b' --resume")
 
