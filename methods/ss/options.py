@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.tree import MOST_NODES
 
-MOST_NODES = 4096
 LEAST = {"gamma": 0, "k": 0, "n_draft": -1, "n_keep": 0, "prune_layer": -1, "stream_attention_top_p": 0}
 TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
 
