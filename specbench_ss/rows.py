@@ -20,6 +20,7 @@ Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
 
 
+KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
     "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified", "depth", "accepted", "overshoot",
     "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",

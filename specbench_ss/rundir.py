@@ -27,7 +27,7 @@ from specbench_ss import jsonl
 from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.records import Step
-from specbench_ss.rows import Key, Row, Run, Sameness, StepRow
+from specbench_ss.rows import KILLED, Key, Row, Run, Sameness, StepRow
 from specbench_ss.sameness import FAILED
 from specbench_ss.schema import misfit
 from specbench_ss.stored_manifest import MANIFEST, read_manifest, same_run
@@ -140,8 +140,13 @@ def _try_to_make(folder: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Everything that is committed in a run directory, without changing it. Raises UserError."""
+    """Everything that is committed in a run directory, without changing it. Raises UserError.
+
+    The status of a run whose process ended without a word is KILLED.
+    """
     manifest = read_manifest(path)
+    if manifest["status"] == "running" and not _in_use(path):
+        manifest["status"] = KILLED
     rows = latest(jsonl.scan(path / ROWS, Row.of)[0])
     done = {row.key for row in rows if row.ok}
     steps = jsonl.scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
@@ -205,6 +210,18 @@ def _lock(path: Path) -> int:
     except OSError:  # a file system without locks: go without
         pass
     return folder
+
+
+def _in_use(path: Path) -> bool:
+    """Whether a process writes here; True where the file system cannot tell."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # locked, or no locks
+            return True
+    return False
 
 
 @contextlib.contextmanager

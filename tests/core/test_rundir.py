@@ -15,6 +15,7 @@ import pytest
 
 from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
+from specbench_ss.health import unfinished
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row, Sameness
 from specbench_ss.rundir import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
@@ -307,9 +308,12 @@ def test_kill_nine_loses_at_most_the_sample_in_flight(tmp_path: Path) -> None:
     assert process.stdout is not None
     for _ in range(20):
         last = int(process.stdout.readline())
+    assert read_run(tmp_path / "run").manifest["status"] == "running"
     process.send_signal(signal.SIGKILL)
     last = max([last, *map(int, process.stdout.read().split())])
     process.wait()
+    killed = unfinished(read_run(tmp_path / "run"))
+    assert killed.startswith("not complete (its process is not running any more): ")
     with RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest()) as run:
         assert len(run.rows) in (last + 1, last + 2)
     assert len(read_run(tmp_path / "run").steps) == 3 * len(run.rows)
