@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.outline import Outline
 from specbench_ss.target import Target
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -19,20 +20,36 @@ HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of a .safetensors or (weights only) .pt/.bin file. Raises UserError where it cannot be read."""
+    return _read(path, "cpu")
+
+
+def read_shapes(path: Path) -> dict[str, Tensor]:
+    """The same tensors without their numbers, on torch's meta device: of large files only the headers are read."""
+    return _read(path, "meta")
+
+
+def _read(path: Path, device: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"no weight file {path}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+            return _headers(path) if device == "meta" else load_file(path)
+        loaded = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # truncated, not a weight file, or a pickle that wants to run code
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"cannot read weights {path}: {first}") from error
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise UserError(f"{path} holds no dictionary of tensors")
     return loaded
+
+
+def _headers(path: Path) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -73,10 +90,10 @@ def load_into(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
     module.load_state_dict(tensors)
 
 
-def drafter_folder(given: str, companion: Path | None, method: str, target: Target) -> Path:
-    """The folder or hub id the user named, or what came with the target. Raises UserError where there is none.
+def drafter_here(given: str, method: str, base: Outline, companion: str = "") -> Path | None:
+    """The file or folder the user named, or what came with the base (of the method `companion`); None for a hub id.
 
-    A hub id (OWNER/NAME) is asked for at the hub only where no file or folder has that name.
+    Raises UserError where there is none. A hub id (OWNER/NAME) is one only where no file or folder has that name.
     """
     if given:
         path = Path(given)
@@ -84,10 +101,16 @@ def drafter_folder(given: str, companion: Path | None, method: str, target: Targ
             return path
         if HUB_ID.fullmatch(given) is None:
             raise UserError(f"{method}: no such file or folder: {given}")
-        return _from_hub(given, method)
-    if companion is None:
-        raise UserError(f"{method}: no weights for model {target.name!r}; give them with --set {method}.weights=PATH")
-    return companion
+        return None
+    found = base.companion(companion or method)
+    if found is None:
+        raise UserError(f"{method}: no weights for model {base.name!r}; give them with --set {method}.weights=PATH")
+    return found
+
+
+def drafter_folder(given: str, method: str, base: Outline, companion: str = "") -> Path:
+    """As `drafter_here`; a hub id is downloaded."""
+    return drafter_here(given, method, base, companion) or _from_hub(given, method)
 
 
 def _from_hub(name: str, method: str) -> Path:

@@ -10,6 +10,7 @@ import typer
 
 from specbench_ss import __version__
 from specbench_ss.commands import lab, lists, paper, report, run, suites, train, tune
+from specbench_ss.commands.literal import literal
 from specbench_ss.errors import UserError
 
 app = typer.Typer(
@@ -55,7 +56,7 @@ def main(args: list[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:
-            code = app(args=args, prog_name="ssbench", standalone_mode=False)
+            code = literal(typer.main.get_command(app))(args=args, prog_name="ssbench", standalone_mode=False)
         except UserError as error:
             return _fail(str(error))
         except typer.TyperException as error:

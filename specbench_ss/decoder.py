@@ -18,6 +18,7 @@ from specbench_ss.tree import DraftTree
 
 if TYPE_CHECKING:
     from specbench_ss.cache import Cache
+    from specbench_ss.outline import Outline
     from specbench_ss.sampling import Sampling
     from specbench_ss.target import Output, Target
     from specbench_ss.verify import Verdict
@@ -68,6 +69,13 @@ class Decoder(ABC):
     def __init__(self, target: Target, options: Any = None) -> None:
         self.target = target
         self.options: Any = self.Options() if options is None else options
+
+    @classmethod  # noqa: B027 - optional hook
+    def check(cls, options: Any, base: Outline) -> None:
+        """Raises UserError for what can be found wrong before the target's weights are loaded, and nothing downloaded.
+
+        That is in the options, and in the files, headers and configurations of the method's own weights.
+        """
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Decoder:

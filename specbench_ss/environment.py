@@ -57,6 +57,16 @@ def between_sessions(manifest: dict[str, Any]) -> list[str]:
     return [name for name in CONDITIONS if any(name in changed for changed in later)]
 
 
+def busy() -> str:
+    """'the machine is busy (load 6.1 on 2 cores): times will be unstable'; '' where it is not, or nobody knows."""
+    load, cores = _or_none(lambda: os.getloadavg()[0]), _usable_cores()
+    if load is None or cores is None or load <= cores:
+        return ""
+    return (
+        f"the machine is busy (load {load:.1f} on {cores} {'core' if cores == 1 else 'cores'}): times will be unstable"
+    )
+
+
 def revision() -> dict[str, Any] | None:
     """Commit of the checkout that the code runs from and whether it is changed; None outside a checkout."""
     folder = Path(__file__).resolve().parent
@@ -102,8 +112,12 @@ def _cpu() -> dict[str, Any]:
     return {
         "model": _or_none(_cpu_model) or platform.processor() or platform.machine(),
         "cores": _or_none(_cores),
-        "available": _or_none(lambda: len(os.sched_getaffinity(0))) if sys.platform == "linux" else os.cpu_count(),
+        "available": _usable_cores(),
     }
+
+
+def _usable_cores() -> int | None:
+    return _or_none(lambda: len(os.sched_getaffinity(0))) if sys.platform == "linux" else os.cpu_count()
 
 
 def _cpu_model() -> str:

@@ -73,8 +73,6 @@ def _opt_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
 def _opt(model: Any) -> Family:
     decoder = model.get_decoder()
     decoder = getattr(decoder, "decoder", decoder)
-    if not model.config.do_layer_norm_before:
-        raise UserError("OPT with layer norm after attention (opt-350m) is not supported")
 
     def embed(ids: Tensor, positions: Tensor) -> Tensor:
         x = decoder.embed_tokens(ids)
@@ -156,13 +154,27 @@ _BUILDERS: dict[str, Callable[[Any], Family]] = {
 }
 
 
+def check_config(config: Any) -> None:
+    """Raises UserError for an architecture that is not known, told by a model's configuration."""
+    kind = config.model_type
+    if kind not in _BUILDERS:
+        raise UserError(f"model type {kind!r} is not supported; supported: {', '.join(sorted(_BUILDERS))}")
+    if kind == "opt" and not config.do_layer_norm_before:
+        raise UserError("OPT with layer norm after attention (opt-350m) is not supported")
+
+
+def windows_of(config: Any) -> list[int | None]:
+    """Sliding-window width of every layer; None = full attention."""
+    windowed = _BUILDERS[config.model_type] is _llama_like
+    layers: int = config.num_hidden_layers
+    return _windows(config, layers) if windowed else [None] * layers
+
+
 def family_of(model: Any) -> Family:
     """Take a causal LM apart. Raises UserError for an architecture that is not known."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kind = base.config.model_type
-    if kind not in _BUILDERS:
-        raise UserError(f"model type {kind!r} is not supported; supported: {', '.join(sorted(_BUILDERS))}")
-    return _BUILDERS[kind](base)
+    check_config(base.config)
+    return _BUILDERS[base.config.model_type](base)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import numpy as np
 
 from specbench_ss.intervals import Interval
 from specbench_ss.records import Step
-from specbench_ss.rows import Key, Row, Run
+from specbench_ss.rows import KILLED, Key, Row, Run
 
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
@@ -92,7 +92,7 @@ def unfinished(run: Run) -> str:
     status, made = run.manifest["status"], len(run.rows)
     if status == "complete" and made >= run.samples:
         return ""
-    what = "samples are missing" if status == "complete" else status
+    what = {"complete": "samples are missing", KILLED: "its process is not running any more"}.get(status, status)
     return f"not complete ({what}): {made:,} of {run.samples:,} samples"
 
 

@@ -16,24 +16,32 @@ T = TypeVar("T")
 def scan(
     file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True
 ) -> tuple[list[T], int]:
-    """(records, bytes they take): up to a half-written last line or the first record that is not to be kept."""
+    """(records, bytes they take): up to a half-written last line or the first record that is not to be kept.
+
+    make raises ValueError for a line that is no record. Raises UserError for such a line, and for one that is no JSON.
+    """
     records: list[T] = []
     end = 0
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
         try:
-            if not line.endswith(b"\n"):
-                break
-            record = make(json.loads(line))
-        except (ValueError, TypeError, AttributeError) as e:
-            if number == len(lines):
-                break
-            raise UserError(f"{file} is damaged in line {number}") from e
+            record = make(_object(line))
+        except ValueError as e:
+            raise UserError(f"{file} is damaged in line {number}: {e}") from e
         if not keep(record):
             break
         records.append(record)
         end += len(line)
     return records, end
+
+
+def _object(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
 
 
 def cut(file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:

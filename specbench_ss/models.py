@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss.chat import template_text
 from specbench_ss.errors import UserError, did_you_mean, first_line, known_words
-from specbench_ss.weights import check_files, check_folder
+from specbench_ss.weights import check_files, check_folder, read_json
 
 if TYPE_CHECKING:
     import torch
 
+    from specbench_ss.outline import Outline
     from specbench_ss.target import Target
 
 LAB = Path(__file__).parent / "lab"
 HASH_WORDS = 1 << 18  # 64-bit words in one checksum: 2 MiB, which stay in a cache; part of what the hash is
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -67,6 +69,23 @@ def check_model(model: str) -> None:
     folder = find_folder(model)
     if folder is not None:
         check_folder(folder)
+
+
+def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Outline:
+    """What can be known of a target without its weights. Raises UserError where it cannot be loaded.
+
+    Of a hub id, its configuration and tokenizer are downloaded where they are not here yet.
+    """
+    from specbench_ss.outline import Outline
+
+    template = None if chat_template is None else template_text(chat_template)
+    check_model(model)
+    folder = find_folder(model)
+    source = model if folder is None else str(folder)
+    outline = Outline(_config(source, trust_remote_code), None, model, folder)
+    outline.tokenizer = _tokenizer(source, trust_remote_code, template)
+    outline.is_lab = is_lab(model)
+    return outline
 
 
 def resolve_device(device: str) -> str:
@@ -118,24 +137,61 @@ def load_target(
     check_model(model)
     folder = find_folder(model)
     source = model if folder is None else str(folder)
-    weights, tokenizer = _load(source, kind, where, trust_remote_code, nf4)
-    if template is not None:
-        tokenizer.chat_template = template
+    tokenizer = _tokenizer(source, trust_remote_code, template)
+    weights = _load(source, kind, where, trust_remote_code, nf4)
     target = Target(weights, tokenizer, name=model, folder=folder)
     target.is_lab = is_lab(model)
     target.weights_hash = hash_weights(weights)
     return target
 
 
-def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool, nf4: bool) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _config(source: str, trust_remote_code: bool) -> Any:
+    """The model's configuration; of an adapter's folder, that of the model that it names."""
+    from transformers import AutoConfig
+
+    _quiet()
+    adapter = Path(source, "adapter_config.json")
+    if adapter.is_file() and not Path(source, "config.json").is_file():
+        source = str(read_json(adapter).get("base_model_name_or_path"))
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except Exception as error:  # as in _load
+        raise UserError(f"cannot load model {source!r}: {first_line(error)}") from error
+
+
+def _tokenizer(source: str, trust_remote_code: bool, template: str | None) -> Any:
+    """The tokenizer, with another chat template where one is given."""
+    from transformers import AutoTokenizer
+
+    _quiet()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except Exception as error:  # as in _load
+        if Path(source).is_dir() and not _has_tokenizer(Path(source)):
+            raise UserError(f"model {source!r} has no tokenizer: the folder holds no tokenizer.json") from error
+        raise UserError(f"cannot load the tokenizer of model {source!r}: {first_line(error)}") from error
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES)
+
+
+def _quiet() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool, nf4: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
     auto: Any = AutoModelForCausalLM
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         model, info = auto.from_pretrained(
             source,
             dtype=dtype,
@@ -150,7 +206,7 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool,
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
-    return (model if nf4 else _placed(model, source, device)), tokenizer
+    return model if nf4 else _placed(model, source, device)
 
 
 def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +48,7 @@ def parse_options(options: type[Any], given: Mapping[str, str], owner: str) -> A
         try:
             values[name] = _read(hints[name], text)
         except ValueError:
-            raise UserError(f"{owner}: option {name}={text!r} is not {type_name(hints[name])}") from None
+            raise UserError(f"{owner}: option {name}={text!r} is not {_wanted(hints[name])}") from None
     try:
         return options(**values)
     except (TypeError, ValueError) as error:  # __post_init__ checks, missing options
@@ -80,6 +81,11 @@ def type_name(kind: Any) -> str:
     return "text" if kind is str else str(getattr(kind, "__name__", kind))
 
 
+def _wanted(kind: Any) -> str:
+    """The type as a complaint names it: floats have to be finite."""
+    return type_name(kind).replace("float", "a finite number")
+
+
 def _read(kind: Any, text: str) -> Any:
     """Text as a value of type `kind`; ValueError where it is none."""
     if _is_union(kind):
@@ -95,9 +101,19 @@ def _read(kind: Any, text: str) -> Any:
         return _SWITCH[text.lower()]
     if kind is Path:
         return Path(text).expanduser()
-    if kind in (int, float, str):
+    if kind is float:
+        return _read_float(text)
+    if kind in (int, str):
         return kind(text)
     raise TypeError(f"options of type {kind} cannot be given as text")
+
+
+def _read_float(text: str) -> float:
+    """A finite number: nothing can be done with another one, and a run directory cannot hold it."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _read_union(parts: tuple[Any, ...], text: str) -> Any:

@@ -65,6 +65,7 @@ class Progress:
         self.task = self.bar.add_task("warming up", total=None)
         self.live = Live(console=console, auto_refresh=False, transient=True)
         self.total = self.done = self.tokens = 0
+        self._warmed = set[str]()
         self._drawn = 0.0
 
     def __enter__(self) -> Progress:
@@ -80,6 +81,15 @@ class Progress:
         self.total = total
         self.bar.update(self.task, total=total)
         self._draw()
+
+    def on_warm_up(self, label: str) -> None:
+        """A method warms up: shown at once, for it may take minutes; without a terminal, a line for each method."""
+        self.bar.update(self.task, description=f"warming up: {escape(label)}")
+        if self.console.is_terminal:
+            self._draw()
+        elif label not in self._warmed:
+            self.console.print(f"warming up: {label}", highlight=False, markup=False)
+        self._warmed.add(label)
 
     def on_sample_start(self, label: str, question_id: str) -> None:
         """A method begins to answer."""

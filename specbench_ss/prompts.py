@@ -10,10 +10,10 @@ from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData
 
 if TYPE_CHECKING:
-    from specbench_ss.target import Target
+    from specbench_ss.outline import Outline
 
 
-def prompt_ids(target: Target, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
+def prompt_ids(target: Outline, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
     """Prompt ids of the turn after these answers: the earlier turns, each with its answer, then what is asked now."""
     messages: list[dict[str, str]] = []
     for turn, answer in zip(turns, answers, strict=False):
@@ -28,7 +28,7 @@ def check_ids(data: SuiteData) -> None:
             raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
 
 
-def check_room(target: Target, data: SuiteData) -> None:
+def check_room(target: Outline, data: SuiteData) -> None:
     """Raises UserError where a first turn leaves no room for an answer in the model's context.
 
     How long later turns are depends on the answers before them; one that is too long fails by itself.

@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specbench_ss.records import Generation, Step
+from specbench_ss.schema import form_of, misfit
 from specbench_ss.suite import Question
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+
+
+KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
+MEASURED = (  # what every good sample has
+    "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified", "depth", "accepted", "overshoot",
+    "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -88,8 +96,14 @@ class Row:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Row:
-        """The inverse of as_dict; fields it does not know are left out. Raises TypeError where one is missing."""
-        return cls(**_known(cls, data))
+        """The inverse of as_dict; fields it does not know are left out.
+
+        Raises ValueError where one is missing or of another type, or where a good sample lacks a number.
+        """
+        row = cls(**_known(cls, data))
+        if row.ok and (lacking := [name for name in MEASURED if getattr(row, name) is None]):
+            raise ValueError(f"it lacks {lacking[0]}")
+        return row
 
 
 @dataclass(slots=True)
@@ -115,8 +129,9 @@ class StepRow:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> StepRow:
-        """The inverse of as_dict."""
-        return cls(**_known(cls, data), step=Step(**_known(Step, data)))
+        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
+        own = _fitting(data, {name: form for name, form in form_of(cls).items() if name != "step"})
+        return cls(**own, step=Step(**_known(Step, data)))
 
 
 @dataclass(slots=True)
@@ -148,7 +163,7 @@ class Sameness:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Sameness:
-        """The inverse of as_dict."""
+        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
         return cls(**_known(cls, data))
 
 
@@ -189,4 +204,12 @@ class Run:
 
 
 def _known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {f.name: data[f.name] for f in fields(kind) if f.name in data}
+    """The fields of a dataclass. Raises ValueError that says which is missing or of another type."""
+    return _fitting(data, form_of(kind))
+
+
+def _fitting(data: Mapping[str, Any], form: dict[str, Any]) -> dict[str, Any]:
+    if problem := misfit(data, form):
+        raise ValueError(problem)
+    names = (key.removesuffix("?") for key in form)
+    return {name: data[name] for name in names if name in data}

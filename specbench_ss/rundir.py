@@ -27,7 +27,7 @@ from specbench_ss import jsonl
 from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.records import Step
-from specbench_ss.rows import Key, Row, Run, Sameness, StepRow
+from specbench_ss.rows import KILLED, Key, Row, Run, Sameness, StepRow
 from specbench_ss.sameness import FAILED
 from specbench_ss.schema import misfit
 from specbench_ss.stored_manifest import MANIFEST, read_manifest, same_run
@@ -62,6 +62,7 @@ class RunDir:
             on_error.callback(os.close, lock)
             if resuming:
                 manifest = same_run(path, manifest)
+                read_questions(path)
                 rows, judged = _recover(path)
             else:
                 jsonl.write_json(path / MANIFEST, manifest)
@@ -105,7 +106,7 @@ class RunDir:
 
 
 def check_out(where: RunTarget) -> bool:
-    """Whether there is a run to resume; leaves nothing behind. Raises UserError where the run cannot go there.
+    """Whether a run is to be resumed; leaves nothing behind. Raises UserError where the run cannot go there.
 
     Cheap: to be called before anything is loaded.
     """
@@ -114,6 +115,8 @@ def check_out(where: RunTarget) -> bool:
         if not there.is_dir():
             raise UserError(f"cannot write to {where.out}: {there} is not a folder")
         content = [p for p in where.out.iterdir() if p.suffix != ".tmp"] if where.out.exists() else []
+        if where.resume and not content:
+            raise UserError(f"nothing to resume in {where.out}")
         if content and not where.resume:
             raise UserError(f"{where.out} is not empty: give another directory, or --resume to continue that run")
         if content and not (where.out / MANIFEST).exists():
@@ -122,7 +125,7 @@ def check_out(where: RunTarget) -> bool:
             raise UserError(f"cannot write to {where.out}: permission denied")
         if not where.out.exists():
             _try_to_make(where.out)
-    return bool(content)
+    return where.resume
 
 
 def _try_to_make(folder: Path) -> None:
@@ -137,22 +140,34 @@ def _try_to_make(folder: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Everything that is committed in a run directory, without changing it. Raises UserError."""
+    """Everything that is committed in a run directory, without changing it. Raises UserError.
+
+    The status of a run whose process ended without a word is KILLED.
+    """
     manifest = read_manifest(path)
+    if manifest["status"] == "running" and not _in_use(path):
+        manifest["status"] = KILLED
     rows = latest(jsonl.scan(path / ROWS, Row.of)[0])
     done = {row.key for row in rows if row.ok}
     steps = jsonl.scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
     _check_steps(path, rows, steps)
-    questions = []
-    if (path / QUESTIONS).exists():
-        try:
-            entries = json.loads((path / QUESTIONS).read_bytes())
-        except (ValueError, RecursionError) as e:
-            raise UserError(f"{path / QUESTIONS} is damaged: it is not JSON") from e
-        if problem := misfit(entries, [QUESTION]):
-            raise UserError(f"{path / QUESTIONS} is damaged: {problem}")
-        questions = [_question(entry) for entry in entries]
-    return Run(path, manifest, rows, steps, latest(jsonl.scan(path / SAMENESS, Sameness.of)[0]), questions)
+    return Run(path, manifest, rows, steps, latest(jsonl.scan(path / SAMENESS, Sameness.of)[0]), read_questions(path))
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a run directory; none where it has no such file. Raises UserError for a damaged one."""
+    file = path / QUESTIONS
+    try:
+        entries = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {(e.strerror or str(e)).lower()}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{file} is damaged: it is not JSON") from e
+    if problem := misfit(entries, [QUESTION]):
+        raise UserError(f"{file} is damaged: {problem}")
+    return [_question(entry) for entry in entries]
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -195,6 +210,18 @@ def _lock(path: Path) -> int:
     except OSError:  # a file system without locks: go without
         pass
     return folder
+
+
+def _in_use(path: Path) -> bool:
+    """Whether a process writes here; True where the file system cannot tell."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # locked, or no locks
+            return True
+    return False
 
 
 @contextlib.contextmanager

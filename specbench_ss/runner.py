@@ -17,7 +17,7 @@ from specbench_ss import sameness
 from specbench_ss.clock import check_device
 from specbench_ss.config import REFERENCE, RunConfig
 from specbench_ss.decoder import Decoder
-from specbench_ss.environment import changed_since, environment
+from specbench_ss.environment import busy, changed_since, environment
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.generate import Limits, generate
 from specbench_ss.manifest import now
@@ -28,6 +28,7 @@ from specbench_ss.rows import Row
 from specbench_ss.rundir import RunDir
 from specbench_ss.sampling import Sampling
 from specbench_ss.schedule import Sample, plan, sample_seed
+from specbench_ss.stops import limits
 from specbench_ss.suite import Suite, SuiteData
 from specbench_ss.warmup import warm_up
 
@@ -42,6 +43,9 @@ class Events(Protocol):
 
     def on_start(self, total: int) -> None:
         """Samples still to be made."""
+
+    def on_warm_up(self, label: str) -> None:
+        """A method begins to answer a prompt, unmeasured."""
 
     def on_sample_start(self, label: str, question_id: str) -> None:
         """A method begins to answer."""
@@ -109,16 +113,18 @@ class _Session:
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
         self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
-        self.limits = Limits(config.max_new_tokens or data.max_new_tokens, target.eos_ids, config.stop)
+        self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
 
     def run(self) -> None:
         samples = list(plan(self.data.questions, list(self.decoders), self.config.repeats, self.config.seed))
         todo = [s for s in samples if s.key not in self.run_dir.rows]
         self._note_resumption(len(samples), len(todo))
+        if todo and (note := busy()):
+            self._warn_and_keep(note)
         self.events.on_start(len(todo))
         with frozen_heap():
             if todo and self.config.warmup:
-                warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self.events.on_warning)
+                warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self._warn_and_keep)
             for _, group in groupby(samples, key=lambda s: s.question.id):
                 of_question = list(group)
                 for sample in of_question:
@@ -127,6 +133,13 @@ class _Session:
                 for sample in of_question:
                     self._judge(sample)
 
+    def _warn_and_keep(self, text: str) -> None:
+        """Tell what whoever reads the results should know too."""
+        self.events.on_warning(text)
+        kept = self.run_dir.manifest.get("warnings", [])
+        if text not in kept:
+            self.run_dir.update(warnings=[*kept, text])
+
     def _note_resumption(self, total: int, todo: int) -> None:
         if not self.run_dir.rows:
             return
@@ -134,7 +147,7 @@ class _Session:
         changed = changed_since(self.run_dir.manifest, environment())
         if changed:
             what = ", ".join(changed)
-            self.events.on_warning(f"earlier sessions of this run had other conditions: {what}; times do not compare")
+            self._warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")
 
     def _warm_prompts(self) -> list[list[int]]:
         """The first turns of the first `config.warmup` questions."""
@@ -142,6 +155,7 @@ class _Session:
 
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
+        self.events.on_warm_up(label)
         limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
         with quiet_collector():
             done = self.decode(self.decoders[label], prompt, limits, self._sampling(self.config.seed), None)

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 
 
 def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> Limits:
-    """Where answers of this target end: its end tokens, the stop texts, `max_new_tokens`.
+    """Where answers of this target end: its end tokens, the stop texts, `max_new_tokens`. Raises as `stop_ids` does."""
+    special = stop_ids(target.tokenizer, stop)
+    return Limits(max_new_tokens, target.eos_ids.union(special.values()), tuple(x for x in stop if x not in special))
 
-    A text that is exactly one special token of the tokenizer becomes a stop id. Raises UserError for a text that holds
-    a special token among other characters: it would never be found.
+
+def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
+    """Those of the stop texts that are exactly one special token, with its id.
+
+    Raises UserError for a text that holds a special token among other characters: it would never be found.
     """
-    special = special_tokens(target.tokenizer) if stop else {}
+    special = special_tokens(tokenizer) if stop else {}
     for text in stop:
         inside = [token for token in special if token in text]
         if inside and text not in special:
@@ -29,8 +34,7 @@ def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> Lim
                 f"--stop {text!r} holds the special token {max(inside, key=len)!r} among other characters; answers are "
                 "searched without special tokens: give the token alone, or the text without it"
             )
-    ids = target.eos_ids.union(special[text] for text in stop if text in special)
-    return Limits(max_new_tokens, ids, tuple(text for text in stop if text not in special))
+    return {text: special[text] for text in stop if text in special}
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

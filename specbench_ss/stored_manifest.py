@@ -50,6 +50,7 @@ SCHEMA = {
     },
     "methods": [_METHOD],
     "environment": _ENVIRONMENT,
+    "warnings?": [str],
     "sessions?": [{"started": str, "environment": _ENVIRONMENT}],
     "created": str,
     "finished": (str, None),

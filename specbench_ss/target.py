@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specbench_ss.cache import Cache, StreamCache
-from specbench_ss.errors import UserError
-from specbench_ss.family import family_of, rotary_table, usable_context
+from specbench_ss.family import family_of, rotary_table
+from specbench_ss.outline import Outline
 from specbench_ss.tree import DraftTree
 
 FINAL = -1  # the tap of the final, normed state that the LM head reads
@@ -40,15 +40,13 @@ class Output:
     extra: Any = None
 
 
-class Target:
+class Target(Outline):
     """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None) -> None:
+        name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
+        super().__init__(model.config, tokenizer, name, folder)
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
-        self.name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
-        self.folder = folder
-        self.is_lab = False
         self.weights_hash = ""
         self.family = family_of(model)
         if model.config._attn_implementation != "sdpa":  # the others take a missing mask, or ours, for something else
@@ -56,19 +54,13 @@ class Target:
         weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
-        self.config = model.config
         self.n_layers = len(self.family.blocks)
-        self.hidden_size: int = self.config.hidden_size
-        self.vocab_size: int = self.config.vocab_size
-        self.context_length = usable_context(self.config)
         self.parameter_count = sum(p.numel() for p in model.parameters())
         self.eos_ids = self._eos_ids()
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))
-
-    # -- text ---------------------------------------------------------------------------------------------------
 
     def _eos_ids(self) -> frozenset[int]:
         generation = getattr(self.model, "generation_config", None)
@@ -78,26 +70,6 @@ class Target:
         if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
             ids.add(self.tokenizer.eos_token_id)
         return frozenset(ids)
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
-        if self.tokenizer is None:
-            raise UserError(f"model {self.name!r} has no tokenizer")
-        if self.tokenizer.chat_template is None:
-            raise UserError(f"the tokenizer of {self.name!r} has no chat template")
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def decode_text(self, ids: Sequence[int]) -> str:
-        """Text of these ids, special tokens left out."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def companion(self, method: str) -> Path | None:
-        """The folder with a method's weights that came along with this model, if there is one."""
-        if self.folder is None:
-            return None
-        path = self.folder.parent / method
-        return path if self.is_lab and path.is_dir() else None
 
     # -- the layer driver ---------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+MOST_NODES = 4096  # that a method may draft in a step; far more than has ever paid
+
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:

@@ -18,7 +18,7 @@ def check_folder(folder: Path) -> None:
         return
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no model: it has no config.json")
-    _json(folder / "config.json")
+    read_json(folder / "config.json")
     if not weight_files(folder):
         raise UserError(f"{folder} holds no model: it has no weights ({', '.join((*WHOLE, *INDEXES))})")
     check_files(folder)
@@ -39,7 +39,7 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / whole).is_file():
             return [folder / whole]
         if (folder / index).is_file():
-            parts = _json(folder / index).get("weight_map")
+            parts = read_json(folder / index).get("weight_map")
             if not isinstance(parts, dict) or not parts:
                 raise UserError(f"{folder / index} is damaged: it has no weight_map")
             return [folder / str(name) for name in dict.fromkeys(parts.values())]
@@ -69,7 +69,8 @@ def _is_pickle(file: Path) -> bool:
         return f.read(1) == b"\x80"
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises UserError where it holds none."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import check_base, drafter_folder, read_config, read_tensors
+from specbench_ss.methods.checkpoint import (
+    check_base,
+    drafter_folder,
+    drafter_here,
+    read_config,
+    read_shapes,
+    read_tensors,
+)
 from specbench_ss.methods.medusa.heads import MedusaHeads, heads_from_tensors
 from specbench_ss.methods.medusa.trees import (
     PUBLISHED,
     Choice,
     MedusaTree,
     best_tree,
+    check_tree,
     read_accuracies,
     read_nodes,
     read_tree,
     tree_of,
 )
 from specbench_ss.models import hash_weights
+from specbench_ss.outline import Outline
 from specbench_ss.target import FINAL, Target
-from specbench_ss.tree import DraftTree
+from specbench_ss.tree import MOST_NODES, DraftTree
 
 NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
 WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
@@ -65,30 +75,30 @@ class Medusa(Decoder):
     ) -> None:
         super().__init__(target, options)
         self.config = config or {}  # what came with the heads
-        deepest = max(tree.heads) + 1
-        if deepest > heads.count:
-            raise UserError(f"medusa: the tree is {deepest} deep, there are {heads.count} heads")
-        if tree.width > target.vocab_size:
-            raise UserError(f"medusa: the tree wants {tree.width} candidates of a vocabulary of {target.vocab_size}")
+        check_tree(tree, heads.count, target.vocab_size)
         self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
-        self.tree, self.depth = tree, deepest
+        self.tree, self.depth = tree, tree.depth
         flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
         self.gather = torch.tensor(flat, device=target.device)
         self.unembed = target.unembed
 
     @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The heads' file and shapes, and the tree."""
+        path = drafter_here(options.weights, cls.name, base)
+        if path is None:
+            return
+        file, config = heads_file(path)
+        with torch.device("meta"):
+            heads = read_heads(file, base, read_shapes)
+        check_tree(tree_of(cls.choices(options, config, heads.count)), heads.count, base.vocab_size)
+
+    @classmethod
     def load(cls, target: Target, options: Any) -> Medusa:
         """Heads from the folder or file that the user named, or those that came with the model."""
-        path = drafter_folder(options.weights, target.companion(cls.name), cls.name, target)
-        config: dict[str, Any] = {}
-        if path.is_dir():
-            config = read_config(path)
-            check_base(config, target, "medusa")
-            file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
-            if file is None:
-                raise UserError(f"medusa: no weights in {path}; looked for {', '.join(WEIGHT_FILES)}")
-            path = file
-        heads = heads_from_tensors(read_tensors(path), target.hidden_size, target.vocab_size)
+        file, config = heads_file(drafter_folder(options.weights, cls.name, target))
+        check_base(config, target, "medusa")
+        heads = read_heads(file, target, read_tensors)
         return cls(target, options, heads, tree_of(cls.choices(options, config, heads.count)), config)
 
     def variant(self, options: Any) -> Medusa:
@@ -118,6 +128,8 @@ class Medusa(Decoder):
         heads = options.heads or count
         if options.nodes < 0:
             raise UserError(f"medusa: nodes must be at least 1, or 0 for the heads' own, not {options.nodes}")
+        if options.nodes > MOST_NODES:
+            raise UserError(f"medusa: nodes must be at most {MOST_NODES}, not {options.nodes}")
         accuracies = read_accuracies(config) if options.tree == "auto" else []
         if accuracies:
             chosen = best_tree(accuracies[:heads], options.nodes or read_nodes(config))
@@ -146,3 +158,22 @@ class Medusa(Decoder):
         logits = self.heads(state.taps[FINAL][0], self.unembed, self.depth)  # [n, 1, V]
         candidates = logits[:, 0].topk(self.tree.width).indices.flatten()  # [n * width]
         return DraftTree(torch.cat((state.root, candidates[self.gather])), self.tree.shape)
+
+
+def heads_file(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The weight file of a heads' folder and its config; a file stands for itself, without config."""
+    if not path.is_dir():
+        return path, {}
+    file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+    if file is None:
+        raise UserError(f"medusa: no weights in {path}; looked for {', '.join(WEIGHT_FILES)}")
+    return file, read_config(path)
+
+
+def read_heads(file: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> MedusaHeads:
+    """Heads that fit the base. Raises UserError that names the file."""
+    tensors = read(file)
+    try:
+        return heads_from_tensors(tensors, base.hidden_size, base.vocab_size)
+    except UserError as error:
+        raise UserError(f"{error} ({file})") from error

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.tree import TreeShape, shape_of
+from specbench_ss.schema import misfit
+from specbench_ss.tree import MOST_NODES, TreeShape, shape_of
 
 Choice = tuple[int, ...]
 
@@ -42,12 +43,27 @@ class MedusaTree:
         """How many candidates are needed of every head."""
         return max(self.ranks) + 1
 
+    @property
+    def depth(self) -> int:
+        """How many heads it needs."""
+        return max(self.heads) + 1
+
+
+def check_tree(tree: MedusaTree, heads: int, vocab: int) -> None:
+    """Raises UserError where the tree wants more heads or candidates than there are."""
+    if tree.depth > heads:
+        raise UserError(f"medusa: the tree is {tree.depth} deep, there are {heads} heads")
+    if tree.width > vocab:
+        raise UserError(f"medusa: the tree wants {tree.width} candidates of a vocabulary of {vocab}")
+
 
 def tree_of(choices: Sequence[Choice]) -> MedusaTree:
-    """Choices -> tree. Raises UserError where a choice lacks its prefix or there is none."""
+    """Choices -> tree. Raises UserError where a choice lacks its prefix, or there are none or too many."""
     ordered = sorted(set(choices), key=lambda c: (len(c), c))
     if not ordered:
         raise UserError("a Medusa tree needs at least one choice")
+    if len(ordered) > MOST_NODES:
+        raise UserError(f"a Medusa tree has at most {MOST_NODES} nodes, not {len(ordered)}")
     index: dict[Choice, int] = {(): 0}
     parents = [-1]
     for choice in ordered:
@@ -83,8 +99,8 @@ def read_accuracies(config: dict[str, Any]) -> list[list[float]]:
 def read_nodes(config: dict[str, Any]) -> int:
     """How many nodes the heads' config advises; 63 where it says nothing. Raises UserError for anything but a count."""
     nodes = config.get("nodes", 63)
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
-        raise UserError(f"medusa: 'nodes' in config.json must be a whole number from 1, not {nodes!r}")
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MOST_NODES:
+        raise UserError(f"medusa: 'nodes' in config.json must be a whole number from 1 to {MOST_NODES}, not {nodes!r}")
     return nodes
 
 
@@ -99,9 +115,15 @@ def read_tree(path: Path, heads: int) -> list[Choice]:
     Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
     """
     try:
-        choices = [tuple(int(rank) for rank in choice) for choice in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read Medusa tree {path}: {error}") from None
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read Medusa tree {path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"cannot read Medusa tree {path}: it is not JSON") from None
+    if problem := misfit(content, [[int]]):
+        form = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
+        raise UserError(f"cannot read Medusa tree {path}: {problem}; a tree is {form}")
+    choices = [tuple(choice) for choice in content]
     deepest = max(map(len, choices), default=0)
     if deepest > heads:
         raise UserError(f"medusa: the tree {path} is {deepest} deep, there are {heads} heads to draft with")

@@ -6,28 +6,39 @@ the decoding step; lossless and shared mode (shared.py) differ in the target tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import check_base, drafter_folder, load_into, read_config, read_tensors
+from specbench_ss.methods.checkpoint import (
+    check_base,
+    drafter_folder,
+    drafter_here,
+    load_into,
+    read_config,
+    read_shapes,
+    read_tensors,
+)
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.drafting import draft_tree, prune
-from specbench_ss.methods.ss.options import SSOptions, check_trained, resolve
+from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.streams import Layout, Streams, run_msa, stream_visibility
 from specbench_ss.methods.ss.tuning import worth_trying
 from specbench_ss.models import hash_weights
+from specbench_ss.outline import Outline
+from specbench_ss.schema import form_of, misfit
 from specbench_ss.target import FINAL, Output, Target
 from specbench_ss.tree import DraftTree, indices
 from specbench_ss.verify import Verdict
 
 WEIGHTS = "model.safetensors"
+ADVICE = {"k?": int, "n_draft?": int, "n_keep?": int}
 
 
 class SpeculativeStreaming(Decoder):
@@ -37,28 +48,82 @@ class SpeculativeStreaming(Decoder):
     summary = "Speculative Streaming, lossless: streams in the frozen base, tree, pruning, fused pass"
     paper = "Bhendawade et al., arXiv:2402.11131 and ACL"
     Options = SSOptions  # type: ignore[assignment]
+    companion: ClassVar[str] = "ss"  # the method whose folder beside a model has the weights
+    mode: ClassVar[str] = "lossless"
 
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, options)
-        c = streams.config
-        self.lo = c.check_layers(target.n_layers)
-        check_trained(options, c, self.name)
-        self.settings = resolve(options, c, advice, target.n_layers, target.vocab_size)
-        if c.main_attends_streams and any(b.window for b in target.family.blocks[self.lo :]):
-            raise UserError(f"{self.name}: main_attends_streams is not defined for layers with a sliding window")
+        self.lo = streams.config.check_layers(target.n_layers)
+        self.settings = self.settle(options, streams.config, advice, target)
         self.advice = advice
         self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
 
     @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The streams' file and shapes, and the settings."""
+        folder = drafter_here(options.weights, cls.name, base, cls.companion)
+        if folder is None:
+            return
+        config, shape = cls.read_shape(folder)
+        with torch.device("meta"):
+            cls.read_streams(folder, shape, base, read_shapes)
+        cls.settle(cls.step_options(options), shape, config.get("advice", {}), base)
+
+    @classmethod
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
         """Streams from the folder that the user named, or those that came with the model."""
-        folder = drafter_folder(options.weights, target.companion(cls.name), cls.name, target)
-        config, streams = read_streams(folder, target, cls.name)
-        if streams.config.mode != "lossless":
-            raise UserError(f"{cls.name}: the streams in {folder} are of mode {streams.config.mode}: use ss-shared")
-        return cls(target, options, streams, config.get("advice", {}))
+        folder = drafter_folder(options.weights, cls.name, target, cls.companion)
+        config, shape = cls.read_shape(folder)
+        check_base(config, target, cls.name)
+        streams = cls.read_streams(folder, shape, target, read_tensors)
+        return cls(cls.model_of(target, folder), options, streams, config.get("advice", {}))
+
+    @classmethod
+    def model_of(cls, target: Target, folder: Path) -> Target:
+        """The model that these streams decode with."""
+        return target
+
+    @classmethod
+    def step_options(cls, options: Any) -> SSOptions:
+        """The method's options as those of a step."""
+        return cast("SSOptions", options)
+
+    @classmethod
+    def settle(cls, options: SSOptions, config: StreamConfig, advice: dict[str, int], base: Outline) -> Settings:
+        """What a step does. Raises UserError where that cannot be."""
+        lo = config.check_layers(base.n_layers)
+        check_trained(options, config, cls.name)
+        settings = resolve(options, config, advice, base.n_layers, base.vocab_size)
+        if config.main_attends_streams and any(base.windows[lo:]):
+            raise UserError(f"{cls.name}: main_attends_streams is not defined for layers with a sliding window")
+        return settings
+
+    @classmethod
+    def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
+        """config.json of a folder, and the streams it describes. Raises UserError where it describes none of ours."""
+        config, file = read_config(folder), folder / "config.json"
+        if problem := misfit(config, {"streams": form_of(StreamConfig), "advice?": ADVICE}):
+            raise UserError(f"{cls.name}: {file} does not describe streams: {problem}")
+        try:
+            shape = StreamConfig(**config["streams"])
+        except TypeError as error:  # a key of another version
+            raise UserError(f"{cls.name}: {file} does not describe streams: {error}") from None
+        if shape.mode != cls.mode:
+            other = "ss" if shape.mode == "lossless" else "ss-shared"
+            raise UserError(f"{cls.name}: the streams in {folder} are of mode {shape.mode}: use {other}")
+        return config, shape
+
+    @classmethod
+    def read_streams(
+        cls, folder: Path, shape: StreamConfig, base: Outline, read: Callable[[Path], dict[str, Tensor]]
+    ) -> Streams:
+        """The streams of a folder. Raises UserError where they are damaged or of another base."""
+        streams = Streams(shape, base.hidden_size)
+        file = folder / WEIGHTS
+        load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
+        return streams
 
     def described(self) -> dict[str, Any]:
         """The settings as resolved with the checkpoint's advice, and the streams."""
@@ -171,16 +236,3 @@ class SpeculativeStreaming(Decoder):
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Only the streams of the last accepted node draft the next tree."""
         self.next_streams = self.target.family.norm(output.extra[verdict.path[-1]])
-
-
-def read_streams(folder: Path, target: Target, name: str) -> tuple[dict[str, Any], Streams]:
-    """config.json and the streams of a folder. Raises UserError where they are damaged or of another base."""
-    config = read_config(folder)
-    check_base(config, target, name)
-    try:
-        shape = StreamConfig(**config["streams"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{name}: {folder / 'config.json'} does not describe streams: {error}") from None
-    streams = Streams(shape, target.hidden_size)
-    load_into(streams, {k: v.float() for k, v in read_tensors(folder / WEIGHTS).items()}, name)
-    return config, streams

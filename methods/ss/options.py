@@ -7,14 +7,15 @@ from typing import Any, Literal
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.tree import MOST_NODES
 
-MOST_NODES = 4096
+LEAST = {"gamma": 0, "k": 0, "n_draft": -1, "n_keep": 0, "prune_layer": -1, "stream_attention_top_p": 0}
 TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
 
 
 @dataclass(frozen=True, slots=True)
 class SSOptions:
-    """0, -1 or auto = as trained, or as the checkpoint advises."""
+    """0, -1 or auto = as trained, or as the checkpoint advises. Raises UserError for what no checkpoint can mean."""
 
     weights: str = field(default="", metadata={"help": "folder with the streams; empty = those of the model"})
     gamma: int = field(default=0, metadata={"help": "streams used per step, at most the trained number; 0 = all"})
@@ -42,6 +43,13 @@ class SSOptions:
     stream_init: Literal["auto", "embedding", "rotation"] = field(
         default="auto", metadata={"help": "what tells streams apart: as trained (auto), or an error"}
     )
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise UserError(f"ss: {name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.prune_threshold < 1:
+            raise UserError(f"ss: prune_threshold must be 0 or more and below 1, not {self.prune_threshold}")
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
@@ -95,8 +103,6 @@ def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], la
         raise UserError(f"ss: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
     if layer > lo:
         raise UserError(f"ss: the pruning layer {layer} is above layer {lo}, where streams begin")
-    if options.stream_attention_top_p < 0:
-        raise UserError(f"ss: stream_attention_top_p must be 0 (off) or more, not {options.stream_attention_top_p}")
     return Settings(
         gamma, k, n_draft, n_keep, options.prune == "on", layer, options.prune_threshold, options.stream_attention_top_p
     )

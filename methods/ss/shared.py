@@ -20,15 +20,17 @@ from torch import Tensor, nn
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import drafter_folder, read_tensors
-from specbench_ss.methods.ss import SpeculativeStreaming, read_streams
+from specbench_ss.methods.checkpoint import drafter_here, read_shapes
+from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.outline import Outline
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Output, Target
 from specbench_ss.tree import DraftTree
+from specbench_ss.weights import read_json
 
-ADAPTER = "adapter_model.safetensors"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
 
 
@@ -37,6 +39,8 @@ class SharedStreaming(SpeculativeStreaming):
 
     name = "ss-shared"
     summary = "Speculative Streaming, shared: LoRA and streams trained together; the model itself changes"
+    companion = "ss-shared"
+    mode = "shared"
 
     @classmethod
     def reference_for(cls, options: Any) -> MethodSpec:
@@ -71,13 +75,18 @@ class SharedStreaming(SpeculativeStreaming):
         return output.logits[0, -1].float()
 
     @classmethod
-    def load(cls, target: Target, options: Any) -> SharedStreaming:
-        """Streams and LoRA from the folder that the user named, or those that came with the model."""
-        folder = drafter_folder(options.weights, target.companion("ss-shared"), cls.name, target)
-        config, streams = read_streams(folder, target, cls.name)
-        if streams.config.mode != "shared":
-            raise UserError(f"{cls.name}: the streams in {folder} are of mode {streams.config.mode}: use ss")
-        return cls(shared_target(target, folder), options, streams, config.get("advice", {}))
+    def check(cls, options: Any, base: Outline) -> None:
+        """And the LoRA's files."""
+        super().check(options, base)
+        folder = drafter_here(options.weights, cls.name, base, cls.companion)
+        if folder is not None:
+            read_json(folder / ADAPTER_CONFIG)
+            adapted_modules(folder)
+
+    @classmethod
+    def model_of(cls, target: Target, folder: Path) -> Target:
+        """The target with the folder's LoRA."""
+        return shared_target(target, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +107,15 @@ class SharedAutoregressive(SharedStreaming):
     Options = SharedAROptions  # type: ignore[assignment]
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
-        same = SSOptions(gamma=options.gamma, k=1, prune="off", stream_attention_top_p=options.stream_attention_top_p)
-        super().__init__(target, same, streams, advice)
+        super().__init__(target, self.step_options(options), streams, advice)
         self.options = options
         self.attending = streams.config.main_attends_streams
+
+    @classmethod
+    def step_options(cls, options: Any) -> SSOptions:
+        """One candidate a stream, nothing pruned."""
+        top_p = options.stream_attention_top_p
+        return SSOptions(gamma=options.gamma, k=1, prune="off", stream_attention_top_p=top_p)
 
     @classmethod
     def reference_for(cls, options: Any) -> MethodSpec:
@@ -159,5 +173,5 @@ def _digest(file: Path) -> str:
 
 def adapted_modules(folder: Path) -> list[str]:
     """Names of the modules that a saved LoRA changes."""
-    names = [key for key in read_tensors(folder / ADAPTER) if key.endswith(SUFFIX)]
+    names = [key for key in read_shapes(folder / ADAPTER) if key.endswith(SUFFIX)]
     return [name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names]

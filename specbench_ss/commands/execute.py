@@ -49,14 +49,11 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
 def measure(config: RunConfig, where: RunTarget) -> None:
     """Make the run, or go on with it. The user's mistakes are found before anything is measured."""
     from specbench_ss import runner
-    from specbench_ss.chat import check_template
     from specbench_ss.manifest import manifest_for
     from specbench_ss.models import load_target
     from specbench_ss.preset_notes import preset_notes
     from specbench_ss.progress import Progress
-    from specbench_ss.prompts import check_room
     from specbench_ss.rundir import RunDir
-    from specbench_ss.stops import limits
 
     plan = preflight.check(config, where)
     config, data = plan.config, plan.data
@@ -67,9 +64,6 @@ def measure(config: RunConfig, where: RunTarget) -> None:
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
     )
-    check_template(target.tokenizer, target.name)
-    check_room(target, data)
-    limits(target, data.max_new_tokens, config.stop)  # raises for a stop text that never matches
     decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
     manifest = manifest_for(config, target, data, decoders, ["ssbench", *sys.argv[1:]])
     console = Console(stderr=True)

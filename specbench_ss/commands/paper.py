@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specbench_ss.commands.run import resume_line
-from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.commands.run import to_go_on
+from specbench_ss.config import MethodSpec, RunConfig, RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.experiment import Bench, Experiment, Request
 
@@ -54,14 +54,37 @@ def command(
         raise typer.BadParameter("--resume needs --out, the folder of the unfinished work")
     experiment = registry.load_experiment(name)
     where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", resume)
+    _check_out(where)
+    _check_methods(experiment, request)
     if dry_run:
         _describe(experiment, request, where.out)
         return
     try:
         _make(experiment, request, where)
     except KeyboardInterrupt:
-        print(f"\nssbench: interrupted; to go on: {resume_line(where.out)}", file=sys.stderr)
+        print(f"\nssbench: interrupted{to_go_on(where.out)}", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+def _check_out(where: RunTarget) -> None:
+    """Raises UserError where there is something in the way, or nothing to go on with."""
+    there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
+    if there and not where.resume:
+        raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
+    if where.resume and not there:
+        raise UserError(f"nothing to resume in {where.out}")
+
+
+def _check_methods(experiment: Experiment, request: Request) -> None:
+    """Raises UserError where a --set is none, or where a run that would be made could not be."""
+    from specbench_ss import registry
+    from specbench_ss.commands import preflight
+    from specbench_ss.commands.request import read_settings
+
+    for method, options in read_settings(request.settings).items():
+        registry.method_options(MethodSpec(method, options))
+    for config in experiment.configs(request).values():
+        preflight.check_methods(config)
 
 
 def _list(request: Request) -> None:
@@ -100,8 +123,6 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     from specbench_ss import registry
     from specbench_ss.experiment_output import FIGURE, print_result, write_result
 
-    if where.out.exists() and not where.resume and (not where.out.is_dir() or any(where.out.iterdir())):
-        raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
     bench, runs = _bench(request, where)
     result = experiment.run(bench)
     console = Console()

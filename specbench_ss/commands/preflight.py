@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.config import MethodSpec, RunConfig, RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
+
+if TYPE_CHECKING:
+    from specbench_ss.outline import Outline
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,12 @@ class Plan:
 
 def check(config: RunConfig, where: RunTarget) -> Plan:
     """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind."""
+    from specbench_ss.chat import check_template
     from specbench_ss.models import check_model, resolve_device, resolve_dtype
-    from specbench_ss.prompts import check_ids
-    from specbench_ss.rundir import check_out
-    from specbench_ss.stored_manifest import check_same_config, read_manifest
+    from specbench_ss.prompts import check_ids, check_room
+    from specbench_ss.rundir import check_out, read_run
+    from specbench_ss.stops import stop_ids
+    from specbench_ss.stored_manifest import check_same_config
 
     config = with_references(config)
     options = {spec.label: _options(spec, config) for spec in config.methods}
@@ -42,12 +49,27 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     if check_out(where):
-        check_same_config(where.out, read_manifest(where.out)["config"], config.as_dict())
+        check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
     check_model(config.model)
+    outline = check_methods(config)
+    check_template(outline.tokenizer, outline.name)
+    stop_ids(outline.tokenizer, config.stop)
     data = _questions(config, suite)
     check_ids(data)
+    check_room(outline, data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
     return Plan(config, suite, data, options, device, str(dtype).removeprefix("torch."), samples)
+
+
+def check_methods(config: RunConfig) -> Outline:
+    """What can be known of the model without its weights, once every method says that it could decode with it."""
+    from specbench_ss.models import outline_of
+
+    outline = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    for spec in config.methods:
+        with _naming_preset(spec, config):
+            registry.method_class(spec.name).check(registry.method_options(spec), outline)
+    return outline
 
 
 def with_references(config: RunConfig) -> RunConfig:
@@ -60,9 +82,15 @@ def with_references(config: RunConfig) -> RunConfig:
 
 
 def _options(spec: MethodSpec, config: RunConfig) -> Any:
-    """The method's options; what is wrong with them may stand in a preset, which is then named."""
-    try:
+    with _naming_preset(spec, config):
         return registry.method_options(spec)
+
+
+@contextmanager
+def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
+    """What is wrong with a method's options may stand in a preset, which is then named."""
+    try:
+        yield
     except UserError as error:
         files = "".join(f" (preset {preset.file})" for preset in config.presets if preset.method == spec.name)
         raise UserError(f"{error}{files}") from error

@@ -96,12 +96,7 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
 
     Presets hold where neither says otherwise.
     """
-    shared: dict[str, dict[str, str]] = {}
-    for text in settings:
-        match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)=(.*)", text.strip())
-        if match is None:
-            raise UserError(f"cannot read --set {text!r}: expected method.option=value")
-        shared.setdefault(match[1], {})[match[2]] = match[3].strip()
+    shared = read_settings(settings)
     specs = [MethodSpec.parse(text) for text in split_methods(methods)]
     if not specs:
         raise UserError("no method given: --methods NAME,NAME[option=value],...")
@@ -111,6 +106,17 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
         specs.append(MethodSpec(REFERENCE))
     _check(specs, shared)
     return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
+
+
+def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
+    """METHOD.OPTION=VALUE -> the options of each method, as text."""
+    found: dict[str, dict[str, str]] = {}
+    for text in settings:
+        match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)=(.*)", text.strip())
+        if match is None:
+            raise UserError(f"cannot read --set {text!r}: expected method.option=value")
+        found.setdefault(match[1], {})[match[2]] = match[3].strip()
+    return found
 
 
 def _by_method(presets: Sequence[Preset], names: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -127,8 +127,14 @@ def command(
     try:
         execute.run(wanted, where, open_report=open_it)
     except KeyboardInterrupt:
-        print(f"\nssbench: interrupted; to go on: {resume_line(where.out)}", file=sys.stderr)
+        print(f"\nssbench: interrupted{to_go_on(where.out)}", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+def to_go_on(out: Path) -> str:
+    """'; to go on: COMMAND' where there is something to go on with."""
+    begun = out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())
+    return f"; to go on: {resume_line(out)}" if begun else ""
 
 
 def resume_line(out: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from specbench_ss.commands.literal import literal
 from specbench_ss.errors import UserError
 from specbench_ss.trainer import TrainConfig, Trainer
 
@@ -135,7 +136,7 @@ def _command(trainer: type[Trainer], name: str) -> Any:
     run.__annotations__ = {p.name: p.annotation for p in keywords}
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     single.command(name, help=f"{trainer.summary[:1].upper()}{trainer.summary[1:]}.")(run)
-    command: Any = typer.main.get_command(single)
+    command: Any = literal(typer.main.get_command(single))
     command.context_settings = {"help_option_names": ["-h", "--help"]}
     return command
 

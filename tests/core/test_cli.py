@@ -171,6 +171,10 @@ def test_interrupt_says_how_to_resume(
     arguments = ["run", "--methods", "ss[k=1]", "--out", str(tmp_path / "a b")]
     monkeypatch.setattr(sys, "argv", ["ssbench", *arguments])
     assert main(arguments) == 130
+    assert capsys.readouterr().err.strip() == "ssbench: interrupted"  # nothing was begun
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / MANIFEST).write_text("{}")
+    assert main(arguments) == 130
     line = capsys.readouterr().err.strip()
     assert line.endswith(f"ssbench run --methods 'ss[k=1]' --out '{tmp_path}/a b' --resume")
 
@@ -279,6 +283,8 @@ def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
     console = Console(file=StringIO(), force_terminal=False, width=100)
     with Progress(["ar", "ss", "medusa"], console) as progress:
         progress.on_start(len(rows))
+        for label in ("ar", "ss[k=1]", "ar"):
+            progress.on_warm_up(label)
         for row in rows:
             progress.on_sample_start(row.method, row.question_id)
             progress.on_tokens(row.tokens or 0)
@@ -286,7 +292,8 @@ def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
         progress.on_warning("the [fan] is loud")
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
-    assert f"{len(rows)} of {len(rows)} samples" in lines and len(lines) < 15
+    assert f"{len(rows)} of {len(rows)} samples" in lines and len(lines) < 17
+    assert lines[:2] == ["warming up: ar", "warming up: ss[k=1]"] and lines.count("warming up: ar") == 1
     assert "warning: the [fan] is loud" in lines
     samples, rate, tau = progress.totals["ss"].cells()
     assert samples == "24 (4 failed)" and float(rate) > 0 and float(tau) > 1
@@ -297,6 +304,25 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("ssbench ")
     assert main(["run", "--help"]) == 0
     assert "--max-new-tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "texts"),
+    [
+        (["tune"], ["NAME[option=value] to settle", "[default: METHOD-MODEL-DEVICE.yaml]"]),
+        (["run"], ["--set and [..] win", "[default: runs/TIME-MODEL-SUITE]", "A,B[option=value]", "[default: lab]"]),
+        (["paper"], ["[default: runs/TIME-paper-NAME]"]),
+    ],
+)
+def test_brackets_in_help_are_shown(
+    command: list[str], texts: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
+    assert main([*command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in texts:
+        assert text in shown
+    assert "\\" not in shown
 
 
 def test_help_imports_nothing_heavy() -> None:

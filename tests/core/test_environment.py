@@ -92,3 +92,16 @@ def test_every_condition_of_a_timing_counts_against_every_earlier_session(change
     assert env.machine_changes(here, {**here, **change}) == expected
     sessions = [{"environment": here}, {"environment": {**here, **change}}]
     assert env.changed_since({"environment": here, "sessions": sessions}, here) == expected
+
+
+def test_a_busy_machine_is_told_with_its_load_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "_usable_cores", lambda: 2)
+    for load, words in ((2.0, ""), (6.08, "the machine is busy (load 6.1 on 2 cores): times will be unstable")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert env.busy() == words
+
+    def unknown() -> None:
+        raise OSError
+
+    monkeypatch.setattr("os.getloadavg", unknown)
+    assert env.busy() == ""

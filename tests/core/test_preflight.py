@@ -11,13 +11,14 @@ import pytest
 from specbench_ss import models
 from specbench_ss.cli import main
 from specbench_ss.config import RunConfig
-from specbench_ss.rundir import RunDir, RunTarget
+from specbench_ss.rundir import QUESTIONS, ROWS, RunDir, RunTarget
 from specbench_ss.stored_manifest import MANIFEST
 from specbench_ss.suite import SuiteData
 from specbench_ss.suites import specbench
 from tests import conftest
 from tests.cli import failing
 
+LAB = models.LAB
 RUN = ["run", "--methods", "ar", "--limit", "1", "--categories", "qa"]
 
 
@@ -30,6 +31,20 @@ RUN = ["run", "--methods", "ar", "--limit", "1", "--categories", "qa"]
         (["--categories", "transaltion"], "(did you mean translation?); known: writing, roleplay, "),
         (["--model", "labb"], "did you mean lab?"),
         (["--out", "/dev/null/run"], "cannot write to /dev/null/run"),
+        (["--methods", "ss", "--set", "ss.prune_threshold=nan"], "prune_threshold='nan' is not a finite number"),
+        (["--methods", "ss[prune_threshold=1]"], "prune_threshold must be 0 or more and below 1, not 1.0"),
+        (["--methods", "ss[prune_threshold=-0.1]"], "prune_threshold must be 0 or more and below 1, not -0.1"),
+        (["--methods", "ss", "--set", "ss.k=-3"], "ss: k must be at least 0, not -3"),
+        (["--methods", "ss[gamma=99]"], "gamma must be 1 to 4 (as trained), not 99"),
+        (["--methods", "ss[prune_layer=99]"], "the pruning layer 99 is above layer 4"),
+        (["--methods", "ss", "--set", f"ss.weights={LAB}/medusa"], "does not describe streams: it lacks streams"),
+        (["--methods", "ss-shared", "--set", f"ss-shared.weights={LAB}/ss"], "are of mode lossless: use ss"),
+        (["--methods", "medusa[weights=/no]"], "medusa: no such file or folder: /no"),
+        (["--methods", "medusa", "--set", f"medusa.weights={LAB}/ss"], f"'down' ({LAB}/ss/model.safetensors)"),
+        (["--methods", "medusa[heads=9]"], "heads must be 1 to 4, or 0 for all, not 9"),
+        (["--methods", "medusa[nodes=100000]"], "nodes must be at most 4096, not 100000"),
+        (["--methods", "medusa[tree=/no.json]"], "cannot read Medusa tree /no.json: no such file"),
+        (["--methods", "medusa", "--set", "medusa.tree=pyproject.toml"], "pyproject.toml: it is not JSON"),
     ],
 )
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
@@ -89,15 +104,80 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
     assert told == f"ssbench: --resume: the run in {tmp_path} has top-k 0, not 5; seed 0, not 1\n"
     assert (tmp_path / MANIFEST).read_bytes() == before
     assert main([*arguments, "--dry-run"]) == 0
+    (tmp_path / QUESTIONS).write_text("")
+    assert "questions.json is damaged" in failing([*arguments, "--dry-run"], capsys)
+    (tmp_path / ROWS).write_text("{}\n")
+    assert "rows.jsonl is damaged in line 1: it lacks question_id" in failing(arguments, capsys)
 
 
-def test_a_prompt_too_long_for_the_model_is_one_line_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_resuming_what_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "none"
+    assert failing([*RUN, "--out", str(out), "--resume"], capsys) == f"ssbench: nothing to resume in {out}\n"
+    paper = ["paper", "table-6", "--out", str(out), "--resume"]
+    assert failing(paper, capsys) == f"ssbench: nothing to resume in {out}\n"
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_damaged_weights_of_a_method_are_found_without_the_model(
+    dry: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(models, "load_target", None)
+    for method in ("ss", "medusa"):
+        shutil.copytree(LAB / method, tmp_path / method)
+        file = next((tmp_path / method).glob("*.safetensors"))
+        file.write_bytes(file.read_bytes()[:-9])
+        arguments = [*RUN, "--methods", method, "--set", f"{method}.weights={tmp_path / method}", *dry]
+        assert f"cannot read weights {file}: " in failing(arguments, capsys)
+
+
+def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before questions that only other models need: the folder is no lab model, and there are none here."""
+    monkeypatch.setattr(models, "load_target", None)
+    monkeypatch.setattr(specbench, "_cached", lambda: tmp_path / "nowhere")
+    model = tmp_path / "model"
+    shutil.copytree(LAB / "base", model)
+    arguments = [*RUN, "--model", str(model)]
+    (model / "chat_template.jinja").unlink()
+    assert f"the tokenizer of {model} has no chat template" in failing(arguments, capsys)
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    assert f"model '{model}' has no tokenizer: the folder holds no" in failing(arguments, capsys)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    assert "model type 'gpt2' is not supported; supported: " in failing([*arguments, "--dry-run"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("ss.k=x", "option k='x' is not int"),
+        ("ss.kk=1", "has no option 'kk'"),
+        ("sss.k=1", "no method 'sss' (did you mean ss?)"),
+        ("ss.gamma=99", "gamma must be 1 to 4"),
+        ("ss", "expected method.option=value"),
+    ],
+)
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_settings_of_an_experiment_are_checked_at_once(
+    setting: str, words: str, dry: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert words in failing(["paper", "table-6", "--set", setting, "--out", str(out), *dry], capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_prompt_too_long_for_the_model_is_one_line_before_its_weights_are_loaded(
+    dry: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "load_target", None)
     data, out = tmp_path / "questions.jsonl", tmp_path / "run"
     asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000, 3000))]
     data.write_text("\n".join(map(json.dumps, asked)))
-    told = failing(["run", "--methods", "ar", "--data", str(data), "--out", str(out)], capsys)
+    told = failing(["run", "--methods", "ar", "--data", str(data), "--out", str(out), *dry], capsys)
     for words in (
         "question '1' (qa) has 20",
         "the context of 'lab', 1024",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -105,6 +105,14 @@ def test_bad_options_are_one_line(given: dict[str, str], words: str) -> None:
     assert words in str(caught.value)
     assert str(caught.value).startswith("method 'm'")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-Infinity", "1e999"])
+@pytest.mark.parametrize("kind", [float, float | None])
+def test_a_number_that_is_not_finite_is_refused(text: str, kind: Any) -> None:
+    options = make_dataclass("Options", [("x", kind, 0.0)], frozen=True)
+    with pytest.raises(UserError, match=f"^m: option x='{text}' is not a finite number"):
+        parse_options(options, {"x": text}, "m")
 
 
 def test_described_options() -> None:

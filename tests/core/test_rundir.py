@@ -15,6 +15,7 @@ import pytest
 
 from specbench_ss.config import RunTarget
 from specbench_ss.errors import UserError
+from specbench_ss.health import unfinished
 from specbench_ss.records import Generation, Step
 from specbench_ss.rows import Row, Sameness
 from specbench_ss.rundir import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
@@ -120,6 +121,45 @@ def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) ->
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("line", [2, 4])
+@pytest.mark.parametrize(
+    ("file", "key", "value", "words"),
+    [
+        (ROWS, "tokens", "x", "tokens is not a whole number"),
+        (ROWS, "tokens", None, "it lacks tokens"),
+        (ROWS, "turn", 0.5, "turn is not a whole number"),
+        (ROWS, "status", "fine", "status is none of failed, ok"),
+        (ROWS, "token_ids", [1, "2"], r"token_ids\[1\] is not a whole number"),
+        (ROWS, "wall_s", float("nan"), "wall_s is not a number"),
+        (STEPS, "nodes", [], "nodes is not a whole number"),
+        (STEPS, "index", "0", "index is not a whole number"),
+        (SAMENESS, "verdict", "same", "verdict is none of identical, length, "),
+        (SAMENESS, "gap", "0", "gap is not a number"),
+    ],
+)
+def test_a_wrong_type_is_told_with_its_line_and_nothing_is_cut(
+    tmp_path: Path, file: str, key: str, value: Any, words: str, line: int
+) -> None:
+    fill(tmp_path / "run", range(5))
+    path = tmp_path / "run" / file
+    lines = path.read_text().splitlines()
+    lines[line - 1] = json.dumps(json.loads(lines[line - 1]) | {key: value})
+    path.write_text("\n".join(lines) + "\n")
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=f"{file} is damaged in line {line}: {words}"):
+        read_run(tmp_path / "run")
+    with pytest.raises(UserError, match=f"{file} is damaged in line {line}: {words}"):
+        RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest())
+    assert path.read_bytes() == before
+
+
+def test_emptied_questions_are_found_before_a_run_goes_on(tmp_path: Path) -> None:
+    fill(tmp_path / "run", range(2))
+    (tmp_path / "run" / QUESTIONS_FILE).write_text("")
+    with pytest.raises(UserError, match=r"questions\.json is damaged: it is not JSON"):
+        RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest(), QUESTIONS)
+
+
 def test_reading_changes_nothing(tmp_path: Path) -> None:
     fill(tmp_path / "run", range(3))
     rows = tmp_path / "run" / ROWS
@@ -187,12 +227,17 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "nowhere")
 
 
-def test_resume_starts_afresh_where_nothing_was_begun(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / f"{MANIFEST}.tmp").write_text("{half")  # killed while writing the first manifest
-    with RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest(), QUESTIONS) as run:
+@pytest.mark.parametrize("made", [True, False])
+def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path, made: bool) -> None:
+    path = tmp_path / "run"
+    if made:
+        path.mkdir()
+        (path / f"{MANIFEST}.tmp").write_text("{half")  # killed while writing the first manifest
+    with pytest.raises(UserError, match=rf"nothing to resume in {path}"):
+        RunDir.open(RunTarget(path, resume=True), manifest(), QUESTIONS)
+    assert path.exists() == made
+    with RunDir.open(RunTarget(path), manifest(), QUESTIONS) as run:
         assert not run.rows
-    assert read_run(tmp_path / "run").manifest["status"] == "running"
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
@@ -263,9 +308,12 @@ def test_kill_nine_loses_at_most_the_sample_in_flight(tmp_path: Path) -> None:
     assert process.stdout is not None
     for _ in range(20):
         last = int(process.stdout.readline())
+    assert read_run(tmp_path / "run").manifest["status"] == "running"
     process.send_signal(signal.SIGKILL)
     last = max([last, *map(int, process.stdout.read().split())])
     process.wait()
+    killed = unfinished(read_run(tmp_path / "run"))
+    assert killed.startswith("not complete (its process is not running any more): ")
     with RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest()) as run:
         assert len(run.rows) in (last + 1, last + 2)
     assert len(read_run(tmp_path / "run").steps) == 3 * len(run.rows)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import torch
 
-from specbench_ss import jsonl
+from specbench_ss import jsonl, runner
 from specbench_ss.config import MethodSpec, RunConfig, RunTarget
 from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
@@ -31,11 +31,18 @@ ASKED = (Question("a", "x", ("hi", "more", "last")), Question("b", "y", ("go",))
 DATA = SuiteData("fake", "generated", ASKED)
 
 
+@pytest.fixture(autouse=True)
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is never busy."""
+    monkeypatch.setattr(runner, "busy", lambda: "")
+
+
 class FakeTarget:
     """A character is a token."""
 
     name, weights_hash, is_lab = "fake", "0" * 64, True
     device, dtype = torch.device("cpu"), torch.float32
+    tokenizer = None
     eos_ids: frozenset[int] = frozenset({0})
     context_length, vocab_size, parameter_count = 1000, 256, 10
 
@@ -101,9 +108,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.total, self.rows, self.warnings, self.tokens = 0, list[Row](), list[str](), 0
+        self.warmed: list[str] = []
 
     def on_start(self, total: int) -> None:
         self.total = total
+
+    def on_warm_up(self, label: str) -> None:
+        self.warmed.append(label)
 
     def on_sample_start(self, label: str, question_id: str) -> None:
         pass
@@ -449,6 +460,32 @@ def test_any_other_end_is_written_down(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         bench.run()
     assert read_run(tmp_path).manifest["status"] == "failed"
+
+
+def test_warnings_that_matter_for_reading_the_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, warmup=1)
+
+    def unsettled(labels: Any, prompts: Any, sample: Callable[[str, list[int], int], float], warn: Any) -> None:
+        for label in labels:
+            sample(label, prompts[0], 8)
+        warn("times had not settled after warm-up: m")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "warm_up", unsettled)
+        patched.setattr(runner, "busy", lambda: "the machine is busy")
+        for resume in (False, True):
+            with pytest.raises(KeyboardInterrupt):
+                bench.run(resume)
+    assert bench.events.warmed == ["ar", "m"] * 2
+    kept = ["the machine is busy", "times had not settled after warm-up: m"]  # each once
+    assert read_run(tmp_path).manifest["warnings"] == kept
+    assert kept[0] in bench.events.warnings
+    bench.run(resume=True)
+    assert read_run(tmp_path).manifest["warnings"] == kept
+    monkeypatch.setattr(runner, "busy", lambda: "busy again")  # with nothing left to measure
+    bench.run(resume=True)
+    assert read_run(tmp_path).manifest["warnings"] == kept
 
 
 def test_warm_up_goes_on_until_times_settle_and_is_bounded() -> None:

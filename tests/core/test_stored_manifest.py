@@ -96,8 +96,8 @@ def test_whatever_became_of_a_manifest_resuming_is_done_or_one_line_is_told(tmp_
 
 
 def test_a_whole_manifest_is_read(tmp_path: Path) -> None:
-    for _ in range(2):
-        with RunDir.open(RunTarget(tmp_path, resume=True), manifest()) as run:
+    for again in (False, True):
+        with RunDir.open(RunTarget(tmp_path, resume=again), manifest()) as run:
             assert run.manifest["fingerprint"] == "f" * 64
     assert len(run.manifest["sessions"]) == 4
 

@@ -14,6 +14,7 @@ from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import heads_from_tensors
 from specbench_ss.methods.medusa.trees import PUBLISHED, best_tree, read_tree, tree_of
 from specbench_ss.target import Target
+from specbench_ss.tree import MOST_NODES
 from tests.methods.decoders import medusa
 from tests.tiny import tiny_model
 
@@ -95,6 +96,7 @@ def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) 
         ({"accuracies": [[1.5]]}, "accuracies"),
         ({"accuracies": [[0.5]], "nodes": "many"}, "nodes"),
         ({"accuracies": [[0.5]], "nodes": 0}, "nodes"),
+        ({"accuracies": [[0.5]], "nodes": MOST_NODES + 1}, "nodes"),
     ],
 )
 def test_a_malformed_config_is_named(config: dict[str, Any], said: str) -> None:
@@ -151,3 +153,33 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
         tree_of(read_tree(tree, heads=2))
     with pytest.raises(UserError, match="cannot read Medusa tree"):
         read_tree(tmp_path / "none.json", heads=2)
+
+
+def test_a_tree_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"nodes must be at most {MOST_NODES}, not {MOST_NODES + 1}"):
+        Medusa.choices(MedusaOptions(nodes=MOST_NODES + 1), {"accuracies": [[0.5] * 10] * 4}, 4)
+    whole = Medusa.choices(MedusaOptions(nodes=MOST_NODES), {"accuracies": [[0.5] * 10] * 4}, 4)
+    assert len(tree_of(whole).ranks) == MOST_NODES
+    with pytest.raises(UserError, match=f"at most {MOST_NODES} nodes, not {MOST_NODES + 1}"):
+        tree_of([(rank,) for rank in range(MOST_NODES + 1)])
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '[["0"]]', "[[0.5]]", "3"])
+def test_a_tree_file_of_another_form_says_which_is_expected(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tree.json").write_text(content)
+    with pytest.raises(UserError, match=r"each a list of ranks from 0, as in \[\[0\], \[0, 0\], \[1\]\]"):
+        Medusa.choices(MedusaOptions(tree=str(tmp_path / "tree.json")), {}, 3)
+
+
+def test_heads_are_checked_without_their_numbers(tmp_path: Path) -> None:
+    """As they are loaded: the same complaint about a torch file, and none about one that fits."""
+    target, path = Target(tiny_model("llama")), tmp_path / "heads.pt"
+    torch.save(layout(), path)
+    Medusa.check(MedusaOptions(weights=str(path), tree="published"), target)
+    torch.save({k: v.repeat(2, *[1] * (v.ndim - 1)) for k, v in layout().items()}, path)
+    told = []
+    for ask in (lambda o: Medusa.check(o, target), lambda o: Medusa.load(target, o)):
+        with pytest.raises(UserError) as refused:
+            ask(MedusaOptions(weights=str(path)))
+        told.append(str(refused.value))
+    assert told[0] == told[1] and str(path) in told[0]
