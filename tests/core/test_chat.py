@@ -91,7 +91,7 @@ def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = SimpleNamespace(tokenizer=tokenizer(), name="org/base")
-    monkeypatch.setattr(models, "load_target", lambda *_, **__: bare)
+    monkeypatch.setattr(preflight, "check_methods", lambda _: bare)
     monkeypatch.setattr(preflight, "_questions", lambda *_: SuiteData("s", "e", (Question("q", "c", ("t",)),)))
     out = tmp_path / "run"
     assert main(["run", "--methods", "ar", "--out", str(out)]) == 2
