@@ -62,7 +62,7 @@ def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
 def _own_models(rows: Sequence[SummaryRow]) -> str:
     """Where to find what the chart does not show: methods against plain decoding of a model of their own."""
     found = [f"{row.method} over {row.reference}" for row in rows if row.reference_speedup is not None]
-    return f" The table of tasks also has {', '.join(found)}: the same model, decoded plainly." if found else ""
+    return f" The table above also has {', '.join(found)}, its own model decoded plainly." if found else ""
 
 
 def _top(rows: Sequence[SummaryRow]) -> float:

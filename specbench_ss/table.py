@@ -41,7 +41,6 @@ def print_tables(run: Run, console: Console) -> None:
         if category != OVERALL
     ]
     left_out = _print(console, f"By task{often}", ("task", *COLUMNS), groups)
-    console.print()
     console.rule(f"[bold]Overall, {len(groups)} tasks{often}[/]" if len(groups) > 1 else f"[bold]Overall{often}[/]")
     left_out |= _print(console, "", COLUMNS, [[_line(row, config) for row in overall]])
     if left_out:
