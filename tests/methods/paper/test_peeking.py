@@ -12,7 +12,7 @@ import torch
 from specbench_ss.errors import UserError
 from specbench_ss.experiment import Bench, Request
 from specbench_ss.methods.ss.paper import peeking
-from specbench_ss.methods.ss.paper.peeking import Figure4, PeekingTrainee, held_out
+from specbench_ss.methods.ss.paper.peeking import Figure4, PeekingTrainee, held_out, least_sure
 from specbench_ss.methods.together import Budget, DrafterText
 from specbench_ss.methods.training import base_states
 from specbench_ss.target import Target
@@ -74,6 +74,16 @@ def test_peeks_beyond_the_answer_are_not_seen() -> None:
     unseen = read(*trainee(2), IDS, future(IDS, 2).index_fill(2, torch.tensor([1]), -100))
     one = read(*trainee(1), IDS)
     torch.testing.assert_close(unseen, one, atol=1e-5, rtol=1e-5)
+
+
+def test_it_learns_where_the_base_is_least_sure() -> None:
+    logits = torch.zeros(1, 6, 4)
+    logits[0, :, 0] = torch.tensor([0.0, 1.0, 9.0, 3.0, 2.0, 5.0])  # the larger, the surer
+    labels = torch.arange(12).view(1, 6, 2)
+    labels[0, 0] = -100  # no answer's
+    assert least_sure(logits, labels, 3).at.tolist() == [[1, 4, 3]]
+    assert least_sure(logits, labels, 3).labels.tolist() == [[[2, 3], [8, 9], [6, 7]]]
+    assert least_sure(logits, labels, 6).labels[0, -1].tolist() == [-100, -100]
 
 
 def test_an_answer_is_right_only_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
