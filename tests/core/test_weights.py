@@ -99,10 +99,11 @@ def test_a_damaged_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError("something is wrong\nsomewhere")
 
     file = folder(tmp_path, "model.safetensors")[0]
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: None)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
     with pytest.raises(
-        UserError, match="^cannot load the tokenizer of model 'some/model': OSError: something is wrong$"
+        UserError, match="^cannot load model 'some/model': OSError: something is wrong$"
     ):
         load_target("some/model", device="cpu")
     file.write_bytes(file.read_bytes()[:-1])
