@@ -42,6 +42,14 @@ def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
     return f"{said} {'to' if said == 'identical' else 'against'} {row.reference}"
 
 
+def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
+    """The same for narrow columns: 'identical †' where the reference is of the method's own model, as a note says."""
+    said = output(row, config)
+    if row.reference_of:
+        return "reference †"
+    return said if row.reference == REFERENCE else f"{said.removesuffix(row.reference).rsplit(maxsplit=1)[0]} †"
+
+
 def own_model(row: SummaryRow) -> str:
     """'1.52× (1.41–1.66)': what a method gains that changes the model, against that model decoded plainly."""
     around = interval(row.reference_interval)
@@ -60,6 +68,11 @@ def n(row: SummaryRow) -> str:
     return f"{row.n_prompts:,} ({', '.join(more)})" if more else f"{row.n_prompts:,}"
 
 
+def short_n(row: SummaryRow) -> str:
+    """'84 (52 q, 4 failed)', for narrow columns; a note explains it."""
+    return n(row).replace(" questions", " q")
+
+
 def notes(rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool = True) -> list[str]:
     """What the marks and numbers of these rows mean. config: the manifest's. outputs: whether `output` is shown."""
     marks = {text[0] for row in rows for text in (speedup(row), own_model(row))}
@@ -71,12 +84,12 @@ def notes(rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool =
         f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
             "?" in marks
         ),
-        "n counts prompts, which are turns of fewer questions: intervals resample questions, quality is a mean over "
-        "questions": any(row.n_questions != row.n_prompts for row in rows),
+        "n counts prompts, which are turns of fewer questions (q): intervals resample questions, and "
+        "quality is a mean over questions": any(row.n_questions != row.n_prompts for row in rows),
         f"every method answered every prompt {repeats} times; a prompt counts once in n, with its mean": repeats > 1,
         PROMISED: (SAMPLED, True) in shown,
         f"{NOT_COMPARED}: the method does not promise the output of its reference": (NOT_COMPARED, False) in shown,
-        f"a method that changes the model owes the output of that model decoded plainly ({', '.join(own)}); in every "
+        f"† a method that changes the model owes the output of that model decoded plainly ({', '.join(own)}); in every "
         f"row speedup and quality are held against {REFERENCE}": bool(own),
     }
     return [text for text, here in said.items() if here]

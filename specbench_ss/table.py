@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench_ss.environment import between_sessions
-from specbench_ss.remarks import n, notes, output, own_model, speedup
+from specbench_ss.remarks import notes, own_model, short_n, short_output, speedup
 from specbench_ss.rows import Run
 from specbench_ss.stats import OVERALL, SummaryRow, summarise
 from specbench_ss.words import interval, number, title
@@ -22,7 +22,7 @@ from specbench_ss.words import interval, number, title
 COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "n")
 DISPENSABLE = ("tokens/s", "τ", "output")  # left out in this order where a terminal is too narrow
 LEFT = ("task", "method", "output", "configuration")
-FOLDING = ("output", "n")  # what may take several lines
+FOLDING = ("output",)  # columns that may take several lines
 WIDTH = 110  # where there is no terminal to ask
 MANY = 6  # tasks; with more, no blank lines between them
 Line = dict[str, str]  # cells by column
@@ -108,7 +108,7 @@ def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
         ),
         "tokens/s": number(row.tokens_per_s, 1),
         "τ": number(row.tau),
-        "output": escape(output(row, config)),
+        "output": escape(short_output(row, config)),
         "quality": number(row.quality),
-        "n": n(row),
+        "n": short_n(row),
     }

@@ -49,7 +49,7 @@ SHARED_LR = 1e-3
 SHARED_ROWS = 4
 # what pays on two CPU cores: see docs/log.md
 MEDUSA_NODES = 15
-SS_ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
+SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
 
 
 def tokenizer(shop: Workshop) -> None:
