@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LAB = Path(__file__).parent / "lab"
 HASH_WORDS = 1 << 18  # 64-bit words in one checksum: 2 MiB, which stay in a cache; part of what the hash is
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")  # what may hold a vocabulary
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

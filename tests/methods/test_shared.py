@@ -19,7 +19,7 @@ from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.saving import save_shared
-from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.ss.shared import ADAPTER, SharedAROptions, SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
 from specbench_ss.methods.training import Anchors, BaseStates, Batch
@@ -235,3 +235,21 @@ def test_modes_are_not_mixed_up(tmp_path: Path) -> None:
         StreamConfig(mode="shared")
     with pytest.raises(UserError, match="belong to mode shared"):
         StreamConfig(main_attends_streams=True)
+
+
+def test_it_is_checked_before_the_target_is_loaded(tmp_path: Path) -> None:
+    target, trainee = trained("llama", config())
+    save_shared(tmp_path, trainee, {})
+    given = SSOptions(weights=str(tmp_path))
+    with pytest.raises(UserError, match="not defined for layers with a sliding window"):
+        SharedStreaming.check(given, Target(tiny_model("mistral-window")))
+    SharedStreaming.check(given, target)
+    SharedAutoregressive.check(SharedAROptions(str(tmp_path)), target)
+    with pytest.raises(UserError, match="use ss-shared"):
+        SpeculativeStreaming.check(given, target)
+    with pytest.raises(UserError, match="gamma must be 1 to"):
+        SharedAutoregressive.check(SharedAROptions(str(tmp_path), gamma=99), target)
+    (tmp_path / ADAPTER).unlink()
+    with pytest.raises(UserError, match=f"no weight file {tmp_path / ADAPTER}"):
+        SharedStreaming.check(given, target)
+    SharedStreaming.check(SSOptions(weights="someone/somewhere"), target)  # a hub id: looked at when it is loaded
