@@ -129,7 +129,7 @@ OWN = "the base's own greedy answers"
 DRAFTERS = {
     "medusa": ("Four Medusa-1 heads", OWN),
     "ss": ("Lossless streams and the pruning map", OWN),
-    "ss-shared": ("LoRA and streams, which change the model together (eq. 6, main rows see their streams),",
+    "ss-shared": ("LoRA and streams, learnt together (eq. 6; main rows see their streams), which change the model,",
                   "the base's kind of text"),
 }  # fmt: skip
 AGAIN = """
