@@ -73,8 +73,14 @@ def short_n(row: SummaryRow) -> str:
     return n(row).replace(" questions", " q")
 
 
-def notes(rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool = True) -> list[str]:
-    """What the marks and numbers of these rows mean. config: the manifest's. outputs: whether `output` is shown."""
+def notes(
+    rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool = True, short: bool = False
+) -> list[str]:
+    """What the marks and numbers of these rows mean.
+
+    config: the manifest's. outputs: whether `output` is shown. short: as `short_output` and `short_n` have them.
+    """
+    q, dagger = (" (q)", "† ") if short else ("", "")
     marks = {text[0] for row in rows for text in (speedup(row), own_model(row))}
     shown = {(output(row, config), row.lossless) for row in rows} if outputs else set()
     own = dict.fromkeys(row.reference for row in rows if row.reference != REFERENCE)
@@ -84,12 +90,12 @@ def notes(rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool =
         f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
             "?" in marks
         ),
-        "n counts prompts, which are turns of fewer questions (q): intervals resample questions, and "
+        f"n counts prompts, which are turns of fewer questions{q}: intervals resample questions, and "
         "quality is a mean over questions": any(row.n_questions != row.n_prompts for row in rows),
         f"every method answered every prompt {repeats} times; a prompt counts once in n, with its mean": repeats > 1,
         PROMISED: (SAMPLED, True) in shown,
         f"{NOT_COMPARED}: the method does not promise the output of its reference": (NOT_COMPARED, False) in shown,
-        f"† a method that changes the model owes the output of that model decoded plainly ({', '.join(own)}); in every "
-        f"row speedup and quality are held against {REFERENCE}": bool(own),
+        f"{dagger}a method that changes the model owes the output of that model decoded plainly ({', '.join(own)}); in "
+        f"every row speedup and quality are held against {REFERENCE}": bool(own),
     }
     return [text for text, here in said.items() if here]

@@ -45,7 +45,7 @@ def print_tables(run: Run, console: Console) -> None:
     left_out |= _print(console, "", COLUMNS, [[_line(row, config) for row in overall]])
     if left_out:
         console.print(f"left out of a table for want of width, but in the report: {', '.join(left_out)}", style="dim")
-    for note in notes(rows, config):
+    for note in notes(rows, config, short=True):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for row in overall:
         if row.reference_speedup is not None:

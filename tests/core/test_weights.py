@@ -102,9 +102,7 @@ def test_a_damaged_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
-    with pytest.raises(
-        UserError, match="^cannot load model 'some/model': OSError: something is wrong$"
-    ):
+    with pytest.raises(UserError, match="^cannot load model 'some/model': OSError: something is wrong$"):
         load_target("some/model", device="cpu")
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match=f"cannot read weight file {file}"):
