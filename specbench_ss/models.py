@@ -155,8 +155,8 @@ def _config(source: str, trust_remote_code: bool) -> Any:
         source = str(read_json(adapter).get("base_model_name_or_path"))
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except Exception as error:  # as in _load
-        raise UserError(f"cannot load model {source!r}: {first_line(error)}") from error
+    except Exception as error:
+        raise _cannot_load(source, error) from error
 
 
 def _tokenizer(source: str, trust_remote_code: bool, template: str | None) -> Any:
@@ -166,10 +166,10 @@ def _tokenizer(source: str, trust_remote_code: bool, template: str | None) -> An
     _quiet()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except Exception as error:  # as in _load
+    except Exception as error:
         if Path(source).is_dir() and not _has_tokenizer(Path(source)):
             raise UserError(f"model {source!r} has no tokenizer: the folder holds no tokenizer.json") from error
-        raise UserError(f"cannot load the tokenizer of model {source!r}: {first_line(error)}") from error
+        raise _cannot_load(source, error) from error
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
@@ -200,13 +200,18 @@ def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool,
             output_loading_info=True,
             **(_nf4(dtype, device) if nf4 else {}),
         )
-    except Exception as error:  # the loaders raise a dozen kinds; every one of them is about what the user named
-        _check_download(source)
-        raise UserError(f"cannot load model {source!r}: {first_line(error)}") from error
+    except Exception as error:
+        raise _cannot_load(source, error) from error
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
     return model if nf4 else _placed(model, source, device)
+
+
+def _cannot_load(source: str, error: Exception) -> UserError:
+    """The loaders raise a dozen kinds; every one of them is about what the user named."""
+    _check_download(source)
+    return UserError(f"cannot load model {source!r}: {first_line(error)}")
 
 
 def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:

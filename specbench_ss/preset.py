@@ -79,12 +79,16 @@ def check_writable(path: Path) -> None:
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
         read_preset(path)  # replaced only if it is one
-    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write {path}: its folder is not there or not writable")
+    trial = path.with_name(path.name + ".tmp")
+    try:  # access rights do not tell everything
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
 
 
 def write_preset(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a preset, whole or not at all. Raises UserError where it cannot go there."""
+    """Write a preset, whole or not at all; one that was there is kept as FILE.old. Raises UserError on failure."""
     import yaml
 
     head = f"# Made by `ssbench tune`. Use: ssbench run --methods {content['method']} --preset {path.name}\n"
@@ -94,6 +98,8 @@ def write_preset(path: Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(head + text, encoding="utf-8")
+        if path.exists():
+            os.replace(path, path.with_name(path.name + ".old"))
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error

@@ -55,8 +55,8 @@ def run(config: TuneConfig, out: Path | None) -> None:
     with frozen_heap(), TuneProgress(config.budget, console) as progress:
         categories = [question.category for question in asked.questions]
         tuned = tune(bench, config.method, categories, config.budget, config.seed, progress)
-    _write(path, tuned, bench, target, asked, config)
     print_tuned(tuned, Console())
+    _write(path, tuned, bench, target, asked, config)
     _tell(tuned, path, lossless=bench.decoder(config.method).lossless)
 
 

@@ -15,9 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from specbench_ss import models
 from specbench_ss.chat import NAMES, check_template, template_hash, template_text
 from specbench_ss.cli import main
-from specbench_ss.commands import preflight
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Question, SuiteData
 from tests.tiny import tiny_model
 
 TALK = [
@@ -91,8 +89,8 @@ def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = SimpleNamespace(tokenizer=tokenizer(), name="org/base")
-    monkeypatch.setattr(preflight, "check_methods", lambda _: bare)
-    monkeypatch.setattr(preflight, "_questions", lambda *_: SuiteData("s", "e", (Question("q", "c", ("t",)),)))
+    monkeypatch.setattr(models, "outline_of", lambda *_, **__: bare)
+    monkeypatch.setattr(models, "load_target", None)  # found before
     out = tmp_path / "run"
     assert main(["run", "--methods", "ar", "--out", str(out)]) == 2
     line = "the tokenizer of org/base has no chat template; give one with --chat-template plain|vicuna|llama-2|FILE"

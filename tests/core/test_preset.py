@@ -184,6 +184,10 @@ def test_only_a_preset_is_replaced(tmp_path: Path) -> None:
     write_preset(old, CONTENT)
     check_writable(old)
     check_writable(tmp_path / "new.yaml")
-    for path in (foreign, tmp_path, tmp_path / "no" / "new.yaml"):
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "old.yaml"]
+    for path in (foreign, tmp_path, tmp_path / "no" / "new.yaml", Path("/proc/new.yaml")):
         with pytest.raises(UserError, match="is not a preset|cannot write"):
             check_writable(path)
+    before = old.read_text()
+    write_preset(old, CONTENT)
+    assert (tmp_path / "old.yaml.old").read_text() == before
