@@ -93,7 +93,8 @@ class Figure5(Experiment):
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """The model's own answers, which the states are taken on."""
-        return {"answers": config_for(request, [REFERENCE], suite="apps", categories=CATEGORIES, limit=LIMIT)}
+        plain = _only(request, REFERENCE)
+        return {"answers": config_for(plain, [REFERENCE], suite="apps", categories=CATEGORIES, limit=LIMIT)}
 
     def run(self, bench: Bench) -> Result:
         """Answer, run the answers through the model once more, compare states."""
