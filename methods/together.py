@@ -80,6 +80,11 @@ class Machine:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    @property
+    def count(self) -> int:
+        """Processes."""
+        return 1
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forward passes."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -135,6 +140,7 @@ class TogetherTrainer(Resumable):
             "drafters": [t.name for t in trainees],
             **{f"{t.name}'s {key}": value for t in trainees for key, value in t.about().items()},
             "learning rates": self.peaks,
+            "processes": self.machine.count,
             "seed": text.seed,
             "text": digest(text.rows),
             "base": target.weights_hash,

@@ -144,12 +144,20 @@ class SharedAutoregressive(SharedStreaming):
         """Nothing to keep."""
 
 
-@lru_cache(maxsize=2)
 def shared_target(target: Target, folder: Path) -> Target:
-    """The target with the folder's LoRA merged in; whatever the LoRA does not touch is the target's own memory."""
+    """The target with the folder's LoRA merged in; whatever the LoRA does not touch is the target's own memory.
+
+    Made once for what the files hold. Raises UserError where they are no plain LoRA of this model.
+    """
+    names = adapted_modules(folder)
+    content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
+    return _merged(target, folder, tuple(names), hashlib.sha256(content).hexdigest()[:16])
+
+
+@lru_cache(maxsize=2)
+def _merged(target: Target, folder: Path, names: tuple[str, ...], digest: str) -> Target:
     from peft import PeftModel
 
-    names = adapted_modules(folder)
     model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
     modules = dict(model.named_modules())
     for name in names:
@@ -163,15 +171,20 @@ def shared_target(target: Target, folder: Path) -> Target:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"ss-shared: the LoRA in {folder} does not fit: {first}") from error
     shared = Target(merged, target.tokenizer, target.name, target.folder)
-    shared.is_lab, shared.weights_hash = target.is_lab, f"{target.weights_hash}+{_digest(folder / ADAPTER)}"
+    shared.is_lab, shared.weights_hash = target.is_lab, f"{target.weights_hash}+{digest}"
     return shared
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-
-
 def adapted_modules(folder: Path) -> list[str]:
-    """Names of the modules that a saved LoRA changes."""
-    names = [key for key in read_shapes(folder / ADAPTER) if key.endswith(SUFFIX)]
+    """Names of the modules that a saved LoRA changes.
+
+    Raises UserError for anything but LoRA of linear layers: merged, it would change the base's own weights.
+    """
+    keys = list(read_shapes(folder / ADAPTER))
+    strange = [key for key in keys if not key.endswith((SUFFIX, ".lora_B.weight"))]
+    bias = read_json(folder / ADAPTER_CONFIG).get("bias", "none")
+    if strange or bias != "none":
+        what = f"{strange[0]}" if strange else f"bias {bias!r}"
+        raise UserError(f"ss-shared: {folder} holds more than LoRA of linear layers: {what}")
+    names = [key for key in keys if key.endswith(SUFFIX)]
     return [name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names]

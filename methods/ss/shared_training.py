@@ -1,9 +1,11 @@
 """Training shared mode: LoRA and streams together on eq. 6, with alpha_0 = 1 for the main stream, alpha_j = 0.1.
 
-Under eq. 3 a main state depends on its own streams, so every position that predicts an answer token carries streams, as
-in decoding. Segment attention (ACL appendix I): the lower layers run once; the MSA layers take a segment of positions
-at a time, main rows and streams together, over the keys of all main rows before; a segment is computed again in the
-backward pass, so that only one segment's streams are alive, and of the others their main keys and values.
+Under eq. 3 a main state depends on its own streams, so every position that predicts an answer token carries streams,
+as in decoding. Of several answers in a row all do, where decoding a later turn has the earlier ones as prompt,
+without streams: a small difference (docs/design/speculative-streaming.md). Segment attention (ACL appendix I): the
+lower layers run once; the MSA layers take a segment of positions at a time, main rows and streams together, over the
+keys of all main rows before; a segment is computed again in the backward pass, so that only one segment's streams are
+alive, and of the others their main keys and values.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specbench_ss.commands import preflight
 from specbench_ss.config import MethodSpec, RunConfig
@@ -253,3 +254,31 @@ def test_it_is_checked_before_the_target_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"no weight file {tmp_path / ADAPTER}"):
         SharedStreaming.check(given, target)
     SharedStreaming.check(SSOptions(weights="someone/somewhere"), target)  # a hub id: looked at when it is loaded
+
+
+def test_another_lora_in_the_same_folder_is_another_model(tmp_path: Path) -> None:
+    target, trainee = trained("llama", config())
+    save_shared(tmp_path, trainee, {})
+    options = SSOptions(weights=str(tmp_path))
+    before = SharedStreaming.load(target, options)
+    assert SharedStreaming.load(target, options).target is before.target
+    file = tmp_path / "adapter_config.json"
+    file.write_text(file.read_text().replace('"lora_alpha": 8', '"lora_alpha": 1'))
+    after = SharedStreaming.load(target, options)
+    assert before.described()["model_hash"] != after.described()["model_hash"]
+    assert not torch.equal(before.next_logits(PROMPT, [5]), after.next_logits(PROMPT, [5]))
+
+
+@pytest.mark.parametrize("strange", ["key", "bias"])
+def test_only_lora_of_linear_layers_is_merged(strange: str, tmp_path: Path) -> None:
+    target, trainee = trained("llama", config())
+    save_shared(tmp_path, trainee, {})
+    if strange == "key":
+        tensors = load_file(tmp_path / "adapter_model.safetensors")
+        tensors["base_model.model.model.embed_tokens.lora_embedding_A"] = torch.zeros(4, 61)
+        save_file(tensors, tmp_path / "adapter_model.safetensors")
+    else:
+        file = tmp_path / "adapter_config.json"
+        file.write_text(file.read_text().replace('"bias": "none"', '"bias": "all"'))
+    with pytest.raises(UserError, match="more than LoRA of linear layers"):
+        SharedStreaming.load(target, SSOptions(weights=str(tmp_path)))

@@ -46,7 +46,8 @@ NOTES = (
     "trained where the base is least sure, since of most tokens it is sure; scored on all of them",
     "the future is known here, in training and in scoring; no decoding has it",
     "the paper says that the attention mask was changed, not how. A mask that merely shows positions i+2.. to position "
-    "i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that knows its token",
+    "i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that knows its token. "
+    "Where nothing is left to see, the end token is next, which a look ahead tells",
     "published: Phi-3's generation metrics; the paper draws its values and prints none",
 )
 
