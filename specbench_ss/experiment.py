@@ -127,6 +127,7 @@ class Experiment(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]  # the paper, and the table or figure in it
+    trains: ClassVar[bool] = False  # whether its runs decode with weights that it makes itself
 
     @abstractmethod
     def parts(self, request: Request) -> Sequence[Part]:

@@ -121,11 +121,18 @@ def check_out(where: RunTarget) -> bool:
             raise UserError(f"{where.out} is not empty: give another directory, or --resume to continue that run")
         if content and not (where.out / MANIFEST).exists():
             raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise UserError(f"cannot write to {where.out}: permission denied")
-        if not where.out.exists():
-            _try_to_make(where.out)
+    check_place(where.out)
     return where.resume
+
+
+def check_place(path: Path) -> None:
+    """Raises UserError where a folder cannot be made or written to; leaves nothing behind."""
+    with _writing(path):
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write to {path}: permission denied")
+        if not path.exists():
+            _try_to_make(path)
 
 
 def _try_to_make(folder: Path) -> None:

@@ -67,12 +67,15 @@ def command(
 
 
 def _check_out(where: RunTarget) -> None:
-    """Raises UserError where there is something in the way, or nothing to go on with."""
+    """Raises UserError where there is something in the way, nothing to go on with, or nothing can be written."""
+    from specbench_ss.rundir import check_place
+
     there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
     if there and not where.resume:
         raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
     if where.resume and not there:
         raise UserError(f"nothing to resume in {where.out}")
+    check_place(where.out)
 
 
 def _check_methods(experiment: Experiment, request: Request) -> None:
@@ -83,7 +86,7 @@ def _check_methods(experiment: Experiment, request: Request) -> None:
 
     for method, options in read_settings(request.settings).items():
         registry.method_options(MethodSpec(method, options))
-    for config in experiment.configs(request).values():
+    for config in () if experiment.trains else experiment.configs(request).values():
         if any(spec.name != REFERENCE for spec in config.methods):  # else no row can run, which is told by itself
             preflight.check_methods(config)
 

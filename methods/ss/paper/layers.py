@@ -81,6 +81,7 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainee], text: Drafter
 class StreamsByLayers(Experiment):
     """Streams of several shapes: how well each guesses, and what a decoding pass yields with them."""
 
+    trains = True
     variants: ClassVar[tuple[Variant, ...]]
     categories: ClassVar[tuple[str, ...]]
     limit: ClassVar[int]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from specbench_ss import registry
+from specbench_ss.cli import main
 from specbench_ss.config import RunConfig
 from specbench_ss.errors import UserError
 from specbench_ss.experiment import Bench, Request
@@ -90,3 +91,17 @@ def test_the_users_options_hold_for_every_shape_but_the_weights() -> None:
 def test_it_needs_training_text(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training text for org/model"):
         Figure11().run(Bench(Request("org/model"), tmp_path, text, text))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["figure-11", "figure-12a"])
+def test_the_command_does_not_hold_its_variants_against_the_shipped_streams(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["paper", name, "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    assert "n_msa_layers=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["figure-4", "figure-6", "figure-8"])
+def test_a_place_that_cannot_be_written_is_told_first(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", name, "--out", "/proc/x"]) == 2
+    assert capsys.readouterr().err == "ssbench: cannot write to /proc/x: no such file or directory\n"
