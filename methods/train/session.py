@@ -25,6 +25,7 @@ from specbench_ss.methods.train.sources import open_source
 from specbench_ss.methods.train.training import LOG, DrafterTraining
 from specbench_ss.models import check_model, resolve_device
 from specbench_ss.options import options_text
+from specbench_ss.rundir import check_place
 from specbench_ss.target import Target
 from specbench_ss.trainer import TrainConfig
 
@@ -60,6 +61,8 @@ def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
         target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _plain(about)
     )
     _say(processes, _opening(training, config))
+    if not len(held_out.rows):
+        _say(processes, "nothing is held out: no held-out loss and no estimate of tau; see --eval-fraction")
     training.train(lambda line: _say(processes, line), EVERY, config.save_every)
     if processes.first:
         _finish(trainer, config, training, text)
@@ -67,10 +70,10 @@ def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Raises UserError for a folder that holds something else than a training, or cannot be made."""
+    """Raises UserError for a folder that holds something else than a training, or cannot be made; makes none."""
+    check_place(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        strange = any(out.iterdir()) and not ((out / CHECKPOINT).exists() or (out / LOG).exists())
+        strange = out.exists() and any(out.iterdir()) and not ((out / CHECKPOINT).exists() or (out / LOG).exists())
     except OSError as error:
         raise UserError(f"cannot use --out {out}: {error.strerror or error}") from None
     if strange:
