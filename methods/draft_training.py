@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.llama import new_llama, weighted_loss
 from specbench_ss.methods.training import BaseStates, Batch, Trainee
 from specbench_ss.target import Target
 
@@ -46,25 +47,14 @@ class DraftSize:
 
 def new_draft(target: Target, size: DraftSize) -> Any:
     """A fresh Llama over the target's vocabulary, in float32, with the target's special ids."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     c = target.config
-    config = LlamaConfig(
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.attention_heads,
-        num_key_value_heads=size.attention_heads,
-        intermediate_size=size.width,
-        vocab_size=target.vocab_size,
-        max_position_embeddings=target.context_length,
-        tie_word_embeddings=True,
-        bos_token_id=c.bos_token_id,
-        eos_token_id=c.eos_token_id,
-        pad_token_id=c.pad_token_id,
+    special = {"bos": c.bos_token_id, "eos": c.eos_token_id, "pad": c.pad_token_id}
+    heads = size.attention_heads
+    model = new_llama(
+        size.hidden, size.layers, heads, heads, size.width, target.vocab_size, target.context_length, special
     )
-    model: Any = LlamaForCausalLM(config)
     model.set_attn_implementation("sdpa")
-    return model.float()
+    return model
 
 
 class DraftTrainee(Trainee):
@@ -92,8 +82,7 @@ class DraftTrainee(Trainee):
         logits = self._logits(batch)[:, :-1]  # [B, T - 1, V]
         answer = batch.labels[:, :-1, 0] != -100
         weights = self._weights(batch, answer)
-        each = F.cross_entropy(logits.flatten(0, 1).float(), batch.ids[:, 1:].flatten(), reduction="none")
-        text = (each * weights.flatten()).sum() / weights.sum().clamp_min(1e-6)
+        text = weighted_loss(logits, batch.ids[:, 1:], weights)
         right = (logits.detach().argmax(-1) == batch.ids[:, 1:])[answer].float()
         share = right.sum() / max(1, right.numel())
         loss = (1 - self.distill) * text

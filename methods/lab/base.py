@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specbench_ss.methods.lab.text import completion_mask
+from specbench_ss.methods.llama import new_llama, weighted_loss
 from specbench_ss.methods.resumable import Resumable, digest
 
 
@@ -45,24 +45,8 @@ SIZES = {
 
 def new_model(size: BaseSize, special: dict[str, int], seed: int) -> Any:
     """A freshly initialised Llama of this size."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        intermediate_size=size.ffn,
-        vocab_size=size.vocab,
-        max_position_embeddings=size.context,
-        tie_word_embeddings=True,
-        bos_token_id=special["bos"],
-        eos_token_id=special["eos"],
-        pad_token_id=special["pad"],
-        initializer_range=0.02,
-    )
-    return LlamaForCausalLM(config)
+    return new_llama(size.hidden, size.layers, size.heads, size.kv_heads, size.ffn, size.vocab, size.context, special)
 
 
 def optimizers(model: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
@@ -80,12 +64,6 @@ def trapezoid(step: int, total: int, warmup: int = 50, decay_share: float = 0.35
     """Learning-rate factor: linear warm-up, flat, linear decay to zero over the last share of the steps."""
     decay = max(1, int(total * decay_share))
     return min(1.0, (step + 1) / warmup, (total - step) / decay)
-
-
-def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Cross-entropy [B, T, V] against [B, T], averaged with per-token weights."""
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
-    return (loss * weights.flatten()).sum() / weights.sum()
 
 
 class BaseTrainer(Resumable):
