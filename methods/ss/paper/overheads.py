@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -134,9 +135,9 @@ class _Overheads(Experiment):
 
         return self.show(all_overheads(BASE))
 
+    @abstractmethod
     def show(self, found: dict[str, Overhead]) -> Result:
         """The figure."""
-        raise NotImplementedError
 
 
 class Figure8(_Overheads):
