@@ -7,14 +7,16 @@ stopping, cutting and every count. Knows no method by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from specbench_ss.config import REFERENCE, MethodSpec
 from specbench_ss.tree import DraftTree
+from specbench_ss.verify import verify
 
 if TYPE_CHECKING:
     from specbench_ss.cache import Cache
@@ -31,6 +33,7 @@ class State:
     ids: prompt and answer so far, int64 [S]; its last entry is the root: decided, not yet in the cache.
     root: that last token, int64 [1], on the device. taps: hidden states asked for by `Decoder.taps` at the
     position before the root, {layer: [1, 1, h]}; key -1 is the final, normed state (what the LM head reads).
+    rng: of this request, on the target's device: for a method that draws its candidates.
     """
 
     ids: list[int]
@@ -39,6 +42,7 @@ class State:
     cache: Cache
     sampling: Sampling
     taps: dict[int, Tensor] = field(default_factory=dict)
+    rng: torch.Generator = field(default_factory=torch.Generator)
     draft_calls: int = 0  # forward passes of a draft model, counted by the method that makes them
 
     @property
@@ -52,13 +56,15 @@ class Decoder(ABC):
 
     Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
     `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
-    lossless: its output is that of the method that `reference_for` names.
+    lossless: its output is that of the method that `reference_for` names; an object whose options give that up sets
+    its own to False. remembers: earlier prompts may change its speed, never its output; reports say so.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str] = ""
-    lossless: ClassVar[bool] = True
+    lossless: bool = True
+    remembers: bool = False
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -83,6 +89,14 @@ class Decoder(ABC):
         return cls(target, options)
 
     @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """The method in its various shapes for any target, by a label each: what `ssbench check` holds to the laws.
+
+        One that needs weights gives itself random ones. The target may be tiny: two layers, seven words.
+        """
+        return {"default": lambda: cls.load(target, cls.Options())}
+
+    @classmethod
     def reference_for(cls, options: Any) -> MethodSpec:
         """The method whose output a lossless one must equal; a run includes it.
 
@@ -91,7 +105,7 @@ class Decoder(ABC):
         return MethodSpec(REFERENCE)
 
     def next_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """float32 logits [V] of this method's model after prompt and answer; asked of references, untimed."""
+        """float32 logits [V] of this method's model after prompt and answer, from a fresh pass; untimed."""
         return self.target.next_logits([*prompt, *answer])
 
     def described(self) -> dict[str, Any]:
@@ -135,6 +149,13 @@ class Decoder(ABC):
     def forward(self, state: State, tree: DraftTree) -> Output:
         """Verify the tree in one pass of the target: logits [1, n, V] for the n nodes of `Output.tree`."""
         return self.target.forward_tree(tree, state.cache, self.taps)
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """What of the verified tree is accepted: exactly the target's distribution.
+
+        Only a method that is not lossless may have another rule.
+        """
+        return verify(output.logits[0], tree, state.sampling, state.rng)
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:  # noqa: B027 - optional hook
         """The step is committed: state.ids, state.root, state.taps and the cache are already the new ones."""

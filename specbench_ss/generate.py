@@ -78,11 +78,12 @@ class Session:
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
         self.clock.start()
-        state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling)
+        state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
         output = self.decoder.prefill(state, ids)
         first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
-        state.ids, state.root, state.taps = [*self.prompt, *first.tokens], first.next_token, output.taps
+        state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
+        state.taps = {layer: t[:, -1:] for layer, t in output.taps.items()}
         self.decoder.begin(state)
         seconds, _ = self.clock.stop()
         _, self.finish = self.cutter.cut([], first.tokens)
@@ -97,7 +98,7 @@ class Session:
         output = self.decoder.forward(state, tree)
         clock.mark()
         kept = output.tree or tree
-        verdict = verify(output.logits[0], kept, self.sampling, self.rng)
+        verdict = self.decoder.accept(state, kept, output)
         new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
         self._commit(state, verdict, output, new)
         clock.mark()

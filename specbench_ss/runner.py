@@ -121,6 +121,8 @@ class _Session:
         self._note_resumption(len(samples), len(todo))
         if todo and (note := busy()):
             self._warn_and_keep(note)
+        for label in (label for label, decoder in self.decoders.items() if decoder.remembers):
+            self._warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
         self.events.on_start(len(todo))
         with frozen_heap():
             if todo and self.config.warmup:

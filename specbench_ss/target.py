@@ -162,8 +162,11 @@ class Target(Outline):
 
     # -- whole passes -------------------------------------------------------------------------------------------
 
-    def prefill(self, ids: Tensor, cache: Cache, taps: Iterable[int] = ()) -> Output:
-        """The prompt ids [1, S] after whatever the cache holds; logits and taps [1, 1, .] at its last position."""
+    def prefill(self, ids: Tensor, cache: Cache, taps: Iterable[int] = (), every: bool = False) -> Output:
+        """The prompt ids [1, S] after whatever the cache holds; logits and taps [1, 1, .] at its last position.
+
+        every: taps [1, S, .] of every position.
+        """
         q, past = ids.shape[1], cache.get_seq_length()
         positions = torch.arange(past, past + q, device=self.device)[None]
         mask = self.causal_mask(q, past) if past and q > 1 else None
@@ -171,9 +174,10 @@ class Target(Outline):
         x = self.embed(ids, positions)
         x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), taps, tapped)
         cache.advance(q)
-        final = self.family.norm(x[:, -1:])
-        tapped = {layer: t[:, -1:] for layer, t in tapped.items()} | {FINAL: final}
-        return Output(self.logits(final), None, tapped)
+        shown = slice(None) if every else slice(-1, None)
+        final = self.family.norm(x[:, shown])
+        tapped = {layer: t[:, shown] for layer, t in tapped.items()} | {FINAL: final}
+        return Output(self.logits(final[:, -1:]), None, tapped)
 
     def forward_tree(self, tree: DraftTree, cache: Cache, taps: Iterable[int] = ()) -> Output:
         """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
 from specbench_ss.models import LAB, load_target
+from specbench_ss.target import Target
 
 POLISH_SHARE = 0.33
 DRAFTER_TALKS = {"s": 10_000, "m": 200_000}
@@ -143,16 +145,21 @@ def shared(shop: Workshop) -> None:
     ours = SharedTrainee(target, SHARED_STREAMS, SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
     plain = replace(SHARED_STREAMS, main_attends_streams=False)
     tuned = SharedTrainee(target, plain, SHARED_LR, alpha_j=0.0, name="next-token")
+    train_shared(shop, target, [ours, tuned], "shared")
+
+
+def train_shared(shop: Workshop, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
+    """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
     size = replace(shop.base_size(shop.size), tokens=shop.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
     special = special_ids(shop.tokenizer())
     rows = training_rows(shop, size, shop.seed + 5)
     text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 5)
     budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
-    TogetherTrainer(target, [ours, tuned], text, budget, shop.folder("shared")).train(shop.log)
+    TogetherTrainer(target, trainees, text, budget, shop.folder(stage)).train(shop.log)
     about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
-    for folder, trainee in (("ss-shared", ours), ("next-token", tuned)):
+    for trainee in trainees:
         trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
-        save_shared(shop.folder(folder), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+        save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
 
 
 def draft(shop: Workshop) -> None:
