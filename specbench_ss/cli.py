@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specbench_ss import __version__
-from specbench_ss.commands import lab, lists, paper, report, run, suites, train, tune
+from specbench_ss.commands import lab, lists, models, paper, report, run, suites, train, tune
 from specbench_ss.commands.literal import literal
 from specbench_ss.errors import UserError
 
@@ -24,9 +24,9 @@ app = typer.Typer(
 app.command("run")(run.command)
 app.command("tune")(tune.command)
 app.command("methods")(lists.methods)
-app.command("models")(lists.models)
 app.command("report")(report.command)
 app.command("paper")(paper.command)
+app.add_typer(models.app, name="models")
 app.add_typer(suites.app, name="suites")
 app.add_typer(train.app, name="train")
 app.add_typer(lab.app, name="lab")

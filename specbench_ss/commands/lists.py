@@ -1,8 +1,8 @@
-"""`ssbench methods` and `ssbench models`: what there is."""
+"""`ssbench methods`: what there is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench_ss.config import REFERENCE
 
@@ -16,23 +16,15 @@ def methods() -> None:
     from specbench_ss.options import describe_options
 
     for name, method in registry.load_all(registry.METHODS).items():
-        output = _output(method)
+        output = promise(method, method.Options())
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
         for option in describe_options(method.Options):
             print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
 
 
-def _output(method: type[Decoder]) -> str:
+def promise(method: type[Decoder], options: Any) -> str:
+    """What its output is, by its own declaration."""
     if not method.lossless:
         return "may change the output"
-    reference = method.reference_for(method.Options()).label
+    reference = method.reference_for(options).label
     return "same output as the model" if reference == REFERENCE else f"same output as {reference}"
-
-
-def models() -> None:
-    """List the models that come with the package or lie ready; any path or hub id works too."""
-    from specbench_ss.models import available
-
-    for model in available():
-        print(f"{model.name:<10} {model.summary}")
-    print("Any folder or hub id of a causal language model with a known architecture works too: --model PATH_OR_ID")

@@ -1,0 +1,100 @@
+"""`ssbench models`: which lie ready; whether a model and a method will work together, before weights are downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbench_ss.commands.lists import promise
+from specbench_ss.commands.request import method_specs
+from specbench_ss.config import MethodSpec
+from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from specbench_ss.decoder import Decoder
+    from specbench_ss.outline import Outline
+
+CANNOT_TELL = 1  # exit code: neither works (0) nor does not (2)
+
+app = typer.Typer(help="List the models at hand; check a model and a method together.", invoke_without_command=True)
+
+
+@app.callback()
+def _list(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is not None:
+        return
+    from specbench_ss.models import available
+
+    for model in available():
+        print(f"{model.name:<10} {model.summary}")
+    print("Any folder or hub id of a causal language model with a known architecture works too: --model PATH_OR_ID")
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="Embedded model, folder or hub id.")],
+    method: Annotated[str, typer.Argument(help="METHOD or METHOD[weights=PATH_OR_HUB_ID,...].")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="An option of the method.")
+    ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="Instead of the tokenizer's own.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let the model's own code run (only where you trust it).")
+    ] = False,
+) -> int:
+    """Say whether a model and a method will work together; of hub ids only headers and small files are fetched."""
+    from specbench_ss import registry
+    from specbench_ss.chat import check_template
+    from specbench_ss.models import outline_of
+
+    name = MethodSpec.parse(method).name
+    spec = next(spec for spec in method_specs(method, settings or []) if spec.name == name)
+    kind, options = registry.method_class(spec.name), registry.method_options(spec)
+    outline = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
+    print(f"model    {_described(outline)}")
+    try:
+        check_template(outline.tokenizer, outline.name)
+        print("template ready")
+    except UserError as error:
+        print(f"template {error}: --chat-template vicuna, llama-2, plain or a file gives one")
+    weights = str(getattr(options, "weights", "") or "")
+    if not weights or Path(weights).exists() or "/" not in weights:
+        kind.check(options, outline)
+        return _works(kind, options, outline)
+    return _from_hub(kind, options, weights, outline)
+
+
+def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline) -> int:
+    """By what the hub says of the drafter's repository."""
+    from specbench_ss.skeleton import fetch
+
+    kind.check(options, outline)  # what cannot be a hub id is refused, and what is wrong with other options
+    with TemporaryDirectory() as folder:
+        found = fetch(weights, Path(folder))
+        sizes = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in found.weights.items())
+        print(f"weights  {weights}: {sizes or 'no weight files'}")
+        if found.unread and len(found.unread) == len(found.weights):
+            print(f"cannot tell: the shapes in {', '.join(found.unread)} are not known before it is downloaded")
+            return CANNOT_TELL
+        try:
+            kind.check(replace(options, weights=folder), outline)
+        except UserError as error:
+            raise UserError(str(error).replace(folder, weights)) from None
+    return _works(kind, options, outline)
+
+
+def _described(outline: Outline) -> str:
+    shape = f"{outline.n_layers} layers of {outline.hidden_size}, {outline.vocab_size:,} tokens"
+    name = next(iter(getattr(outline.config, "architectures", None) or []), outline.config.model_type)
+    return f"{outline.name}: {name}, {shape}, context {outline.context_length:,}"
+
+
+def _works(kind: type[Decoder], options: Any, outline: Outline) -> int:
+    print(f"works: {kind.name} on {outline.name} ({promise(kind, options)})")
+    return 0
