@@ -45,6 +45,9 @@ class MethodSpec:
         return cls(match["name"], options)
 
 
+ALL = "all"  # stands for every registered method that can decode with the model
+
+
 def split_methods(text: str) -> list[str]:
     """'ss,medusa[tree=a,k=2]' -> ['ss', 'medusa[tree=a,k=2]']: commas inside brackets do not split."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
@@ -109,7 +112,11 @@ class TuneConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunTarget:
-    """Where a run's results go, which is no part of what it measures."""
+    """Where a run's results go, which is no part of what it measures.
+
+    optional: labels of methods that are left out, with a word, where they cannot decode with the model.
+    """
 
     out: Path
     resume: bool = False
+    optional: frozenset[str] = frozenset()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     from specbench_ss.stops import stop_ids
     from specbench_ss.stored_manifest import check_same_config
 
-    config = with_references(config)
+    config = with_references(without_unfit(config, where.optional))
     options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)
     device = resolve_device(config.device)
@@ -70,6 +71,24 @@ def check_methods(config: RunConfig) -> Outline:
         with _naming_preset(spec, config):
             registry.method_class(spec.name).check(registry.method_options(spec), outline)
     return outline
+
+
+def without_unfit(config: RunConfig, optional: Collection[str]) -> RunConfig:
+    """Without the optional methods that cannot decode with the model; a warning names each."""
+    if not optional:
+        return config
+    from specbench_ss.models import outline_of
+
+    outline = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    kept = []
+    for spec in config.methods:
+        try:
+            if spec.label in optional:
+                registry.method_class(spec.name).check(_options(spec, config), outline)
+            kept.append(spec)
+        except UserError as error:
+            warnings.warn(f"{spec.label} is left out: {error}", stacklevel=2)
+    return replace(config, methods=tuple(kept))
 
 
 def with_references(config: RunConfig) -> RunConfig:

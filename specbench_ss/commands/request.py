@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from specbench_ss.chat import template_text
-from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, split_methods
+from specbench_ss.config import ALL, REFERENCE, MethodSpec, RunConfig, split_methods
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.options import value_text
 from specbench_ss.preset import Preset, read_preset
@@ -97,7 +97,7 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
     Presets hold where neither says otherwise.
     """
     shared = read_settings(settings)
-    specs = [MethodSpec.parse(text) for text in split_methods(methods)]
+    specs = [MethodSpec.parse(text) for text in with_all(split_methods(methods))]
     if not specs:
         raise UserError("no method given: --methods NAME,NAME[option=value],...")
     chosen = _by_method(presets, [s.name for s in specs])
@@ -106,6 +106,24 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
         specs.append(MethodSpec(REFERENCE))
     _check(specs, shared)
     return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
+
+
+def with_all(methods: Sequence[str]) -> list[str]:
+    """'all' is every registered method that is not named beside it."""
+    if ALL not in methods:
+        return list(methods)
+    from specbench_ss import registry
+
+    named = [MethodSpec.parse(text).name for text in methods]
+    others = [name for name in registry.names(registry.METHODS) if name not in named]
+    return [name for text in methods for name in (others if text == ALL else [text])]
+
+
+def optional_methods(methods: str, specs: Sequence[MethodSpec]) -> frozenset[str]:
+    """Labels of the methods that only 'all' asks for."""
+    listed = split_methods(methods)
+    named = {MethodSpec.parse(text).name for text in listed if text != ALL} | {REFERENCE}
+    return frozenset(s.label for s in specs if s.name not in named) if ALL in listed else frozenset()
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:

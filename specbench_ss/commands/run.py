@@ -23,7 +23,7 @@ def command(
         str,
         typer.Option(
             metavar="A,B[option=value]",
-            help="Methods to compare; plain autoregressive decoding is always added.",
+            help="Methods to compare, or all; plain autoregressive decoding is always added.",
             rich_help_panel=WHAT,
         ),
     ],
@@ -118,7 +118,9 @@ def command(
     wanted = request.run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
-    where = RunTarget(out or request.default_out(wanted, datetime.now()), resume)
+    where = RunTarget(
+        out or request.default_out(wanted, datetime.now()), resume, request.optional_methods(methods, wanted.methods)
+    )
     from specbench_ss.commands import execute
 
     if dry_run:

@@ -186,3 +186,16 @@ def test_a_prompt_too_long_for_the_model_is_one_line_before_its_weights_are_load
     ):
         assert words in told
     assert not out.exists()
+
+
+def test_all_stands_for_every_method_that_can_decode_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    draft = str(LAB / "draft")
+    assert main(["run", "--methods", "all,ss[k=1]", "--limit", "1", "--suite", "apps", "--dry-run"]) == 0
+    said = [line.split()[1].rstrip(":") for line in capsys.readouterr().out.splitlines() if line.startswith("method")]
+    assert said[0] == "ar" and {"medusa", "ss-shared", "ss[k=1]"} < set(said) and "ss" not in said
+    # what comes with the lab's base does not fit the lab's draft: left out, not an error
+    assert main(["run", "--methods", "all", "--model", draft, "--limit", "1", "--suite", "apps", "--dry-run"]) == 0
+    captured = capsys.readouterr()
+    assert "warning: ss is left out" in captured.err and "method     ss:" not in captured.out
+    # what was asked for by name is an error
+    assert main(["run", "--methods", "all,ss", "--model", draft, "--limit", "1", "--suite", "apps", "--dry-run"]) == 2
