@@ -80,14 +80,12 @@ class DraftTrainee(Trainee):
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Weighted cross-entropy over each text's next tokens, and KL from the target where it answers."""
         logits = self._logits(batch)[:, :-1]  # [B, T - 1, V]
-        answer = batch.labels[:, :-1, 0] != -100
-        weights = self._weights(batch, answer)
-        text = weighted_loss(logits, batch.ids[:, 1:], weights)
-        right = (logits.detach().argmax(-1) == batch.ids[:, 1:])[answer].float()
-        share = right.sum() / max(1, right.numel())
+        answer, answers = _answered(batch), _answered(batch.whole).sum().clamp_min(1)
+        text = weighted_loss(logits, batch.ids[:, 1:], self._weights(batch), self._weights(batch.whole))
+        share = (logits.detach().argmax(-1) == batch.ids[:, 1:])[answer].sum() / answers
         loss = (1 - self.distill) * text
         if self.distill:
-            loss = loss + self.distill * self._divergence(logits[answer], states.final[:, :-1][answer])
+            loss = loss + self.distill * self._divergence(logits[answer], states.final[:, :-1][answer]) / answers
         return loss, share.expand(self.ahead)
 
     def _logits(self, batch: Batch) -> Tensor:
@@ -100,17 +98,22 @@ class DraftTrainee(Trainee):
         logits: Tensor = out.logits
         return logits
 
-    def _weights(self, batch: Batch, answer: Tensor) -> Tensor:
+    def _weights(self, batch: Batch) -> Tensor:
         """[B, T - 1]: of the token that follows each."""
-        weights = torch.where(answer, 1.0, self.prompt_weight)
+        weights = torch.where(_answered(batch), 1.0, self.prompt_weight)
         if batch.documents is not None:
             numbers = batch.documents.numbers
             weights = weights * ((numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] >= 0))
         return weights
 
     def _divergence(self, logits: Tensor, final: Tensor) -> Tensor:
-        """Mean KL(target || draft), nats a token, over positions [n]: logits [n, V], the target's states [n, h]."""
+        """KL(target || draft) in nats, summed over positions [n]: logits [n, V], the target's states [n, h]."""
         with torch.no_grad():
             teacher = F.log_softmax(self.target.logits(final).float(), -1)
         student = F.log_softmax(logits.float(), -1)
-        return F.kl_div(student, teacher, log_target=True, reduction="sum") / max(1, len(logits))
+        return F.kl_div(student, teacher, log_target=True, reduction="sum")
+
+
+def _answered(batch: Batch) -> Tensor:
+    """Bool [B, T - 1]: the next token is of an answer."""
+    return batch.labels[:, :-1, 0] != -100

@@ -31,7 +31,10 @@ def new_llama(
     return model.float()
 
 
-def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Cross-entropy [B, T, V] against [B, T], averaged with per-token weights [B, T]."""
+def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor | None = None) -> Tensor:
+    """Cross-entropy [B, T, V] against [B, T], averaged with per-token weights [B, T].
+
+    whole: the weights of the batch that these are a share of.
+    """
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
-    return (loss * weights.flatten()).sum() / weights.sum().clamp_min(1e-6)
+    return (loss * weights.flatten()).sum() / (weights if whole is None else whole).sum().clamp_min(1e-6)

@@ -94,12 +94,12 @@ class Machine:
         return batch
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients of the whole batch's loss, cut to norm 1."""
+        """Gradients of the whole batch's loss, cut to norm 1, from this share's part of it."""
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
 
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over all processes of what each has found on its share."""
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes of what each has found on its share."""
         return value
 
 
@@ -178,7 +178,7 @@ class TogetherTrainer(Resumable):
             self.machine.gradients(loss, list(trainee.module.parameters()))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            found = self.machine.mean(torch.cat((loss.detach()[None], right.detach()))).tolist()
+            found = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
             self.outcomes[trainee.name] = Outcome(found[0], tuple(found[1:]))
             shares = " ".join(f"{share:.2f}" for share in found[1:])
             said.append(f"{trainee.name} loss {found[0]:.3f} right {shares}")

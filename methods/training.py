@@ -62,26 +62,33 @@ class Batch:
     """ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, but at every position; some anchors.
 
     labels[..., 0] != -100 marks the positions whose next token belongs to an answer: those that carry streams.
-    documents: None where a row is one text under a plain causal mask.
+    documents: None where a row is one text under a plain causal mask. share_of: the batch of which these are some rows.
     """
 
     ids: Tensor
     labels: Tensor
     anchors: Anchors
     documents: Documents | None = None
+    share_of: Batch | None = None
+
+    @property
+    def whole(self) -> Batch:
+        """What losses are means over: of a share they are its part of the whole batch's, so that shares add up."""
+        return self.share_of or self
 
     def to(self, device: torch.device) -> Batch:
         """All of it on the device."""
         anchors = Anchors(self.anchors.at.to(device), self.anchors.labels.to(device))
         documents = None if self.documents is None else self.documents.to(device)
-        return Batch(self.ids.to(device), self.labels.to(device), anchors, documents)
+        share_of = None if self.share_of is None else self.share_of.to(device)
+        return Batch(self.ids.to(device), self.labels.to(device), anchors, documents, share_of)
 
     def rows(self, chosen: slice) -> Batch:
-        """Some of its rows."""
+        """Some of its rows, as a share of the whole."""
         d = self.documents
         anchors = Anchors(self.anchors.at[chosen], self.anchors.labels[chosen])
         documents = None if d is None else Documents(d.numbers[chosen], d.places[chosen])
-        return Batch(self.ids[chosen], self.labels[chosen], anchors, documents)
+        return Batch(self.ids[chosen], self.labels[chosen], anchors, documents, self.whole)
 
 
 @dataclass(slots=True)
@@ -126,7 +133,7 @@ class Trainee(ABC):
 
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(loss, share of right top-1 guesses per drafted position [ahead])."""
+        """(loss, share of right top-1 guesses per drafted position [ahead]), both over `batch.whole`."""
 
 
 @torch.no_grad()
@@ -218,12 +225,20 @@ def head_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_loss(sums: tuple[Tensor, Tensor], labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """(weighted sum of mean cross-entropies, share right [ahead]) from sums over all of labels [.., ahead]."""
+    """(weighted sum of mean cross-entropies, share right [ahead]) from sums; means over labels [.., ahead].
+
+    labels: those that were summed over, or where that was a share of a batch, all of the batch's.
+    """
     known = (labels.reshape(-1, labels.shape[-1]) != -100).sum(0).clamp_min(1)
     total = (sums[0] / known * torch.tensor(weights, device=known.device)).sum()
     return total, sums[1] / known
 
 
-def head_loss(logits: Tensor, labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """logits [.., ahead, V], labels [.., ahead] -> (weighted sum of mean cross-entropies, share right [ahead])."""
-    return mean_loss(head_sums(logits, labels), labels, weights)
+def head_loss(
+    logits: Tensor, labels: Tensor, weights: Sequence[float], whole: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """logits [.., ahead, V], labels [.., ahead] -> (weighted sum of mean cross-entropies, share right [ahead]).
+
+    whole: labels of the batch that these are a share of.
+    """
+    return mean_loss(head_sums(logits, labels), labels if whole is None else whole, weights)

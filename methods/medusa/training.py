@@ -28,8 +28,8 @@ class MedusaTrainee(Trainee):
         x = states.at(states.final, batch.anchors).flatten(0, 1)  # [B*A, h]
         logits = self.module(x, self.shared).transpose(0, 1)  # [B*A, n, V]
         n = self.module.count
-        labels = batch.anchors.labels[..., 1 : n + 1].flatten(0, 1)
-        return head_loss(logits, labels, [0.8**i for i in range(n)])
+        labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))
+        return head_loss(logits, labels, [0.8**i for i in range(n)], whole)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, anchors: Anchors, top: int = 10) -> tuple[Tensor, Tensor]:

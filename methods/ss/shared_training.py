@@ -102,9 +102,9 @@ class SharedTrainee(Trainee):
             sums.append(found)
             past.append(own)
         together = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
-        total, right = mean_loss(together, labels, [1.0] + [self.alpha_j] * g)
+        total, right = mean_loss(together, batch.whole.labels[..., : 1 + g], [1.0] + [self.alpha_j] * g)
         pruned = states.at(at_pruning, batch.anchors)
-        loss: Tensor = total + self.prune_weight * prune_loss(self.tuned, self.streams, pruned, batch.anchors)
+        loss: Tensor = total + self.prune_weight * prune_loss(self.tuned, self.streams, pruned, batch)
         return loss, right[1:] if g else right
 
     def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:

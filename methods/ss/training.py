@@ -17,7 +17,6 @@ from specbench_ss.cache import StreamCache
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
 from specbench_ss.methods.training import (
-    Anchors,
     BaseStates,
     Batch,
     Documents,
@@ -74,9 +73,9 @@ class StreamsTrainee(Trainee):
         parts = [self._segment(states, anchors.at[:, i : i + step], labels[:, i : i + step])
                  for i in range(0, labels.shape[1], step)]  # fmt: skip
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
-        total, right = mean_loss(sums, labels, [1.0] * g)
+        total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
         low = states.at(states.taps[self.prune_layer], anchors)
-        loss: Tensor = total + self.prune_weight * prune_loss(self.target, self.module, low, anchors)
+        loss: Tensor = total + self.prune_weight * prune_loss(self.target, self.module, low, batch)
         return loss, right
 
     def _segment(self, states: BaseStates, at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,7 +153,7 @@ def start_embedding(module: Streams, low: Tensor) -> None:
         p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
 
 
-def prune_loss(target: Target, module: Streams, low: Tensor, anchors: Anchors) -> Tensor:
-    """Next-token loss of the early-exit logits from main states low [B, A, h] at the pruning layer (sec. 2.3)."""
+def prune_loss(target: Target, module: Streams, low: Tensor, batch: Batch) -> Tensor:
+    """Next-token loss of the early exit (sec. 2.3), from the anchors' states low [B, A, h] at the pruning layer."""
     logits = target.logits(target.family.norm(module.early_exit(low.detach())))[..., None, :]
-    return head_loss(logits, anchors.labels[..., :1], [1.0])[0]
+    return head_loss(logits, batch.anchors.labels[..., :1], [1.0], batch.whole.anchors.labels[..., :1])[0]

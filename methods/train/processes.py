@@ -1,14 +1,16 @@
 """Hugging Face accelerate, in one place: which processes train, where, and in what precision.
 
 One process needs no `accelerate config`; `accelerate launch` starts several, on one machine or many. Each computes its
-rows of every batch, and gradients are averaged; the weights that learn are whole in every process. Under FSDP the
-frozen base is what is shared out, layer by layer.
+rows of every batch, its part of the whole batch's loss, and gradients are added up: a step is the one that a single
+process would take. The weights that learn are whole in every process. Under FSDP the frozen base is what is shared out,
+layer by layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from specbench_ss.methods.together import Machine
 from specbench_ss.methods.training import Batch, Trainee
 from specbench_ss.target import Target
 
+PATIENCE = timedelta(days=30)  # of processes that wait while the first one lets the base answer all the data
+
 
 class Processes(Machine):
     """The processes of this training. autocast in bfloat16, unless dtype is float32.
@@ -28,11 +32,14 @@ class Processes(Machine):
 
     def __init__(self, device: str) -> None:
         from accelerate import Accelerator
+        from accelerate.utils import InitProcessGroupKwargs
 
         cpu = device == "cpu"
         if not cpu and ":" in device:
             torch.cuda.set_device(torch.device(device))
-        self.accelerator = Accelerator(cpu=cpu, mixed_precision="no")  # precision is `autocast`'s, alike everywhere
+        patient = InitProcessGroupKwargs(timeout=PATIENCE)
+        # precision is `autocast`'s, alike everywhere
+        self.accelerator = Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=[patient])
         self.exact = False
         several = torch.device("cpu") if cpu else self.accelerator.device
         super().__init__(torch.device(device) if self.count == 1 else several)
@@ -70,17 +77,17 @@ class Processes(Machine):
         return batch if self.count == 1 else batch.rows(slice(self.accelerator.process_index, None, self.count))
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Of the mean of all processes' losses, cut to norm 1."""
+        """Of the sum of all processes' losses, cut to norm 1."""
         self.accelerator.backward(loss)
         if self.count > 1:
             for p in parameters:
                 if p.requires_grad:  # one that this share does not reach may be reached by another's
-                    p.grad = self.mean(torch.zeros_like(p) if p.grad is None else p.grad)
+                    p.grad = self.total(torch.zeros_like(p) if p.grad is None else p.grad)
         self.accelerator.clip_grad_norm_(parameters, 1.0)
 
-    def mean(self, value: Tensor) -> Tensor:
-        """Over all processes."""
-        return value if self.count == 1 else self.accelerator.reduce(value, "mean")
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return value if self.count == 1 else self.accelerator.reduce(value, "sum")
 
     def alike(self, module: nn.Module) -> None:
         """Give every process the first one's weights."""

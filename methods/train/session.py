@@ -39,11 +39,12 @@ def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
     if config.load_in_4bit:
         check_four_bits(device)
     check_model(config.model)
-    check_out(config.out)
     open_source(config.data)
     if config.push_to_hub:
         hub.check(config.push_to_hub)
-    processes = Processes(device)
+    processes = Processes(device)  # all of them are here now
+    if processes.first:
+        check_out(config.out)  # makes a folder and removes it again, under which others would stumble
     processes.check(config.batch_size)
     target = load_base(config, str(processes.device))
     processes.exact = target.dtype == torch.float32

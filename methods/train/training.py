@@ -76,20 +76,20 @@ class DrafterTraining(TogetherTrainer):
 
     @torch.no_grad()
     def judge(self) -> Outcome | None:
-        """Mean loss and shares over batches of held-out rows, always the same ones; None where nothing is held out."""
+        """Loss and shares over held-out rows, always the same ones, as one batch; None where nothing is held out."""
         count, n = min(len(self.held_out.rows), JUDGED_ROWS), self.budget.rows_per_step
+        if not count:
+            return None
+        rng = np.random.default_rng(self.held_out.seed)
+        whole = self.held_out.chosen(np.arange(count), self.budget, rng).to(self.target.device)
         found = []
-        for start in range(0, count, n):
-            rows = np.arange(start, min(start + n, count))
-            batch = self.held_out.chosen(rows, self.budget, np.random.default_rng((self.held_out.seed, start)))
-            batch = batch.to(self.target.device)
+        for start in range(0, count, n):  # as many rows at a time as in a step: there is memory for that
+            batch = whole.rows(slice(start, start + n))
             with self.processes.autocast():
                 loss, right = self.trainee.loss(self._states(batch), batch)
-            found.append(torch.cat((loss[None], right)) * len(rows))
-        if not found:
-            return None
-        mean = (torch.stack(found).sum(0) / count).tolist()
-        return Outcome(mean[0], tuple(mean[1:]))
+            found.append(torch.cat((loss[None], right)))
+        total = torch.stack(found).sum(0).tolist()
+        return Outcome(total[0], tuple(total[1:]))
 
     def save(self) -> None:
         """The first process writes; the others wait for it."""

@@ -1,4 +1,4 @@
-"""Several processes: each takes its share of every batch, and all learn what one would of the mean of their losses."""
+"""Several processes: each takes its share of every batch, and together they learn what one would of the whole."""
 
 from __future__ import annotations
 
@@ -6,17 +6,89 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
 from specbench_ss.cli import main
-from specbench_ss.methods.together import Machine
+from specbench_ss.methods.draft_training import DraftSize, DraftTrainee
+from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.shared_training import SharedTrainee
+from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.together import Budget
+from specbench_ss.methods.train.packed import PackedText
 from specbench_ss.methods.train.processes import Processes
-from specbench_ss.methods.training import Batch
+from specbench_ss.methods.train.rows import TrainingRows
+from specbench_ss.methods.train.training import DrafterTraining
+from specbench_ss.methods.training import Batch, Trainee, base_states
+from specbench_ss.target import Target
+from tests.methods.decoders import randomise
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
+
+SHARED = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
+TRAINEES: dict[str, Callable[[Target], Trainee]] = {
+    "streams": lambda target: StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2)),
+    "shared": lambda target: SharedTrainee(target, SHARED),
+    "medusa": lambda target: MedusaTrainee(target, heads=3),
+    "draft": lambda target: DraftTrainee(target, DraftSize(1, 32, 2), 1e-3, 3, distill=0.5),
+}
+
+
+def uneven() -> PackedText:
+    """Four rows of one conversation each, with answers of 2 to 23 tokens."""
+    lengths = (9, 30, 12, 28)
+    ids = np.random.default_rng(0).integers(3, 61, (4, 32)).astype(np.int32)
+    places = np.arange(32)[None].repeat(4, 0)
+    inside = places < np.array(lengths)[:, None]
+    mask = inside & (places >= np.array([7, 7, 7, 20])[:, None])
+    assert 4 * mask[::2].sum() < mask[1::2].sum()
+    return PackedText(TrainingRows(ids, mask, np.where(inside, 0, -1).astype(np.int32)))
+
+
+def learnt(target: Target, trainee: Trainee, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(loss and shares, gradients)."""
+    trainee.module.zero_grad(set_to_none=True)
+    states = base_states(target, batch.ids, trainee.taps, trainee.kv_from, batch.documents)
+    loss, right = trainee.loss(states, batch)
+    loss.backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trainee.module.parameters()]
+    return [loss.detach(), right.float()], grads
+
+
+@pytest.mark.parametrize("kind", TRAINEES)
+def test_shares_of_a_batch_add_up_to_it(kind: str) -> None:
+    target = Target(tiny_model("llama"))
+    torch.manual_seed(0)
+    trainee = TRAINEES[kind](target)
+    if kind != "draft":
+        randomise(trainee.module, 1)
+    batch = uneven().chosen(np.arange(4), Budget(1, 4, 16, 3), np.random.default_rng(0))
+    whole = learnt(target, trainee, batch)
+    shares = [learnt(target, trainee, batch.rows(slice(i, None, 2))) for i in (0, 1)]
+    assert max(g.abs().max() for g in whole[1]) > 1e-3
+    for part in (0, 1):
+        for name, one, a, b in zip(range(99), whole[part], shares[0][part], shares[1][part], strict=False):
+            torch.testing.assert_close(a + b, one, atol=1e-5, rtol=1e-4, msg=f"{kind} {part} {name}")
+
+
+def test_held_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
+    target, text, processes, found = Target(tiny_model("llama")), uneven(), Processes("cpu"), []
+    for rows in (1, 3, 4):  # however many are judged at a time
+        torch.manual_seed(0)
+        trainee, folder = TRAINEES["draft"](target), tmp_path / str(rows)
+        training = DrafterTraining(target, trainee, text, text, Budget(1, rows, 16, 3), folder, processes, 1, {})
+        processes.exact = True
+        outcome = training.judge()
+        assert outcome is not None
+        found.append([outcome.loss, *outcome.right])
+    assert found[0] == pytest.approx(found[2], rel=1e-5) == found[1]
 
 
 def free_port() -> int:
@@ -25,39 +97,52 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+COMMANDS = {
+    "ss": ["ss", "--gamma", "2", "--n-msa-layers", "2"],
+    "shared": ["ss", "--gamma", "2", "--n-msa-layers", "2", "--mode", "shared", "--lora-rank", "2"],
+    "medusa": ["medusa", "--heads", "2"],
+    "draft": ["draft", "--hidden", "32", "--layers", "1", "--distill"],
+}
+
+
 @pytest.mark.slow
-def test_two_processes_and_a_shared_out_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     tokenizer = made_tokenizer("gpt", "chatml")
     tiny_model("llama", vocab=len(tokenizer)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    rows = [{"prompt": f"What is the sum of {i} and 3?", "completion": f"The answer is {i + 3}."} for i in range(24)]
+    rows = [{"prompt": f"What is {i} and 3?", "completion": "It is " + "so " * (i % 7) ** 2 + "."} for i in range(24)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["train", "ss", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "chats.jsonl")]
-    command += ["--length", "64", "--batch-size", "4", "--steps", "2", "--gamma", "2", "--n-msa-layers", "2"]
-    command += ["--device", "cpu", "--eval-fraction", "0"]
-    outs = [str(tmp_path / name) for name in ("plain", "sharded")]
-    script = str(Path(__file__).with_name("two_processes.py"))
+
+    def command(kind: str, name: str) -> list[str]:
+        common = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "chats.jsonl"), "--device", "cpu"]
+        common += ["--length", "64", "--batch-size", "4", "--steps", "1", "--eval-fraction", "0.3"]
+        return ["train", *COMMANDS[kind], *common, "--dtype", "float32", "--out", str(tmp_path / name)]
+
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    done = subprocess.run([*launch, script, *outs, *command], capture_output=True, text=True, timeout=300)
+    script = str(Path(__file__).with_name("two_processes.py"))
+    asked = json.dumps([*(command(kind, f"{kind}-2") for kind in COMMANDS), command("ss", "sharded")])
+    done = subprocess.run([*launch, script, asked], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("2 processes") == 2  # the first process alone speaks
-    plain, sharded = (torch.load(Path(out) / "checkpoint.pt", weights_only=True)["modules"][0] for out in outs)
-    for name, tensor in plain.items():
-        torch.testing.assert_close(sharded[name], tensor, atol=1e-6, rtol=1e-5, msg=name)
-    losses = []
-    for i in (0, 1):  # the shares by hand: at the first step the weights are still the same
-
-        def share(self: Machine, batch: Batch, i: int = i) -> Batch:
-            return batch.rows(slice(i, None, 2))
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Processes, "share", share)
-            assert main([*command, "--out", str(tmp_path / f"share-{i}")]) == 0
-        losses.append(first_loss(tmp_path / f"share-{i}"))
-    assert losses[0] != losses[1]
-    assert first_loss(tmp_path / "plain") == pytest.approx(sum(losses) / 2, rel=1e-5)
+    assert done.stdout.count("2 processes") == 5  # the first process alone speaks
+    monkeypatch.setattr(Accelerator, "clip_grad_norm_", lambda *_: None)
+    for kind in COMMANDS:
+        assert main(command(kind, f"{kind}-1")) == 0
+        assert_alike(tmp_path / f"{kind}-2", tmp_path / f"{kind}-1")
+    assert_alike(tmp_path / "sharded", tmp_path / "ss-1")
 
 
-def first_loss(out: Path) -> float:
-    return float(json.loads((out / "training.jsonl").read_text().splitlines()[0])["loss"])
+def assert_alike(found: Path, expected: Path) -> None:
+    """The step's line, and the gradients, which Adam's first moments are a tenth of."""
+    two, one = (json.loads((out / "training.jsonl").read_text()) for out in (found, expected))
+    for name in ("loss", "right", "held_out_loss", "held_out_right"):
+        assert two[name] == pytest.approx(one[name], rel=1e-4), (found.name, name)
+    moments, wanted = (gradients(out / "checkpoint.pt") for out in (found, expected))
+    for number, tensor in wanted.items():
+        scale = float(tensor.abs().max())
+        torch.testing.assert_close(moments[number], tensor, atol=1e-5 * scale, rtol=1e-3, msg=f"{found.name} {number}")
+
+
+def gradients(checkpoint: Path) -> dict[int, torch.Tensor]:
+    state: dict[int, Any] = torch.load(checkpoint, weights_only=True)["optimizers"][0]["state"]
+    return {number: values["exp_avg"] for number, values in state.items()}
