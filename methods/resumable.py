@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,29 +19,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from specbench_ss.errors import UserError
+from specbench_ss.replacing import replacing
 
 CHECKPOINT = "checkpoint.pt"
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write into that takes the path's place when the block ends: a reader finds the old one or the new."""
-    temporary = path.with_name(path.name + ".new")
-    with open(temporary, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Names that were given in this folder are on the disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def digest(rows: NDArray[Any]) -> str:

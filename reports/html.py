@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specbench_ss import __version__, remarks
 from specbench_ss.experiment import Experiment, Result
+from specbench_ss.replacing import replacing
 from specbench_ss.report import Report
 from specbench_ss.reports import acceptance, answers, assets, bars, frames, health, record, speed, timing
 from specbench_ss.reports import experiment as of_experiment
@@ -34,9 +34,8 @@ class HtmlReport(Report):
 
 
 def _write(text: str, path: Path) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def page(run: Run) -> dict[str, Any]:

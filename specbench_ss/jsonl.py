@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specbench_ss.errors import UserError
+from specbench_ss.replacing import replacing
 
 T = TypeVar("T")
 
@@ -64,15 +65,5 @@ def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
 
 def write_json(file: Path, content: Any) -> None:
     """Write a JSON file so that a reader sees the old content or the new, and nothing between."""
-    temporary = file.with_name(file.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as f:
-        json.dump(content, f, indent=1, allow_nan=False)
-        f.write("\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with replacing(file) as f:
+        f.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")

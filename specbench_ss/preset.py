@@ -14,6 +14,7 @@ from typing import Any
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import value_text
+from specbench_ss.replacing import replacing
 from specbench_ss.schema import misfit
 from specbench_ss.yaml_file import mapping, read_bytes
 
@@ -95,11 +96,10 @@ def write_preset(path: Path, content: Mapping[str, Any]) -> None:
     text = yaml.safe_dump(
         {"preset": FORMAT, **content}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
     )
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(head + text, encoding="utf-8")
-        if path.exists():
-            os.replace(path, path.with_name(path.name + ".old"))
-        os.replace(temporary, path)
+        with replacing(path) as file:
+            file.write((head + text).encode())
+            if path.exists():
+                os.replace(path, path.with_name(path.name + ".old"))
     except OSError as error:
         raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from specbench_ss.methods.lab.text import conversations
-from specbench_ss.methods.resumable import replacing
+from specbench_ss.replacing import replacing
 from specbench_ss.suites.lab_text.example import Example
 
 

@@ -18,8 +18,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.lab.base import SIZES, BaseSize
 from specbench_ss.methods.lab.text import WEIGHTS, conversations, pack, render, tokenize
 from specbench_ss.methods.lab.tokenizer import special_ids
-from specbench_ss.methods.resumable import replacing
 from specbench_ss.models import hash_weights
+from specbench_ss.replacing import replacing
 from specbench_ss.target import Target
 
 Log = Callable[[str], None]

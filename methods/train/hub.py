@@ -7,7 +7,7 @@ from pathlib import Path
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods.checkpoint import HUB_ID
 
-KEPT_HERE = ["checkpoint.pt*", "*.new", "*.tmp"]
+KEPT_HERE = ["checkpoint.pt*", "*.tmp"]
 
 
 def check(repo: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.resumable import replacing, sync_folder
 from specbench_ss.methods.train.rows import Counts, TrainingRows
+from specbench_ss.replacing import replacing, sync_folder
 
 Built = tuple[TrainingRows, TrainingRows]  # to train on, held out
 SIDES = ("train", "held_out")

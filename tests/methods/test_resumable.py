@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.resumable import Resumable, replacing
+from specbench_ss.methods.resumable import Resumable
+from specbench_ss.replacing import replacing
 
 
 class Line(Resumable):
@@ -120,3 +121,4 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         except Killed:
             pass
         assert path.read_bytes() == expected
+        assert list(tmp_path.iterdir()) == [path]
