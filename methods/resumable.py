@@ -90,9 +90,11 @@ class Resumable(ABC):
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
             about = json.loads(state["about"])
-        except Exception as error:  # truncated, no checkpoint at all, or one of another version
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        except Exception:  # truncated, no checkpoint at all, or one of another version: torch raises anything
             raise UserError(
-                f"cannot go on from {path} ({type(error).__name__}): remove it or give another --out"
+                f"cannot go on: {path} is damaged, or no checkpoint. Remove it to begin again, or give another --out"
             ) from None
         check_same(f"the checkpoint {path}", about, self.about)
         for module, tensors in zip(self.modules, state["modules"], strict=True):
@@ -103,8 +105,19 @@ class Resumable(ABC):
 
 
 def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError naming the first field in which what was made before differs from what is asked for now."""
+    """Raise UserError naming the first field in which what was made before differs from what is asked for now.
+
+    Those behind it may follow from it. Where it has fields itself, all of them that differ are named.
+    """
     for name in [*now, *before]:
-        if before.get(name) != now.get(name):
-            was, wanted = before.get(name), now.get(name)
-            raise UserError(f"{what} was made with {name} {was}, not {wanted}: give another --out")
+        was, wanted = before.get(name), now.get(name)
+        if was != wanted:
+            if not (isinstance(was, dict) and isinstance(wanted, dict)):
+                was, wanted = {name: was}, {name: wanted}
+            raise UserError(f"{what} was made with {_differences(was, wanted)}: give another --out")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """'steps 2, not 3 and lr none, not 0.1'."""
+    names = dict.fromkeys((*now, *before))
+    return " and ".join(f"{n} {before.get(n)}, not {now.get(n)}" for n in names if before.get(n) != now.get(n))

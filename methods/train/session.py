@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from specbench_ss.methods.train.processes import Processes
 from specbench_ss.methods.train.sources import open_source
 from specbench_ss.methods.train.training import LOG, DrafterTraining
 from specbench_ss.models import check_model, resolve_device
-from specbench_ss.options import options_text
+from specbench_ss.options import value_text
 from specbench_ss.rundir import check_place
 from specbench_ss.target import Target
 from specbench_ss.trainer import TrainConfig
@@ -56,10 +57,9 @@ def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
     text = _text(config, target, processes)
     budget = _budget(config, trainer.ahead, len(text.train))
     processes.shard(target, trainee)
-    about = {**config.as_dict(), "trainer": trainer.name, "options": options_text(trainer.options)}
     train, held_out = PackedText(text.train, config.seed), PackedText(text.held_out, config.seed)
     training = DrafterTraining(
-        target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _plain(about)
+        target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _about(trainer, config)
     )
     _say(processes, _opening(training, config))
     if not len(held_out.rows):
@@ -108,9 +108,10 @@ def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
     return Budget(steps, config.batch_size, config.anchors, ahead, warmup)
 
 
-def _plain(about: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back: lists for tuples."""
-    return {k: [list(pair) for pair in v] if isinstance(v, tuple) else v for k, v in about.items()}
+def _about(trainer: DrafterTrainer, config: TrainConfig) -> dict[str, Any]:
+    """What a checkpoint has to agree in, as the user gave it; JSON-ready."""
+    given = config.as_dict() | {f.name: getattr(trainer.options, f.name) for f in fields(trainer.options)}
+    return {"trainer": trainer.name, "options": {name: value_text(value) for name, value in given.items()}}
 
 
 def _say(processes: Processes, line: str) -> None:
