@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,29 @@ from specbench_ss.errors import UserError
 from specbench_ss.replacing import replacing
 
 CHECKPOINT = "checkpoint.pt"
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is only remembered in this block; gives whether there was one. The next, a second later, is as ever.
+
+    Launchers of several processes pass on what the terminal has told each of them, so one may come twice.
+    """
+    at: list[float] = []
+
+    def remember(*_: object) -> None:
+        at.append(time.monotonic())
+        if at[-1] > at[0] + 1:
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
+        yield lambda: False  # ignored, another's, or not to be had
+        return
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: bool(at)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def digest(rows: NDArray[Any]) -> str:
@@ -64,16 +90,26 @@ class Resumable(ABC):
         return said
 
     def train(self, log: Callable[[str], None], every: int = 20, save_every: int = 100) -> None:
-        """Run to the end, with a line each `every` steps and a checkpoint each `save_every`."""
+        """Run to the end, with a line each `every` steps and a checkpoint each `save_every`.
+
+        Ctrl-C ends it behind the step, with a checkpoint: raises KeyboardInterrupt, which says where that is.
+        """
         started, first = time.monotonic(), self.step
-        while self.step < self.total:
-            said = self.advance()
-            ended = self.step == self.total
-            if ended or self.step % every == 0:
-                rate = (self.step - first) * self.tokens_per_step / (time.monotonic() - started)
-                log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {said}")
-            if ended or self.step % save_every == 0:
-                self.save()
+        with deferred_interrupt() as asked:
+            while self.step < self.total:
+                said = self.advance()
+                stops, ended = self.agree(asked()), self.step == self.total
+                if ended or self.step % every == 0:
+                    rate = (self.step - first) * self.tokens_per_step / (time.monotonic() - started)
+                    log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {said}")
+                if stops or ended or self.step % save_every == 0:
+                    self.save()
+                if stops:
+                    raise KeyboardInterrupt(f"step {self.step} of {self.total} is saved in {self.folder / CHECKPOINT}")
+
+    def agree(self, stops: bool) -> bool:
+        """Whether to stop behind this step, which processes that train together do together."""
+        return stops
 
     def save(self) -> None:
         """Write the checkpoint."""

@@ -153,6 +153,10 @@ class TogetherTrainer(Resumable):
             for trainee in trainees:
                 trainee.prepare(states, first)
 
+    def agree(self, stops: bool) -> bool:
+        """All processes stop where one of them is asked to."""
+        return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
+
     def _factor(self) -> float:
         s, n, w = self.step, self.budget.steps, self.budget.warmup
         return min(1.0, (s + 1) / max(1, w)) * (0.5 + 0.5 * math.cos(math.pi * s / n))

@@ -56,7 +56,8 @@ def train(
     """Run the stages in order: all that are not done, or the named ones, done before or not.
 
     In a folder without a training run `cards` alone measures the shipped weights.
-    Raises UserError for an unknown stage or size, and for a folder that holds a run with other settings.
+    Raises UserError for an unknown stage or size, and for a folder that holds a run with other settings. The
+    KeyboardInterrupt of a Ctrl-C says how to go on.
     """
     for name in stages:
         if name not in STAGES:
@@ -70,8 +71,14 @@ def train(
     settings = {"seed": seed, "size": size, "budget_scale": budget_scale}
     for name in STAGES:
         _check_settings(out / name / DONE, settings)
-    for name in STAGES:
-        _run(shop, name, name in stages if stages else None, settings)
+    todo = [name for name in STAGES if not stages or name in stages]
+    for place, name in enumerate(todo):
+        try:
+            _run(shop, name, bool(stages), settings)
+        except KeyboardInterrupt as stop:
+            saved = f", {stop}" if str(stop) else ""
+            left = f" with --stages {','.join(todo[place:])}" if stages else ""  # the others would be run again
+            raise KeyboardInterrupt(f"in stage {name}{saved}; to go on: the same command{left}") from None
 
 
 def _check_settings(done: Path, settings: Mapping[str, Any]) -> None:
@@ -79,11 +86,9 @@ def _check_settings(done: Path, settings: Mapping[str, Any]) -> None:
         check_same(f"{done.parent}", json.loads(done.read_text()), settings)
 
 
-def _run(shop: Workshop, name: str, asked: bool | None, settings: Mapping[str, Any]) -> None:
-    """One stage. asked: whether the user named it; None where no stage was named."""
+def _run(shop: Workshop, name: str, asked: bool, settings: Mapping[str, Any]) -> None:
+    """One stage. asked: the user named it."""
     done = shop.out / name / DONE
-    if asked is False:
-        return
     if done.exists():
         if not asked:
             shop.log(f"{name}: done before")

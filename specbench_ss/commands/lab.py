@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from specbench_ss.commands.interrupt import interrupted
+
 app = typer.Typer(help="The project's own small models: train them again.", no_args_is_help=True)
 
 
@@ -34,11 +36,14 @@ def train(
     from specbench_ss.methods.lab import pipeline
     from specbench_ss.models import resolve_device
 
-    pipeline.train(
-        size=size,
-        stages=tuple(name.strip() for name in stages.split(",") if name.strip()),
-        out=out,
-        device=resolve_device(device),
-        seed=seed,
-        budget_scale=budget_scale,
-    )
+    try:
+        pipeline.train(
+            size=size,
+            stages=tuple(name.strip() for name in stages.split(",") if name.strip()),
+            out=out,
+            device=resolve_device(device),
+            seed=seed,
+            budget_scale=budget_scale,
+        )
+    except KeyboardInterrupt as stop:
+        raise interrupted(f" {stop}") from None

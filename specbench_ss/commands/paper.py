@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specbench_ss.commands.run import to_go_on
+from specbench_ss.commands.interrupt import interrupted, to_go_on
 from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, RunTarget
 from specbench_ss.errors import UserError
 from specbench_ss.experiment import Bench, Experiment, Request
@@ -62,8 +62,7 @@ def command(
     try:
         _make(experiment, request, where)
     except KeyboardInterrupt:
-        print(f"\nssbench: interrupted{to_go_on(where.out)}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise interrupted(to_go_on(where.out)) from None
 
 
 def _check_out(where: RunTarget) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.commands import request
+from specbench_ss.commands.interrupt import interrupted, to_go_on
 from specbench_ss.config import RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
@@ -129,21 +128,4 @@ def command(
     try:
         execute.run(wanted, where, open_report=open_it)
     except KeyboardInterrupt:
-        print(f"\nssbench: interrupted{to_go_on(where.out)}", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def to_go_on(out: Path) -> str:
-    """'; to go on: COMMAND' where there is something to go on with."""
-    begun = out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())
-    return f"; to go on: {resume_line(out)}" if begun else ""
-
-
-def resume_line(out: Path) -> str:
-    """This command line, with where it went and --resume."""
-    arguments = list(sys.argv[1:])
-    if "--resume" not in arguments:
-        arguments.append("--resume")
-    if not any(word == "--out" or word.startswith("--out=") for word in arguments):
-        arguments += ["--out", str(out)]
-    return shlex.join(["ssbench", *arguments])
+        raise interrupted(to_go_on(where.out)) from None

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from specbench_ss.commands.interrupt import interrupted
 from specbench_ss.commands.literal import literal
 from specbench_ss.errors import UserError
 from specbench_ss.trainer import TrainConfig, Trainer
@@ -128,7 +129,11 @@ def _command(trainer: type[Trainer], name: str) -> Any:
             made = trainer(trainer.Options(**chosen))
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: {error}") from error
-        made.train(config)
+        try:
+            made.train(config)
+        except KeyboardInterrupt as stop:
+            saved = f": {stop};" if str(stop) else "; if a checkpoint was saved before,"
+            raise interrupted(f"{saved} the same command goes on from it") from None
 
     common = list(inspect.signature(options, eval_str=True).parameters.values())
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*common, *own)]

@@ -56,14 +56,14 @@ def test_what_is_done_is_skipped_and_what_is_named_is_run_again(ran: Toy, tmp_pa
 
 def test_a_stage_run_again_and_cut_off_goes_on(ran: Toy, tmp_path: Path) -> None:
     train(tmp_path, log=lambda _: None)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, stages=("two",), device="cut", log=lambda _: None)
+    with pytest.raises(KeyboardInterrupt, match="in stage two; to go on: the same command with --stages two$"):
+        train(tmp_path, stages=("one", "two"), device="cut", log=lambda _: None)
     train(tmp_path, stages=("two",), log=lambda _: None)
-    assert ran[3:] == ["two begins", "two goes on"]
+    assert ran[3:] == ["one begins", "two begins", "two goes on"]
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, stages=("two",), device="cut", log=lambda _: None)
     train(tmp_path, log=lambda _: None)  # no stage named: what is not done
-    assert ran[5:] == ["two begins", "two goes on"]
+    assert ran[6:] == ["two begins", "two goes on"]
 
 
 @pytest.mark.parametrize(

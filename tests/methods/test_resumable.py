@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,42 @@ def test_cut_off_anywhere_it_ends_as_if_it_had_not_been(steps: int, tmp_path: Pa
     again = Line(tmp_path / "cut")
     assert (again.resumed, again.step) == (True, steps)
     assert trained(again) == whole
+
+
+@pytest.mark.parametrize("last", [3, 10])
+def test_ctrl_c_ends_it_behind_the_step_with_a_checkpoint(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(Line(tmp_path / "whole"))
+    step = Line._update
+
+    def interrupted(self: Line) -> str:
+        if self.step + 1 == last:
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Line, "_update", interrupted)
+        with pytest.raises(KeyboardInterrupt, match=rf"^step {last} of 10 is saved in .*cut/checkpoint\.pt$"):
+            trained(Line(tmp_path / "cut"))
+    again = Line(tmp_path / "cut")
+    assert again.step == last
+    assert trained(again) == whole
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # as before
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Line) -> str:
+        for seconds in (0, 0.1, 2):  # the second one is a launcher's
+            monkeypatch.setattr(time, "monotonic", lambda s=seconds: s)
+            signal.raise_signal(signal.SIGINT)
+        raise AssertionError
+
+    monkeypatch.setattr(Line, "_update", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="^$"):
+        trained(Line(tmp_path))
+    assert not (tmp_path / "checkpoint.pt").exists()
 
 
 def test_killed_in_the_middle_of_a_save_it_goes_on_from_the_one_before(

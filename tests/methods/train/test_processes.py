@@ -114,17 +114,18 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.M
     rows = [{"prompt": f"What is {i} and 3?", "completion": "It is " + "so " * (i % 7) ** 2 + "."} for i in range(24)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def command(kind: str, name: str) -> list[str]:
+    def command(kind: str, name: str, steps: int = 1) -> list[str]:
         common = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "chats.jsonl"), "--device", "cpu"]
-        common += ["--length", "64", "--batch-size", "4", "--steps", "1", "--eval-fraction", "0.3"]
-        return ["train", *COMMANDS[kind], *common, "--dtype", "float32", "--out", str(tmp_path / name)]
+        common += ["--length", "64", "--batch-size", "4", "--eval-fraction", "0.3", "--dtype", "float32"]
+        return ["train", *COMMANDS[kind], *common, "--steps", str(steps), "--out", str(tmp_path / name)]
 
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     script = str(Path(__file__).with_name("two_processes.py"))
-    asked = json.dumps([*(command(kind, f"{kind}-2") for kind in COMMANDS), command("ss", "sharded")])
-    done = subprocess.run([*launch, script, asked], capture_output=True, text=True, timeout=300)
+    commands = [*(command(kind, f"{kind}-2") for kind in COMMANDS), command("ss", "sharded"), command("ss", "cut", 3)]
+    done = subprocess.run([*launch, script, json.dumps(commands)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("2 processes") == 5  # the first process alone speaks
+    assert done.stdout.count("2 processes") == 6  # the first process alone speaks
+    assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 1  # both stopped
     monkeypatch.setattr(Accelerator, "clip_grad_norm_", lambda *_: None)
     for kind in COMMANDS:
         assert main(command(kind, f"{kind}-1")) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,27 @@ def test_cut_off_it_ends_as_if_it_had_not_been(
         if name != "checkpoint.pt":
             assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert run("cut") == 0  # all is done: written again, the same
+
+
+def test_ctrl_c_says_where_it_is_and_how_to_go_on(
+    models: dict[str, Path], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, step = tmp_path / "out", DrafterTraining.advance
+    command = arguments("medusa", models["llama"], chats, out, "--steps", "4")
+
+    def interrupted(self: DrafterTraining) -> str:
+        if self.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DrafterTraining, "advance", interrupted)
+        assert main(command) == 130
+    saved = f"step 2 of 4 is saved in {out / 'checkpoint.pt'}"
+    assert capsys.readouterr().err == f"\nssbench: interrupted: {saved}; the same command goes on from it\n"
+    assert main(command) == 0
+    assert [line["step"] for line in lines(out)] == [1, 2, 3, 4]
 
 
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
