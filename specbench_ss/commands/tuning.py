@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from specbench_ss import registry
+from specbench_ss.commands.interrupt import interrupted
 from specbench_ss.commands.tune import default_out
 from specbench_ss.config import REFERENCE, MethodSpec, TuneConfig
 from specbench_ss.decoder import Decoder
@@ -55,6 +56,8 @@ def run(config: TuneConfig, out: Path | None) -> None:
     with frozen_heap(), TuneProgress(config.budget, console) as progress:
         categories = [question.category for question in asked.questions]
         tuned = tune(bench, config.method, categories, config.budget, config.seed, progress)
+    if tuned.interrupted and not (tuned.search.labels() or tuned.confirmation.labels()):
+        raise interrupted("; nothing was measured until then, no preset is written")
     print_tuned(tuned, Console())
     _write(path, tuned, bench, target, asked, config)
     _tell(tuned, path, lossless=bench.decoder(config.method).lossless)

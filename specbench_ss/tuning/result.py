@@ -29,7 +29,7 @@ def sentence(tuned: Tuned) -> str:
     if tuned.outcome in ("slower", "not distinguishable"):
         return f"the default is best within noise ({finalist}, which looked best, over it: {measured})"
     if not tuned.search.labels():
-        return "the default is kept: there was no time to try anything else and confirm it; give more --budget"
+        return "the default is kept: nothing else was tried"
     return "the default is best within noise: nothing that was tried looked better on enough prompts"
 
 

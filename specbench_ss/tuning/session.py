@@ -6,6 +6,7 @@ nothing is chosen that was not confirmed, and the search leaves time to confirm.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.intervals import FEWEST
 from specbench_ss.tuning.blocks import Bench, Blocks, Watch
 from specbench_ss.tuning.book import Book, Comparison
-from specbench_ss.tuning.search import Search
+from specbench_ss.tuning.search import CUTS, Search
 
 SEARCH_SHARE = 0.6  # of the budget; the rest confirms
 PASSES = 3  # over the prompts of the confirmation, at most
@@ -84,7 +85,8 @@ def tune(
 ) -> Tuned:
     """Spend `budget` seconds on the bench's prompts, whose categories are given. Ctrl-C ends it early.
 
-    Raises UserError where nothing may be tuned, where there are too few prompts, or where the default fails.
+    Raises UserError where nothing may be tuned, where there are too few prompts, where the default fails, or where the
+    budget is too short to try anything else.
     """
     if len(categories) < 2 * FEWEST:
         raise UserError(f"tuning needs at least {2 * FEWEST} prompts that fit the model, there are {len(categories)}")
@@ -95,19 +97,30 @@ def tune(
     racing, confirming = (Blocks(bench, half, needed, seed, watch) for half in halves(categories, seed))
     done = Tuned(default, default, default, racing.book, confirming.book, racing.failed)
     pace = Pace(racing.book)
+    short = list[float]()  # budgets that would have had room for what was not tried
 
     def room(labels: Sequence[str]) -> bool:
         """Whether these answers leave time to confirm what leads."""
         # a leader yet to come is no slower than the present one
-        done.to_confirm = LEAST * pace.answers([*needed, search.best.label])
-        return clock() + pace.answers(labels) + done.to_confirm <= started + budget
+        done.to_confirm = pace.confirmation([*needed, search.best.label])
+        needs = clock() - started + pace.answers(labels) + done.to_confirm
+        if needs > budget:
+            short.append(needs)
+        return needs <= budget
 
     search = Search(racing, default, started + SEARCH_SHARE * budget, clock, room)
     _tell_of_single_prompts(categories, watch)
     try:
         racing.warm_up([reference, default] * 2)
         pace.learn(racing, [reference, default], clock)
+        ready = clock() - started
         search.run()
+        if not racing.book.labels() and (short or clock() >= search.ends):
+            least = max(ready / SEARCH_SHARE, ready + pace.least(reference, default), min(short, default=0))
+            raise UserError(
+                f"--budget {budget:g} is too short to try anything but the default: a race of other values and its "
+                f"confirmation take at least {math.ceil(least)} s here"
+            )
         done.finalist, done.leader = search.finalist(), search.best
         _confirm(confirming, {s.label: s for s in (reference, default, done.finalist)}, started + budget, clock)
     except KeyboardInterrupt:
@@ -146,6 +159,15 @@ class Pace:
         """Seconds of one answer of each of these. Who never answered takes as long as the slowest that did."""
         slowest = max(self._first.values(), default=0.0)
         return sum(max(self.book.longest(x), self._first.get(x, 0.0)) or slowest for x in labels)
+
+    def confirmation(self, labels: Sequence[str]) -> float:
+        """Seconds of the least confirmation of these."""
+        return LEAST * self.answers(labels)
+
+    def least(self, reference: MethodSpec, default: MethodSpec) -> float:
+        """Seconds of the least session: one challenger against the default until something shows, and confirmed."""
+        race = self.answers([default.label, ""] * CUTS[0])
+        return race + self.confirmation([reference.label, default.label, ""])
 
 
 def halves(categories: Sequence[str], seed: int) -> tuple[list[int], list[int]]:

@@ -67,7 +67,8 @@ def print_tuned(tuned: Tuned, console: Console) -> None:
     """What was tried, then how the finalist did on the other prompts."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    console.print(_search_table(tuned))
+    if tuned.search.labels() or tuned.failed:
+        console.print(_search_table(tuned))
     if tuned.confirmation.labels():
         console.print(_confirmation_table(tuned))
 

@@ -112,6 +112,17 @@ def test_a_leader_that_is_not_confirmed_is_a_candidate_and_the_default_is_kept(t
     assert written["candidate"] == "ss[k=2]" and written["verdict"].startswith(said)
 
 
+def test_interrupted_before_anything_is_measured_it_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ss, out = MethodSpec("ss"), tmp_path / "p.yaml"
+    monkeypatch.setattr(session, "tune", lambda *_: Tuned(ss, ss, ss, Book(), Book(), interrupted=True))
+    assert main(["tune", "ss", "--out", str(out), "--device", "cpu"]) == 130
+    told = capsys.readouterr()
+    assert told.out == "" and "interrupted; nothing was measured until then" in told.err
+    assert not out.exists()
+
+
 def test_default_out_has_only_plain_characters() -> None:
     assert default_out("ss", "some org/My model: 7B", "cuda:0") == Path("ss-My-model-7B-cuda-0.yaml")
 
