@@ -97,6 +97,9 @@ def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Me
         if not prompts_only:
             raise UserError(f"{place}: 'turns' has no answers: it can only be used with the model's own")
         return [{"role": "user", "content": _checked(place, "turns", turn)} for turn in row["turns"]]
+    for key in ("messages", "conversations", "turns"):
+        if key in row:
+            raise UserError(f"{place}: {key!r} must be a list, not {_kind(row[key])}")
     raise UserError(f"{place}: none of the known columns: {FORMS}; there are {', '.join(map(str, row)) or 'none'}")
 
 
@@ -131,8 +134,13 @@ def _text(place: str, row: Mapping[str, Any], key: str) -> str:
 
 def _checked(place: str, key: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise UserError(f"{place}: {key!r} must be a text, not {type(value).__name__}")
+        raise UserError(f"{place}: {key!r} must be a text, not {_kind(value)}")
     return value
+
+
+def _kind(value: Any) -> str:
+    """What a value of a row is, to a user."""
+    return "a text" if isinstance(value, str) else "nothing" if value is None else type(value).__name__
 
 
 def _in_order(place: str, messages: Sequence[Message], prompts_only: bool) -> Conversation:

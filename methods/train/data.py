@@ -117,6 +117,8 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def _build(recipe: _Recipe, data: Source, renderer: Renderer, work: Path, log: Log) -> Built:
     own = recipe.own
     read = [read_conversation(place, row, recipe.columns, own is not None) for place, row in data.rows()]
+    if not read:
+        raise UserError("the training data is empty: there is no conversation in it")
     talks = [c for c in read if (c.messages if own else c.has_completion)]
     if not talks:
         raise UserError("the training data has no prompt" if own else "the training data has no completion")
@@ -135,6 +137,11 @@ def _build(recipe: _Recipe, data: Source, renderer: Renderer, work: Path, log: L
         )
         for side in (False, True)
     )
+    if not len(train) and len(held_out):
+        raise UserError(
+            f"nothing is left to train on: all of the data ({held_out.counts.line()}) falls into the held-out share. "
+            "Give more conversations, or hold out fewer: see --eval-fraction"
+        )
     if not len(train):
         raise UserError(f"no conversation is left to train on: {train.counts.line()}")
     return train, held_out

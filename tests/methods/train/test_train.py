@@ -286,6 +286,11 @@ def test_text_and_models_of_no_use_are_one_line(
     asked.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello there"}]}) + "\n")
     out, llama = tmp_path / "out", models["llama"]
     assert "has no completion" in failing(arguments("ss", llama, asked, out, *STREAMS), capsys)
+    asked.write_text("")
+    assert "the training data is empty" in failing(arguments("ss", llama, asked, out, *STREAMS), capsys)
+    asked.write_text(json.dumps({"prompt": "Hello there", "completion": "Hi."}) + "\n")
+    one = arguments("ss", llama, asked, out, *STREAMS, "--eval-fraction", "0.9999")
+    assert "all of the data (1 of 1 conversations" in failing(one, capsys)
     assert "neither a file" in failing(arguments("ss", llama, tmp_path / "no.jsonl", out), capsys)
     assert "no model" in failing(arguments("ss", tmp_path / "no", chats, out), capsys)
     window = ["--mode", "shared", *STREAMS]
