@@ -53,7 +53,7 @@ class SpeculativeStreaming(Decoder):
 
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, options)
-        self.lo = streams.config.check_layers(target.n_layers)
+        self.lo = streams.config.check_layers(target.n_layers, self.name)
         self.settings = self.settle(options, streams.config, advice, target)
         self.advice = advice
         self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
@@ -93,9 +93,9 @@ class SpeculativeStreaming(Decoder):
     @classmethod
     def settle(cls, options: SSOptions, config: StreamConfig, advice: dict[str, int], base: Outline) -> Settings:
         """What a step does. Raises UserError where that cannot be."""
-        lo = config.check_layers(base.n_layers)
+        lo = config.check_layers(base.n_layers, cls.name)
         check_trained(options, config, cls.name)
-        settings = resolve(options, config, advice, base.n_layers, base.vocab_size)
+        settings = resolve(options, config, advice, base, cls.name)
         if config.main_attends_streams and any(base.windows[lo:]):
             raise UserError(f"{cls.name}: main_attends_streams is not defined for layers with a sliding window")
         return settings

@@ -55,11 +55,11 @@ class StreamConfig:
         """epsilon of eq. 8: at most pi / 2 N_max, where N_max counts the longest sequence and the streams."""
         return self.rotation_step or math.pi / (2 * (context + self.gamma))
 
-    def check_layers(self, layers: int) -> int:
-        """N - N_s for a model of N layers. Raises UserError where streams or pruning do not fit."""
+    def check_layers(self, layers: int, name: str = "ss") -> int:
+        """N - N_s for a model of N layers. Raises UserError, naming the method, where streams or pruning do not fit."""
         lo = layers - self.n_msa_layers
         if lo < 0:
-            raise UserError(f"ss: {self.n_msa_layers} MSA layers, the model has {layers} layers")
+            raise UserError(f"{name}: {self.n_msa_layers} MSA layers, the model has {layers} layers")
         if self.prune_layer > lo:
-            raise UserError(f"ss: the pruning layer {self.prune_layer} is above layer {lo}, where streams begin")
+            raise UserError(f"{name}: the pruning layer {self.prune_layer} is above layer {lo}, where streams begin")
         return lo

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.outline import Outline
 from specbench_ss.tree import MOST_NODES
 
 LEAST = {"gamma": 0, "k": 0, "n_draft": -1, "n_keep": 0, "prune_layer": -1, "stream_attention_top_p": 0}
@@ -15,7 +16,7 @@ TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
 
 @dataclass(frozen=True, slots=True)
 class SSOptions:
-    """0, -1 or auto = as trained, or as the checkpoint advises. Raises UserError for what no checkpoint can mean."""
+    """0, -1 or auto = as trained, or as the checkpoint advises. Raises ValueError for what no checkpoint can mean."""
 
     weights: str = field(default="", metadata={"help": "folder with the streams; empty = those of the model"})
     gamma: int = field(default=0, metadata={"help": "streams used per step, at most the trained number; 0 = all"})
@@ -47,9 +48,9 @@ class SSOptions:
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
             if getattr(self, name) < least:
-                raise UserError(f"ss: {name} must be at least {least}, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0 <= self.prune_threshold < 1:
-            raise UserError(f"ss: prune_threshold must be 0 or more and below 1, not {self.prune_threshold}")
+            raise ValueError(f"prune_threshold must be 0 or more and below 1, not {self.prune_threshold}")
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
@@ -86,11 +87,11 @@ class Settings:
         return max(nodes, kept * (1 + self.gamma))
 
 
-def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], layers: int, vocab: int) -> Settings:
-    """Raises UserError for what cannot be: gamma or k of zero or too large, pruning above the streams."""
-    lo = config.check_layers(layers)
+def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], base: Outline, name: str) -> Settings:
+    """Raises UserError, naming the method, for what cannot be: gamma or k of zero or too large, pruning too high up."""
+    lo = config.check_layers(base.n_layers, name)
     if not 0 <= options.gamma <= config.gamma:
-        raise UserError(f"ss: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
+        raise UserError(f"{name}: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
     gamma = options.gamma or config.gamma
     k = 1 if options.mode == "chain" else options.k or advice.get("k", 3)
     n_draft = options.n_draft if options.n_draft >= 0 else advice.get("n_draft", 0)
@@ -98,11 +99,11 @@ def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], la
     trained_at = lo if config.prune_layer < 0 else config.prune_layer
     layer = trained_at if options.prune_layer < 0 else options.prune_layer
     if min(k, n_keep) < 1:
-        raise UserError("ss: k and n_keep must be at least 1")
-    if k > vocab or k**gamma > MOST_NODES:
-        raise UserError(f"ss: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
+        raise UserError(f"{name}: k and n_keep must be at least 1")
+    if k > base.vocab_size or k**gamma > MOST_NODES:
+        raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
     if layer > lo:
-        raise UserError(f"ss: the pruning layer {layer} is above layer {lo}, where streams begin")
+        raise UserError(f"{name}: the pruning layer {layer} is above layer {lo}, where streams begin")
     return Settings(
         gamma, k, n_draft, n_keep, options.prune == "on", layer, options.prune_threshold, options.stream_attention_top_p
     )

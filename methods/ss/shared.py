@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,13 @@ class SharedAROptions:
     gamma: int = field(default=0, metadata={"help": "as for ss-shared"})
     stream_attention_top_p: int = field(default=0, metadata={"help": "as for ss-shared"})
 
+    def __post_init__(self) -> None:
+        self.step()  # raises for values that ss-shared has not either
+
+    def step(self) -> SSOptions:
+        """One candidate a stream, nothing pruned."""
+        return SSOptions(gamma=self.gamma, k=1, prune="off", stream_attention_top_p=self.stream_attention_top_p)
+
 
 class SharedAutoregressive(SharedStreaming):
     """One token a step. Where the main stream sees its streams (eq. 3) they run along, unread."""
@@ -113,9 +120,8 @@ class SharedAutoregressive(SharedStreaming):
 
     @classmethod
     def step_options(cls, options: Any) -> SSOptions:
-        """One candidate a stream, nothing pruned."""
-        top_p = options.stream_attention_top_p
-        return SSOptions(gamma=options.gamma, k=1, prune="off", stream_attention_top_p=top_p)
+        """As of its options."""
+        return cast("SharedAROptions", options).step()
 
     @classmethod
     def reference_for(cls, options: Any) -> MethodSpec:
