@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from specbench_ss import registry
+from specbench_ss.commands import preflight
 from specbench_ss.commands.interrupt import interrupted
 from specbench_ss.commands.tune import default_out
-from specbench_ss.config import REFERENCE, MethodSpec, TuneConfig
+from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, TuneConfig
 from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.preset import check_writable, write_preset
 from specbench_ss.suite import SuiteData, SuiteRequest
 
 if TYPE_CHECKING:
+    from specbench_ss.outline import Outline
     from specbench_ss.target import Target
     from specbench_ss.tuning.bench import DecoderBench
     from specbench_ss.tuning.session import Tuned
@@ -40,7 +42,10 @@ def run(config: TuneConfig, out: Path | None) -> None:
     path = out or default_out(config.method.name, config.model, device)
     check_writable(path)
     check_model(config.model)
+    outline = _outline(config)
+    check_template(outline.tokenizer, outline.name)
     asked = _questions(config)
+    check_room(outline, asked)
     target = load_target(
         config.model,
         dtype=config.dtype,
@@ -48,8 +53,6 @@ def run(config: TuneConfig, out: Path | None) -> None:
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
     )
-    check_template(target.tokenizer, target.name)
-    check_room(target, asked)
     bench, console = _bench(config, target, asked), Console(stderr=True)
     for note in asked.notes:
         console.print(f"prompts: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
@@ -67,6 +70,12 @@ def _check_method(spec: MethodSpec) -> None:
     registry.method_options(spec)
     if registry.method_class(spec.name).tunable is Decoder.tunable:
         raise UserError(f"nothing to tune: method {spec.name!r} has no option whose value depends on the device")
+
+
+def _outline(config: TuneConfig) -> Outline:
+    """The model without its weights, with which the method could decode."""
+    model = {name: getattr(config, name) for name in ("model", "trust_remote_code", "chat_template")}
+    return preflight.check_methods(RunConfig((config.method,), **model))
 
 
 def _questions(config: TuneConfig) -> SuiteData:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from specbench_ss.cli import main
 from specbench_ss.commands import tuning
 from specbench_ss.commands.tune import default_out
 from specbench_ss.config import MethodSpec, TuneConfig
+from specbench_ss.models import LAB
 from specbench_ss.preset import read_preset
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.lab_text import catalog
@@ -32,6 +35,8 @@ from tests.cli import failing
         (["tune", "ss", "--budget", "0"], "--budget must be a number of seconds above 0"),
         (["tune", "ss", "--budget", "nan"], "--budget"),
         (["tune", "ss", "--model", "labb"], "did you mean lab?"),
+        (["tune", "ss[gamma=9]"], "ss: gamma must be 1 to 4 (as trained), not 9"),
+        (["tune", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
         (["tune", "ss", "--device", "cuda:99"], "not available"),
         (["tune", "ss", "--categories", "qaa"], "did you mean qa?"),
         (["tune", "ss", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
@@ -43,6 +48,21 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("specbench_ss.models.load_target", None)
     assert words in failing(arguments, capsys)
+
+
+def test_template_and_room_are_checked_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench_ss.models.load_target", None)
+    data, model = tmp_path / "questions.jsonl", tmp_path / "model"
+    asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000))]
+    data.write_text("\n".join(map(json.dumps, asked)))
+    assert "leaves no room in the context of 'lab', 1024" in failing(["tune", "ss", "--data", str(data)], capsys)
+    shutil.copytree(LAB / "base", model)
+    (model / "chat_template.jinja").unlink()
+    weights = f"ss[weights={LAB / 'ss'}]"
+    told = failing(["tune", weights, "--model", str(model), "--data", str(data)], capsys)
+    assert f"the tokenizer of {model} has no chat template" in told
 
 
 def book(prompts: int = 6, /, **seconds: float) -> Book:
