@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -128,6 +128,7 @@ class Experiment(ABC):
     title: ClassVar[str]
     source: ClassVar[str]  # the paper, and the table or figure in it
     trains: ClassVar[bool] = False  # whether its runs decode with weights that it makes itself
+    uses: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(Request))  # of the request; others are refused
 
     @abstractmethod
     def parts(self, request: Request) -> Sequence[Part]:

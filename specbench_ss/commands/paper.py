@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -53,6 +53,7 @@ def command(
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the folder of the unfinished work")
     experiment = registry.load_experiment(name)
+    _check_used(experiment, request)
     where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", resume)
     _check_out(where)
     _check_methods(experiment, request)
@@ -63,6 +64,14 @@ def command(
         _make(experiment, request, where)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None
+
+
+def _check_used(experiment: Experiment, request: Request) -> None:
+    """Raises UserError for options that would change nothing."""
+    given = [f.name for f in fields(Request) if getattr(request, f.name) != getattr(DEFAULT, f.name)]
+    idle = ["--set" if n == "settings" else f"--{n.replace('_', '-')}" for n in given if n not in experiment.uses]
+    if idle:
+        raise UserError(f"experiment {experiment.name!r} takes no {', no '.join(idle)}: it would make no difference")
 
 
 def _check_out(where: RunTarget) -> None:

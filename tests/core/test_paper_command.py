@@ -10,6 +10,7 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.cli import main
 from specbench_ss.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Span
+from tests.cli import failing
 
 EVIL = "</script><script>alert(1)</script>"
 
@@ -73,6 +74,17 @@ def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, caps
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_options_that_an_experiment_does_not_use_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Made, "uses", ("seed",))
+    idle = ["--model", "nosuch", "--chat-template", "plain", "--set", "ss.k=1", "--limit", "3"]
+    arguments = ["paper", "figure-99", "--out", str(tmp_path / "out"), "--seed", "7"]
+    told = failing([*arguments, *idle], capsys)
+    assert "'figure-99' takes no --model, no --limit, no --chat-template, no --set: it would make no" in told
+    assert main(arguments) == 0
 
 
 def test_results_that_are_there_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,7 @@ class Figure6(Experiment):
     name = "figure-6"
     title = "gradient norms that stream losses send into each MLP block, at the start and trained"
     source = source(ACL, "figure", 6)
+    uses = ("model", "device", "dtype", "seed")
 
     def parts(self, request: Request) -> Sequence[Part]:
         """Both modes, at the start and trained."""

@@ -91,6 +91,7 @@ class Parameters(Experiment):
     name = "parameters"
     title = "extra parameters of each method, counted on published shapes"
     source = "ACL table 3, 2024 table 1"
+    uses = ()
 
     def parts(self, request: Request) -> Sequence[Part]:
         """All of them: no weights are needed."""
@@ -124,6 +125,8 @@ def parameter_grid(where: str = "") -> Grid:
 
 class _Overheads(Experiment):
     """Figures 8 and 9 share their counting."""
+
+    uses = ()
 
     def parts(self, request: Request) -> Sequence[Part]:
         """All of them: no weights are needed."""

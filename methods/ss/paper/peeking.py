@@ -168,6 +168,7 @@ class Figure4(Experiment):
     name = "figure-4"
     title = "the next token, known to a model that sees the gamma true tokens after it"
     source = source(ACL, "figure", 4)
+    uses = ("model", "device", "dtype", "seed")
 
     def parts(self, request: Request) -> Sequence[Part]:
         """A model for each gamma."""

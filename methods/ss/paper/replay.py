@@ -111,6 +111,7 @@ def _added(target: Target, known: Sequence[int], ids: Sequence[int]) -> str:
 class _Replay(Experiment):
     """One answer of the lab, pass by pass. --seed chooses the question."""
 
+    uses = tuple(name for name in Experiment.uses if name != "limit")
     category: ClassVar[str]
 
     def parts(self, request: Request) -> Sequence[Part]:

@@ -32,6 +32,7 @@ class Figure20(Experiment):
     name = "figure-20"
     title = "speedup of streaming over a draft model, in theory (equation 10)"
     source = source(ACL, "figure", 20)
+    uses = ()
 
     def parts(self, request: Request) -> Sequence[Part]:
         """Nothing is measured."""
