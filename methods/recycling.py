@@ -1,0 +1,175 @@
+"""Token Recycling: the best successors that the target last gave each token fill a static draft tree. Lossless.
+
+The matrix of successors is a tensor on the device; a level of the tree is one gather. docs/methods/recycling.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.methods.medusa.trees import Choice, MedusaTree, read_tree, tree_of
+from specbench_ss.outline import Outline
+from specbench_ss.target import Output, Target
+from specbench_ss.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.verify import Verdict
+
+PUBLISHED = (8, 21, 25, 15, 8, 3)  # nodes of each depth
+WIDTH = 8
+DECAY = 0.7  # for each depth; with 1 / (rank + 1) it puts the last nodes of the published depths about level
+UNSEEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RecyclingOptions:
+    """Options of `recycling`: the published defaults; nothing is kept from prompt to prompt."""
+
+    k: int = field(default=WIDTH, metadata={"help": "successors kept for each token"})
+    nodes: int = field(default=sum(PUBLISHED), metadata={"help": "drafted nodes: the best of the published shape"})
+    tree: str = field(
+        default="", metadata={"help": "JSON file with a tree of your own: a list of lists of ranks; nodes is unused"}
+    )
+    prompt: bool = field(default=False, metadata={"help": "begin with what follows each token in the prompt"})
+    keep: bool = field(default=False, metadata={"help": "keep the successors from prompt to prompt, as published"})
+
+    def __post_init__(self) -> None:
+        for name, most in (("k", MOST_NODES), ("nodes", sum(PUBLISHED))):
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f"recycling: {name} must be 1 to {most}, not {getattr(self, name)}")
+
+
+class Recycling(Decoder):
+    """successors[t]: the target's top-k after token t, when t was last verified, accepted or not."""
+
+    name = "recycling"
+    summary = "Token Recycling: a static tree from the top-k that each token had last, no training"
+    paper = "Luo et al. 2024, arXiv:2408.08696"
+    Options = RecyclingOptions  # type: ignore[assignment]
+
+    def __init__(self, target: Target, options: Any = None) -> None:
+        super().__init__(target, options)
+        self.remembers = self.options.keep
+        self.tree = chosen_tree(self.options)
+        self.levels = gathers(self.tree, target.device)
+        self.width = min(self.options.k, target.vocab_size)
+        rows = target.vocab_size + 1  # the last is that of an unseen token: index -1
+        self.successors = torch.full((rows, self.options.k), UNSEEN, device=target.device)
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The tree."""
+        chosen_tree(options)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """The published tree and smaller ones, with and without a memory."""
+        shapes = {
+            "default": RecyclingOptions(),
+            "prompt": RecyclingOptions(prompt=True),
+            "small": RecyclingOptions(nodes=6),
+            "chain": RecyclingOptions(k=1),
+            "keep": RecyclingOptions(nodes=20, keep=True),
+        }
+        return {label: lambda o=options: cls(target, o) for label, options in shapes.items()}  # type: ignore[misc]
+
+    def described(self) -> dict[str, Any]:
+        """And the tree as it is."""
+        form = [list(pair) for pair in zip(self.tree.shape.parents[1:], self.tree.ranks, strict=True)]
+        of_tree = {"tree_nodes": len(form), "tree_hash": hashlib.sha256(json.dumps(form).encode()).hexdigest()[:16]}
+        return asdict(self.options) | of_tree
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size of the tree, and whether the prompt helps."""
+        sizes = {} if self.options.tree else {"nodes": (3, 5, 8, 12, 18, 27, 40, 60, 80)}
+        return {**sizes, "prompt": (False, True)}
+
+    def max_rows(self) -> int:
+        """The tree, root included."""
+        return len(self.tree.shape.parents)
+
+    def begin(self, state: State) -> None:
+        """No token has successors yet, but for those that it has in the prompt, where asked."""
+        if not self.options.keep:
+            self.successors.fill_(UNSEEN)
+        if self.options.prompt:
+            tokens, followed = bigrams(state.ids, self.options.k)
+            self.successors[torch.tensor(tokens, dtype=torch.long)] = torch.tensor(followed).to(self.successors)
+
+    def propose(self, state: State) -> DraftTree:
+        """The tree, level by level, less what has no token: on most devices a row costs more than to ask which."""
+        tokens = state.root
+        for parents, ranks in self.levels:
+            tokens = torch.cat((tokens, self.successors[tokens[parents], ranks]))
+        tree, filled = DraftTree(tokens, self.tree.shape), (tokens != UNSEEN).tolist()
+        return tree if all(filled) else tree.select([i for i, yes in enumerate(filled) if yes])
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """Every node's top-k is its token's row now; of nodes with one token the last one's."""
+        assert output.tree is not None
+        tokens = output.tree.tokens
+        top = output.logits[0].topk(self.width).indices  # [n, width]
+        order = torch.arange(len(tokens), device=tokens.device)
+        last = order.expand(len(tokens), -1).masked_fill(tokens[:, None] != tokens, 0).amax(1)  # [n]
+        self.successors[tokens, : self.width] = top[last]  # equal indices write equal rows: no order among them
+
+
+def chosen_tree(options: RecyclingOptions) -> MedusaTree:
+    """The tree that the options ask for. Raises UserError for a file that holds none, or a rank beyond k."""
+    if not options.tree:
+        return tree_of([c for c in template()[: options.nodes] if max(c) < options.k])
+    try:
+        tree = tree_of(read_tree(Path(options.tree), MOST_NODES))
+    except UserError as error:
+        raise UserError(f"recycling: {error}") from error
+    if tree.width > options.k:
+        raise UserError(
+            f"recycling: the tree {options.tree} wants {tree.width} successors of a token, k is {options.k}"
+        )
+    return tree
+
+
+def template() -> list[Choice]:
+    """As many nodes of each depth as published, the best of their depth, rank r counting 1 / (r + 1); best first."""
+    level: list[Choice] = [()]
+    chosen: list[tuple[float, Choice]] = []
+    for count in PUBLISHED:
+        scored = sorted((-_weight(c), c) for c in ((*path, rank) for path in level for rank in range(WIDTH)))[:count]
+        level = [choice for _, choice in scored]
+        chosen += scored
+    return [choice for _, choice in sorted(chosen)]
+
+
+def _weight(choice: Choice) -> float:
+    return math.prod(DECAY / (rank + 1) for rank in choice)
+
+
+def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """For each level below the root: parents and ranks of its nodes, int64, on the device."""
+    drafted = zip(tree.shape.depths[1:], tree.shape.parents[1:], tree.ranks, strict=True)
+    found = []
+    for _, nodes in groupby(drafted, key=lambda node: node[0]):
+        _, parents, ranks = zip(*nodes, strict=True)
+        found.append((indices(parents, device), indices(ranks, device)))
+    return found
+
+
+def bigrams(ids: Sequence[int], k: int) -> tuple[list[int], list[list[int]]]:
+    """Tokens that have a successor, and their last k different ones [n][k], the newest first; UNSEEN where fewer."""
+    known: dict[int, dict[int, None]] = {}
+    for token, following in zip(ids, ids[1:], strict=False):
+        successors = known.setdefault(token, {})
+        successors.pop(following, None)
+        successors[following] = None
+    rows = [list(reversed(successors))[:k] for successors in known.values()]
+    return list(known), [row + [UNSEEN] * (k - len(row)) for row in rows]
