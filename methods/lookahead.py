@@ -64,14 +64,12 @@ class Lookahead(Decoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """The smallest of each kind, the published one and a large one."""
+        """The published one, the smallest, and two that draft from the first step on."""
         shapes = {
             "default": LookaheadOptions(),
-            "prompt": LookaheadOptions(pool_from_prompt=True),
+            "prompt": LookaheadOptions(3, 5, 4, pool_from_prompt=True),
             "bigrams": LookaheadOptions(2, 6, 4, pool_from_prompt=True),
-            "one-column": LookaheadOptions(3, 1, 2),
-            "nothing-but-the-root": LookaheadOptions(2, 1, 1),
-            "wide": LookaheadOptions(4, 15, 15),
+            "smallest": LookaheadOptions(2, 1, 1),
         }
         return {label: lambda o=options: cls(target, o) for label, options in shapes.items()}  # type: ignore[misc]
 

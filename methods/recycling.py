@@ -76,8 +76,7 @@ class Recycling(Decoder):
         """The published tree and smaller ones, with and without a memory."""
         shapes = {
             "default": RecyclingOptions(),
-            "prompt": RecyclingOptions(prompt=True),
-            "small": RecyclingOptions(nodes=6),
+            "small": RecyclingOptions(nodes=6, prompt=True),
             "chain": RecyclingOptions(k=1),
             "keep": RecyclingOptions(nodes=20, keep=True),
         }

@@ -57,7 +57,8 @@ class SuffixAutomaton:
     def draft(self, state: int, most: int, least: float, chain: bool) -> Draft:
         """What may follow a state: the `most` likeliest nodes, best first, of path probability `least` or more.
 
-        A child's probability is its share of what followed its parent; of equal ones the newest goes first.
+        A child's probability is its share of what followed its parent; of equal ones the shallower goes first, of
+        siblings the newest.
         chain: only the likeliest child of each node.
         """
         found = Draft()
@@ -66,10 +67,10 @@ class SuffixAutomaton:
         while len(found.tokens) < most:
             following = self.next[state]
             shown = sum(map(self.count.__getitem__, following.values()))
-            for token, child in following.items():
+            for token, child in reversed(following.items()):
                 probability = p * self.count[child] / shown
                 if probability >= least:
-                    tie -= 1
+                    tie += 1
                     heapq.heappush(heap, (-probability, tie, node, token, child))
             if not heap:
                 break

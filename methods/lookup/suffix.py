@@ -70,9 +70,8 @@ class Suffix(Decoder):
         """Trees and chains, short and long, with and without the past."""
         shapes = {
             "default": SuffixOptions(),
-            "chain": SuffixOptions(form="chain", factor=2.0),
+            "chain": SuffixOptions(form="chain", factor=2.0, depth=2, nodes=3),
             "eager": SuffixOptions(offset=8, min_prob=0.01),
-            "shallow": SuffixOptions(depth=2, nodes=3, offset=2),
             "past": SuffixOptions(past=True, requests=2, offset=4),
         }
         return {label: lambda o=options: cls(target, o) for label, options in shapes.items()}  # type: ignore[misc]

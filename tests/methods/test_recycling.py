@@ -1,0 +1,135 @@
+"""The matrix holds the last top-k of every verified token; the tree is the published shape, less what is unknown."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss.decoder import State
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.recycling import PUBLISHED, UNSEEN, Recycling, RecyclingOptions, bigrams, template
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Output, Target
+from specbench_ss.tree import DraftTree
+from specbench_ss.verify import Verdict
+from tests.tiny import tiny_model
+
+PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
+
+
+class Watched(Recycling):
+    """Beside the matrix, a plain dict of rows, written node by node."""
+
+    def begin(self, state: State) -> None:
+        super().begin(state)
+        self.rows: dict[int, list[int]] = {}
+        self.twice = 0
+
+    def propose(self, state: State) -> DraftTree:
+        tree = super().propose(state)
+        tokens = tree.tokens.tolist()
+        self.twice += len(tokens) - len(set(tokens))
+        for token, parent in list(zip(tokens, tree.shape.parents, strict=True))[1:]:
+            assert token in self.rows[tokens[parent]][: self.options.k]
+        assert len(tokens) == self.drawable(tokens[0], ())
+        return tree
+
+    def drawable(self, token: int, path: tuple[int, ...]) -> int:
+        """Nodes of the template that have a token, from the dict alone."""
+        below = [(*path, rank) for rank in range(len(self.rows.get(token, ()))) if (*path, rank) in TEMPLATE]
+        return 1 + sum(self.drawable(self.rows[token][choice[-1]], choice) for choice in below)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        super().observe(state, verdict, output)
+        assert output.tree is not None
+        for token, logits in zip(output.tree.tokens.tolist(), output.logits[0], strict=True):
+            self.rows[token] = logits.topk(self.width).indices.tolist()
+        for token in range(self.target.vocab_size):
+            assert self.successors[token].tolist() == self.rows.get(token, [UNSEEN] * self.options.k)
+
+
+TEMPLATE = set(template())
+
+
+def test_the_matrix_holds_the_last_top_k_and_fills_the_tree() -> None:
+    decoder = Watched(Target(tiny_model("llama")), RecyclingOptions())
+    steps = generate(decoder, PROMPT, Limits(40), Sampling()).steps
+    assert steps[0].nodes == 0 and max(s.nodes for s in steps) == 80 and decoder.twice > 100
+    assert max(s.accepted for s in steps) > 3
+
+
+def test_the_published_tree_has_the_published_counts() -> None:
+    chosen = template()
+    assert len(set(chosen)) == len(chosen) == 80
+    assert Counter(map(len, chosen)) == dict(enumerate(PUBLISHED, start=1))
+    for n, choice in enumerate(chosen):
+        assert len(choice) == 1 or choice[:-1] in chosen[:n], "any number of the first is a tree"
+
+
+def test_a_vocabulary_smaller_than_k() -> None:
+    decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions())
+    assert generate(decoder, [3, 4, 3], Limits(20), Sampling()).steps[-1].nodes > 5
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_is_kept_from_prompt_to_prompt(keep: bool) -> None:
+    decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(keep=keep))
+    assert decoder.remembers == keep
+    first, again = (generate(decoder, PROMPT, Limits(40), Sampling()) for _ in range(2))
+    assert first.tokens == again.tokens
+    assert (again.steps[0].nodes > 0) == keep
+    assert (len(again.steps) < len(first.steps)) == keep
+
+
+def test_the_prompt_gives_successors_where_asked() -> None:
+    assert bigrams([1, 2, 1, 3, 1, 2, 4], 2) == ([1, 2, 3], [[2, 3], [4, 1], [1, UNSEEN]])
+    assert bigrams([1, 2, 1, 3], 1) == ([1, 2], [[3], [1]])
+    decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(prompt=True))
+    generate(decoder, PROMPT, Limits(1), Sampling())
+    assert decoder.successors[4].tolist() == [30, 4, *[UNSEEN] * 6]
+
+
+@pytest.mark.parametrize("given", [{"k": 0}, {"nodes": 0}, {"nodes": 81}, {"k": 5000}])
+def test_bad_options_are_told(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"recycling: {next(iter(given))}"):
+        RecyclingOptions(**given)
+
+
+def test_a_tree_of_ones_own(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps([[0], [1], [0, 0], [0, 3]]))
+    own = Recycling(target, RecyclingOptions(tree=str(file)))
+    assert own.tree.shape.parents == (-1, 0, 0, 1, 1) and own.max_rows() == 5
+    assert "nodes" not in own.tunable()
+    for content, options, complaint in (
+        ("[[0], [0, 3]]", RecyclingOptions(tree=str(file), k=3), "recycling: .*4 successors of a token, k is 3"),
+        ("{}", RecyclingOptions(tree=str(file)), "recycling: .*tree"),
+        ("[[0, 0]]", RecyclingOptions(tree=str(file)), "recycling: .*no parent"),
+        (None, RecyclingOptions(tree=str(tmp_path / "none")), "recycling: cannot read"),
+    ):
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(UserError, match=complaint):
+            Recycling.check(options, target)
+
+
+def test_described_tells_trees_apart() -> None:
+    target = Target(tiny_model("llama"))
+    hashes = {Recycling(target, RecyclingOptions(nodes=n)).described()["tree_hash"] for n in (5, 8, 80)}
+    assert len(hashes) == 3
+
+
+def test_rows_written_twice_are_the_last_node_s() -> None:
+    target = Target(tiny_model("llama"))
+    decoder = Recycling(target, RecyclingOptions(k=1))
+    tree = DraftTree.of(torch.tensor([5, 6, 5, 6, 5]), (-1, 0, 0, 1, 1))
+    logits = torch.eye(target.vocab_size)[None, 10:15]
+    decoder.observe(None, None, Output(logits, tree))  # type: ignore[arg-type]
+    assert decoder.successors[5].tolist() == [14] and decoder.successors[6].tolist() == [13]
