@@ -57,9 +57,8 @@ class SuffixAutomaton:
     def draft(self, state: int, most: int, least: float, chain: bool) -> Draft:
         """What may follow a state: the `most` likeliest nodes, best first, of path probability `least` or more.
 
-        A child's probability is its share of what followed its parent; of equal ones the shallower goes first, of
-        siblings the newest.
-        chain: only the likeliest child of each node.
+        A child's probability is its share of what followed its parent. Of equally likely nodes the shallower goes
+        first, of siblings the newest. chain: only the likeliest child of each node.
         """
         found = Draft()
         heap: list[tuple[float, int, int, int, int]] = []  # -probability, tie, parent, token, state
