@@ -16,7 +16,7 @@ ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(3)]
 def random_medusa(
     target: Target, heads: int = 3, own_unembed: bool = True, options: MedusaOptions | None = None
 ) -> Medusa:
-    """Random heads on the published tree as deep as there are heads, or on one of five nodes from made-up accuracies."""
+    """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
     module = MedusaHeads(heads, 1, target.hidden_size, target.vocab_size, own_unembed)
     randomise(module, 1)
     if options is None:

@@ -20,9 +20,7 @@ TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
 ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
 EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
 SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
-ATTENDING = StreamConfig(
-    gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True
-)
+ATTENDING = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
 ADVICE = {"k": 2, "n_keep": 6}
 
 

@@ -26,7 +26,7 @@ def sampled(subject: Subject) -> Iterator[Case]:
 
 
 def seed(subject: Subject, case: Case) -> str:
-    """Whatever the process's own generators are at; and seeds do matter, beyond the first token, which is the core's."""
+    """Whatever the process's own generators are at; and seeds matter beyond the first token, which is the core's."""
     one, two = (_at_global_seed(i, subject, case) for i in (1, 2))
     if problem := _differing(one, two, "with the process's generators at another point"):
         return problem
@@ -54,7 +54,9 @@ def _differing(one: Trace, two: Trace, when: str, steps: bool = True) -> str:
     if one.tokens != two.tokens:
         return f"{one.tokens}; {when} {two.tokens}"
     if steps and one.counts != two.counts:
-        return f"the same tokens in other steps: nodes, verified, depth and accepted are {one.counts}; {when} {two.counts}"
+        return (
+            f"the same tokens in other steps: nodes, verified, depth and accepted are {one.counts}; {when} {two.counts}"
+        )
     return ""
 
 

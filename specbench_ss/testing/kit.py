@@ -27,7 +27,7 @@ LAWS: tuple[Law, ...] = tuple(
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
 
 Shapes = Mapping[str, Callable[[], Decoder]]
-Factory = type[Decoder] | Callable[[Target], "Decoder | Shapes"]
+Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Kit:
 
 def shapes_of(factory: Factory, target: Target) -> Shapes:
     """A class has its `examples`; any other factory gives one decoder, or shapes by label."""
-    if isinstance(factory, type):
+    if isinstance(factory, type) and issubclass(factory, Decoder):
         return factory.examples(target)
     made = factory(target)
     if isinstance(made, Mapping):

@@ -178,7 +178,7 @@ class Law:
     exact_length: bool = False
 
 
-class LawBroken(AssertionError):
+class LawBroken(AssertionError):  # noqa: N818
     """A method breaks a law. law: its name. example: the smallest one found. problem: what is wrong there."""
 
     def __init__(self, law: Law, subject: Subject, example: Case, problem: str) -> None:

@@ -106,7 +106,9 @@ def ways(tree: DraftTree) -> list[list[int]]:
 def rows(subject: Subject, case: Case) -> str:
     """The cache reserves as many as were promised."""
     excess, most = subject.watch(case).excess, subject.one.max_rows()
-    return f"{excess} rows were written behind those of the tokens before, max_rows() is {most}" if excess > most else ""
+    return (
+        f"{excess} rows were written behind those of the tokens before, max_rows() is {most}" if excess > most else ""
+    )
 
 
 def counts(subject: Subject, case: Case) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype
     """A random causal LM, 32 wide, with a context of 128 tokens. kind: one of ARCHITECTURES."""
     import transformers as t
 
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden_size": 32,
         "num_hidden_layers": layers,
@@ -30,7 +31,7 @@ def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype
         "eos_token_id": 2,
     }
     grouped = dict(common, intermediate_size=48, num_key_value_heads=2)
-    config = {
+    configs: dict[str, Callable[[], Any]] = {
         "llama": lambda: t.LlamaConfig(**grouped),
         "mistral": lambda: t.MistralConfig(**grouped, sliding_window=None),
         "mistral-window": lambda: t.MistralConfig(**grouped, sliding_window=9),
@@ -39,7 +40,8 @@ def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype
         "phi3": lambda: t.Phi3Config(**grouped),
         "opt": lambda: t.OPTConfig(**common, ffn_dim=48, word_embed_proj_dim=32),
         "gpt_neox": lambda: t.GPTNeoXConfig(**common, intermediate_size=48),
-    }[kind]()
+    }
+    config = configs[kind]()
     torch.manual_seed(seed)
     model = t.AutoModelForCausalLM.from_config(config).to(dtype)
     for p in model.parameters():  # larger weights than the usual start, so that the argmax varies

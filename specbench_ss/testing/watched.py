@@ -60,7 +60,7 @@ class Trace:
         return [(s.nodes, s.verified, s.depth, s.accepted) for s in self.generation.steps]
 
 
-class Unanswered(Exception):
+class Unanswered(Exception):  # noqa: N818
     """An answer that an error ended: its cause. steps: what was seen until then."""
 
     def __init__(self, steps: list[Seen]) -> None:
@@ -153,9 +153,7 @@ def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
 
 
 @torch.inference_mode()
-def watch(
-    decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, forced: bool = False
-) -> Trace:
+def watch(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, forced: bool = False) -> Trace:
     """Answer one prompt by the loop that every run goes through. Raises Unanswered from whatever ends it."""
     target = decoder.target
     room = min(target.context_length, len(prompt) + limits.max_new_tokens)

@@ -357,4 +357,6 @@ def test_tiny_targets_have_a_tokenizer_that_reads_what_it_writes() -> None:
         assert len(tokenizer) == words
         text = tokenizer.decode(list(range(words)), skip_special_tokens=True)
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert Case((3,), 1, Sampling(0.5, top_p=0.9), True) == dataclasses.replace(Case((3,), 1), forced=True, sampling=Sampling(0.5, top_p=0.9))
+    assert Case((3,), 1, Sampling(0.5, top_p=0.9), True) == dataclasses.replace(
+        Case((3,), 1), forced=True, sampling=Sampling(0.5, top_p=0.9)
+    )
