@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from specbench_ss import __version__
-from specbench_ss.commands import lab, lists, models, paper, report, run, suites, train, tune
+from specbench_ss import __version__, registry
+from specbench_ss.commands import check, lab, lists, models, new_method, paper, report, run, suites, train, tune
 from specbench_ss.commands.literal import literal
 from specbench_ss.errors import UserError
 
@@ -24,6 +24,8 @@ app = typer.Typer(
 app.command("run")(run.command)
 app.command("tune")(tune.command)
 app.command("methods")(lists.methods)
+app.command("check")(check.command)
+app.command("new-method")(new_method.command)
 app.command("report")(report.command)
 app.command("paper")(paper.command)
 app.add_typer(models.app, name="models")
@@ -53,6 +55,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line; what the user can mend is one line on stderr and exit code 2."""
+    registry.forget_files()
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError
+from specbench_ss.plugin_file import PluginFile
 from specbench_ss.preset import Preset
 
 REFERENCE = "ar"  # the method every other one is compared with
@@ -77,10 +78,12 @@ class RunConfig:
     chat_template: str | None = None  # a name or a file; None = the tokenizer's own
     stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
     presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
+    plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return asdict(self) | {"presets": [preset.as_dict() for preset in self.presets]}
+        files = {"presets": self.presets, "plugin": self.plugin}
+        return asdict(self) | {name: [file.as_dict() for file in given] for name, given in files.items()}  # type: ignore[attr-defined]
 
     @property
     def fingerprint(self) -> str:
@@ -108,6 +111,7 @@ class TuneConfig:
     device: str = "auto"
     trust_remote_code: bool = False
     chat_template: str | None = None
+    plugin: tuple[PluginFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

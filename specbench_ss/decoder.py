@@ -104,9 +104,12 @@ class Decoder(ABC):
         """
         return MethodSpec(REFERENCE)
 
-    def next_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """float32 logits [V] of this method's model after prompt and answer, from a fresh pass; untimed."""
-        return self.target.next_logits([*prompt, *answer])
+    def next_logits(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
+        """float32 logits [V] of this method's model after prompt and answer, from a fresh pass; untimed.
+
+        cache: an empty one to use, in which the keys and values of prompt and answer come first in every layer.
+        """
+        return self.target.next_logits([*prompt, *answer], cache)
 
     def described(self) -> dict[str, Any]:
         """What this object measures, JSON-ready: settings as resolved and, where it has weights, their hash.

@@ -50,7 +50,7 @@ class Cutter:
                 return i, "eos"
             if watch and self._stopped(answer, new[:i]):
                 return i, "stop"
-            if len(answer) + i == self.cap:
+            if len(answer) + i >= self.cap:
                 return i, self.cap_reason
         return len(new), None
 
@@ -74,6 +74,17 @@ class Session:
         self.prompt = list(prompt)
         self.finish: Finish | None = None
         self.overshoot = 0
+
+    def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
+        """The whole request; whether its counts add up is not checked."""
+        state, prefill_s = self.prefill()
+        steps: list[Step] = []
+        while self.finish is None:
+            steps.append(self.step(state))
+            if on_step is not None:
+                on_step(steps[-1].tokens)
+        answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
+        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, self.overshoot, state.draft_calls)
 
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
@@ -151,14 +162,6 @@ def generate(
         )
     rows = decoder.max_rows()
     cache = target.request_cache(min(target.context_length, len(prompt) + limits.max_new_tokens) + rows)
-    session = Session(decoder, prompt, limits, sampling, cache)
-    state, prefill_s = session.prefill()
-    steps = []
-    while session.finish is None:
-        steps.append(session.step(state))
-        if on_step is not None:
-            on_step(steps[-1].tokens)
-    answer = state.ids[len(prompt) :]
-    result = Generation(answer, len(prompt), session.finish, prefill_s, 1, steps, session.overshoot, state.draft_calls)
+    result = Session(decoder, prompt, limits, sampling, cache).run(on_step)
     result.check()
     return result

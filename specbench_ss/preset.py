@@ -26,6 +26,7 @@ SCHEMA = {  # method and options are enough: presets may be written by hand
     "made_for?": dict,
     "resolved?": dict,
     "calibration?": {"prompts?": [str]},
+    "plugin?": {"file": str, "sha256": str},
 }
 
 
@@ -35,6 +36,7 @@ class Preset:
 
     made_for: the `preset_notes.conditions` that it was measured under. resolved: what the options came down to there
     (`Decoder.described`). prompts: marks of the questions that it was chosen on.
+    plugin: file and sha256 where the method came from a file.
     """
 
     file: str
@@ -44,6 +46,7 @@ class Preset:
     made_for: dict[str, Any] = field(default_factory=dict)
     resolved: dict[str, Any] = field(default_factory=dict)
     prompts: tuple[str, ...] = ()
+    plugin: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, str]:
         """What a run's manifest says of it."""
@@ -71,6 +74,7 @@ def read_preset(path: Path) -> Preset:
         made_for=data.get("made_for", {}),
         resolved=data.get("resolved", {}),
         prompts=tuple(data.get("calibration", {}).get("prompts", ())),
+        plugin={key: data["plugin"][key] for key in ("file", "sha256")} if "plugin" in data else {},
     )
 
 

@@ -49,6 +49,9 @@ def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: M
     marks = {question.mark for question in data.questions}
     for preset in config.presets:
         name = f"preset {preset.file}"
+        given = [file.sha256 for file in config.plugin if preset.method in file.methods]
+        if preset.plugin and given and given != [preset.plugin["sha256"]]:
+            yield f"{name} was made with another content of {preset.plugin['file']}"
         found = changed(preset.made_for, here)
         if found:
             yield f"{name} was made for other conditions: {found}"

@@ -5,6 +5,8 @@ One is loaded when it is asked for. Light: listing names imports no plugin. Know
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import warnings
 from dataclasses import dataclass
 from importlib import import_module
@@ -48,9 +50,25 @@ class PluginWarning(UserWarning):
     """A registered plugin that cannot be used; the others go on."""
 
 
+_of_files: dict[str, EntryPoint] = {}  # methods of files that the command at hand was given
+
+
+def register_method(name: str, value: str, owner: str) -> None:
+    """Have `name` stand for 'module:Class' of a module that is loaded. Raises UserError where it stands for another."""
+    taken = _registered(METHODS).get(name)
+    if taken is not None and taken.value != value:
+        raise UserError(f"{owner}: there is a method {name!r} already ({taken.value})")
+    _of_files[name] = EntryPoint(name, value, METHODS.entry_points)
+
+
+def forget_files() -> None:
+    """A new command: methods of files are registered anew."""
+    _of_files.clear()
+
+
 def _registered(group: Group) -> dict[str, EntryPoint]:
     """Name -> entry point, in order of names. A name registered twice keeps its first owner."""
-    found: dict[str, EntryPoint] = {}
+    found: dict[str, EntryPoint] = dict(_of_files) if group == METHODS else {}
     for point in entry_points(group=group.entry_points):
         first = found.setdefault(point.name, point)
         if first.value != point.value:
@@ -72,7 +90,7 @@ def load(group: Group, name: str) -> type[Any]:
         return _checked(group, registered[name])
     except UserError:
         raise
-    except Exception as error:  # a plugin's import may fail in any way
+    except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
         raise UserError(f"{group.kind} {name!r} does not load: {first_line(error)}") from error
 
 
@@ -94,7 +112,28 @@ def _checked(group: Group, point: EntryPoint) -> type[Any]:
     found = point.load()
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{group.kind} {point.name!r}: {point.value} is not a subclass of {base.__name__}")
+    problem = method_problem(found, point.name) if group == METHODS else abstract_problem(found)
+    if problem:
+        raise UserError(f"{group.kind} {point.name!r}: {point.value}: {problem}")
     return found
+
+
+def method_problem(kind: type[Any], name: Any) -> str:
+    """Why nothing can be decoded with this subclass of Decoder, registered as `name`; '' where something can."""
+    if problem := abstract_problem(kind):
+        return problem
+    for attribute in ("name", "summary"):
+        if not isinstance(getattr(kind, attribute, None), str):
+            return f"it has no {attribute}"
+    if kind.name != name:
+        return f"it calls itself {kind.name!r}"
+    return "" if dataclasses.is_dataclass(kind.Options) else "its Options is no dataclass"
+
+
+def abstract_problem(kind: type[Any]) -> str:
+    """What an abstract class lacks; '' for one that is none."""
+    lacking = sorted(getattr(kind, "__abstractmethods__", ())) if inspect.isabstract(kind) else []
+    return f"it is abstract: it lacks {', '.join(lacking)}" if lacking else ""
 
 
 def method_class(name: str) -> type[Decoder]:

@@ -41,6 +41,7 @@ SCHEMA = {
     "command": [str],
     "config": {
         "temperature": float, "top_p": float, "top_k": int, "repeats": int, "stop?": [str], "methods?": [_SPEC],
+        "plugin?": [{"file": str, "sha256": str}],
     },
     "fingerprint": str,
     "suite": {"name": str, "edition": str, "content_hash": str, "size": int, "prompts": int, "notes": [str]},
@@ -91,10 +92,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises UserError where two `RunConfig`s, as in a manifest, differ, with every field that does and both values."""
+    check_same_plugins(path, stored, wanted)
     default = _plain(RunConfig(methods=()).as_dict())
     old, new = default | dict(stored), default | _plain(wanted)
-    fields = [name for name in old | new if old.get(name) != new.get(name)]
+    fields = [name for name in old | new if name != "plugin" and old.get(name) != new.get(name)]
     _refuse(path, [(name.replace("_", "-"), _text(old.get(name)), _text(new.get(name))) for name in fields])
+
+
+def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """As `check_same_config`, of the files that methods are defined in: their content counts, not where they lie."""
+    old, new = ({file["sha256"]: file["file"] for file in config.get("plugin", ())} for config in (stored, wanted))
+    if set(old) != set(new):
+        told = [" ".join(f"--plugin {file} ({sha256[:12]})" for sha256, file in files.items()) for files in (old, new)]
+        raise UserError(
+            f"--resume: the run in {path} was begun with {told[0] or 'no plugin file'}, not with {told[1] or 'none'}"
+            f"{': give the same again' if old else ''}"
+        )
 
 
 def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:

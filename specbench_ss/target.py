@@ -193,7 +193,7 @@ class Target(Outline):
         return Output(self.logits(tapped[FINAL]), tree, tapped)
 
     @torch.inference_mode()
-    def next_logits(self, ids: Sequence[int]) -> Tensor:
-        """float32 logits [V] after these ids, from a fresh forward pass (not timed, no cache kept)."""
-        cache = self.new_cache(len(ids))
+    def next_logits(self, ids: Sequence[int], cache: Cache | None = None) -> Tensor:
+        """float32 logits [V] after these ids, from a fresh forward pass, not timed. cache: an empty one to use."""
+        cache = cache or self.new_cache(len(ids))
         return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()

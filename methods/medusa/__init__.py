@@ -101,6 +101,13 @@ class Medusa(Decoder):
         heads = read_heads(file, target, read_tensors)
         return cls(target, options, heads, tree_of(cls.choices(options, config, heads.count)), config)
 
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random heads on every kind of tree."""
+        from specbench_ss.methods.medusa.examples import shapes
+
+        return shapes(target)
+
     def variant(self, options: Any) -> Medusa:
         """The same heads on another tree."""
         tree = tree_of(self.choices(options, self.config, self.heads.count))

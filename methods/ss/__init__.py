@@ -81,6 +81,13 @@ class SpeculativeStreaming(Decoder):
         return cls(cls.model_of(target, folder), options, streams, config.get("advice", {}))
 
     @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random streams in every form."""
+        from specbench_ss.methods.ss.examples import shapes
+
+        return shapes(target)
+
+    @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:
         """The model that these streams decode with."""
         return target

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from specbench_ss.cache import Cache
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
@@ -59,20 +60,27 @@ class SharedStreaming(SpeculativeStreaming):
             found.pop("gamma", None)
         return found
 
-    def next_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+    def next_logits(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
         """As the model decodes: answer rows with their streams, prompt rows without, but for the last."""
         if not self.streams.config.main_attends_streams:
-            return super().next_logits(prompt, answer)
+            return super().next_logits(prompt, answer, cache)
         s, device = self.settings, self.target.device
         options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
         whole = SharedStreaming(self.target, options, self.streams, self.advice)
-        cache = self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
+        cache = cache or self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
         state = State([*prompt, *answer], len(prompt), torch.empty(0), cache, Sampling())
         output = whole.prefill(state, torch.tensor([list(prompt)], device=device))
         if answer:
             tokens = torch.tensor(list(answer), device=device)
             output = whole.forward(state, DraftTree.chain(tokens[:1], tokens[1:]))
         return output.logits[0, -1].float()
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random streams in a model other than the target, with and without eq. 3."""
+        from specbench_ss.methods.ss.examples import shared_shapes
+
+        return shared_shapes(target)
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
@@ -127,6 +135,13 @@ class SharedAutoregressive(SharedStreaming):
     def reference_for(cls, options: Any) -> MethodSpec:
         """It changes the model: nothing to equal."""
         return Decoder.reference_for(options)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """The models of the other's examples."""
+        from specbench_ss.methods.ss.examples import shared_ar_shapes
+
+        return shared_ar_shapes(target)
 
     tunable = Decoder.tunable  # nothing  # type: ignore[assignment]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specbench_ss.commands.plugins import Plugin
 from specbench_ss.config import REFERENCE
 
 if TYPE_CHECKING:
     from specbench_ss.decoder import Decoder
 
 
-def methods() -> None:
+def methods(plugin: Plugin = None) -> None:
     """List the methods and their options."""
     from specbench_ss import registry
     from specbench_ss.options import describe_options

@@ -42,8 +42,10 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     from specbench_ss.prompts import check_ids, check_room
     from specbench_ss.rundir import check_out, read_run
     from specbench_ss.stops import stop_ids
-    from specbench_ss.stored_manifest import check_same_config
+    from specbench_ss.stored_manifest import MANIFEST, check_same_config, check_same_plugins, read_manifest
 
+    if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
+        check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
     config = with_references(without_unfit(config, where.optional))
     options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)

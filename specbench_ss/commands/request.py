@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from specbench_ss import registry
 from specbench_ss.chat import template_text
 from specbench_ss.config import ALL, REFERENCE, MethodSpec, RunConfig, split_methods
 from specbench_ss.errors import UserError, did_you_mean
@@ -40,7 +41,7 @@ def _as_options(content: Mapping[Any, Any], known: set[str], path: Path) -> dict
             continue
         if name == "set":
             values[name] = _set_items(value, path)
-        elif name == "stop":
+        elif name in ("stop", "plugin"):
             values[name] = [value] if isinstance(value, str) else _texts(value, path, name)
         else:
             values[name] = ",".join(map(str, value)) if isinstance(value, list) else value
@@ -81,6 +82,7 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     if values["chat_template"] is not None:
         template_text(values["chat_template"])  # found wrong before anything is loaded
     presets = tuple(read_preset(Path(part.strip())) for part in (values["preset"] or "").split(",") if part.strip())
+    check_plugins(presets)
     return RunConfig(
         methods=method_specs(values["methods"], values["set"] or (), presets),
         categories=tuple(part.strip() for part in (values["categories"] or "").split(",") if part.strip()),
@@ -89,6 +91,14 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
         presets=presets,
         **{name: values[name] for name in own},
     )
+
+
+def check_plugins(presets: Sequence[Preset]) -> None:
+    """Raises UserError where a preset is of a method in a file that was not given."""
+    for preset in presets:
+        if preset.plugin and preset.method not in registry.names(registry.METHODS):
+            file = preset.plugin["file"]
+            raise UserError(f"--preset {preset.file} is for method {preset.method!r} of {file}: give --plugin {file}")
 
 
 def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset] = ()) -> tuple[MethodSpec, ...]:

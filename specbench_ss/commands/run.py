@@ -10,6 +10,7 @@ import typer
 
 from specbench_ss.commands import request
 from specbench_ss.commands.interrupt import interrupted, to_go_on
+from specbench_ss.commands.plugins import Plugin
 from specbench_ss.config import RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
@@ -50,6 +51,7 @@ def command(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    plugin: Plugin = None,
     data: Annotated[
         Path | None, typer.Option(help="File or folder with the suite's questions.", rich_help_panel=WHAT)
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from specbench_ss.commands.plugins import Plugin
 from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, TuneConfig
 from specbench_ss.errors import UserError
 
@@ -57,6 +58,7 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = RUN.chat_template,
+    plugin: Plugin = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="The preset.  [default: METHOD-MODEL-DEVICE.yaml]")
     ] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from specbench_ss.suite import SuiteData, SuiteRequest
 
 if TYPE_CHECKING:
     from specbench_ss.outline import Outline
+    from specbench_ss.plugin_file import PluginFile
     from specbench_ss.target import Target
     from specbench_ss.tuning.bench import DecoderBench
     from specbench_ss.tuning.session import Tuned
@@ -63,7 +65,7 @@ def run(config: TuneConfig, out: Path | None) -> None:
         raise interrupted("; nothing was measured until then, no preset is written")
     print_tuned(tuned, Console())
     _write(path, tuned, bench, target, asked, config)
-    _tell(tuned, path, lossless=bench.decoder(config.method).lossless)
+    _tell(tuned, path, bench.decoder(config.method).lossless, config.plugin)
 
 
 def _check_method(spec: MethodSpec) -> None:
@@ -107,18 +109,21 @@ def _write(path: Path, tuned: Tuned, bench: DecoderBench, target: Target, asked:
 
     resolved = bench.decoder(tuned.chosen).described()
     how = {"budget_s": config.budget, "max_new_tokens": config.max_new_tokens, "seed": config.seed}
-    write_preset(path, content(tuned, resolved, conditions(target), asked, **how))
+    found = content(tuned, resolved, conditions(target), asked, **how)
+    plugin = [file.as_dict() for file in config.plugin if config.method.name in file.methods]
+    write_preset(path, found | ({"plugin": plugin[0]} if plugin else {}))
 
 
-def _tell(tuned: Tuned, path: Path, lossless: bool) -> None:
+def _tell(tuned: Tuned, path: Path, lossless: bool, plugin: Sequence[PluginFile] = ()) -> None:
     """What came of it, and last what to do."""
     from specbench_ss.tuning.result import sentence
 
+    files = [word for file in plugin for word in ("--plugin", file.file)]
     if tuned.interrupted:
         print("ssbench: interrupted; this is what was measured until then", file=sys.stderr)
     if not lossless:
         print("ssbench: warning: the method may change the output; only speed was measured", file=sys.stderr)
     print(sentence(tuned))
-    command = shlex.join(["ssbench", "run", "--methods", tuned.chosen.name, "--preset", str(path)])
+    command = shlex.join(["ssbench", "run", "--methods", tuned.chosen.name, "--preset", str(path), *files])
     kept = tuned.chosen.label == tuned.default.label
     print(f"no preset is needed; the measurements are in {path}" if kept else f"use it: {command}")

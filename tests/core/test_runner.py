@@ -52,7 +52,7 @@ class FakeTarget:
     def decode_text(self, ids: list[int]) -> str:
         return bytes(ids).decode()
 
-    def next_logits(self, ids: list[int]) -> torch.Tensor:
+    def next_logits(self, ids: list[int], cache: Any = None) -> torch.Tensor:
         return torch.arange(256.0)
 
 

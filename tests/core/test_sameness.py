@@ -20,7 +20,7 @@ class LogitTarget:
         self.logits, self.dtype = torch.tensor(logits), dtype
         self.asked: list[list[int]] = []
 
-    def next_logits(self, ids: list[int]) -> torch.Tensor:
+    def next_logits(self, ids: list[int], cache: Any = None) -> torch.Tensor:
         self.asked.append(list(ids))
         return self.logits
 
@@ -124,7 +124,7 @@ def test_logits_that_are_not_finite_are_a_mismatch_that_can_be_written(value: fl
 
 def test_a_difference_that_cannot_be_explained_is_a_mismatch() -> None:
     class Broken(LogitTarget):
-        def next_logits(self, ids: list[int]) -> torch.Tensor:
+        def next_logits(self, ids: list[int], cache: Any = None) -> torch.Tensor:
             raise RuntimeError("out of memory")
 
     found = verdict(Broken([0.0]), [1], [2])

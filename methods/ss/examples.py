@@ -1,0 +1,90 @@
+"""Speculative Streaming with random streams, lossless and shared: what the laws are tried on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.target import Target
+from specbench_ss.testing.tiny import randomise
+
+TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
+ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
+EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
+SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
+ATTENDING = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
+ADVICE = {"k": 2, "n_keep": 6}
+
+
+def random_streams(target: Target, config: StreamConfig) -> Streams:
+    """Streams that draft something."""
+    module = Streams(config, target.hidden_size)
+    randomise(module, 2)
+    return module
+
+
+def streaming(target: Target, config: StreamConfig, options: SSOptions) -> SpeculativeStreaming:
+    """Lossless mode."""
+    return SpeculativeStreaming(target, options, random_streams(target, config), {})
+
+
+def shapes(target: Target) -> dict[str, Callable[[], SpeculativeStreaming]]:
+    """Trees, chains, pruning early and late, and the ways in which streams begin and attend."""
+
+    def made(config: StreamConfig, **options: Any) -> Callable[[], SpeculativeStreaming]:
+        return lambda: streaming(target, config, SSOptions(**options))
+
+    return {
+        "tree": made(TWO_LAYERS, k=2, n_keep=6),
+        "unpruned": made(TWO_LAYERS, k=2, prune="off"),
+        "chain": made(TWO_LAYERS, mode="chain"),
+        "best-nodes": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5),
+        "threshold": made(TWO_LAYERS, k=2, prune_threshold=0.05),
+        "one-kept": made(TWO_LAYERS, k=2, n_keep=1),
+        "early-pruning": made(EARLY_PRUNING, k=3, n_keep=4),
+        "rotation": made(ROTATED, k=2, n_keep=6),
+        "top-p": made(TWO_LAYERS, k=2, n_keep=6, stream_attention_top_p=3),
+        "fewer-streams": made(TWO_LAYERS, gamma=1, k=3),
+    }
+
+
+def shared_shapes(target: Target) -> dict[str, Callable[[], SharedStreaming]]:
+    """Of another model than the target: without and with eq. 3, which sliding windows do not have."""
+    tuned, attending = fine_tuned(target), not any(target.windows)
+
+    def made(config: StreamConfig, **options: Any) -> Callable[[], SharedStreaming]:
+        return lambda: SharedStreaming(tuned, SSOptions(**options), random_streams(tuned, config), ADVICE)
+
+    shapes = {"tree": made(SHARED), "chain": made(SHARED, mode="chain")}
+    if not attending:
+        return shapes
+    return {"eq-3": made(ATTENDING), **shapes, "eq-3-chain": made(ATTENDING, mode="chain", gamma=2)}
+
+
+def shared_ar_shapes(target: Target) -> dict[str, Callable[[], SharedAutoregressive]]:
+    """The same models, a token at a time."""
+    tuned, attending = fine_tuned(target), not any(target.windows)
+
+    def made(config: StreamConfig, **options: Any) -> Callable[[], SharedAutoregressive]:
+        return lambda: SharedAutoregressive(tuned, SharedAROptions(**options), random_streams(tuned, config), ADVICE)
+
+    return ({"eq-3": made(ATTENDING)} if attending else {}) | {"plain": made(SHARED)}
+
+
+def fine_tuned(target: Target) -> Target:
+    """The target with a random low-rank change of every linear layer, as a LoRA makes it."""
+    model, generator = copy.deepcopy(target.model), torch.Generator().manual_seed(3)
+    for module in model.model.modules() if hasattr(model, "model") else model.modules():
+        if isinstance(module, torch.nn.Linear):
+            out, into = module.weight.shape
+            a, b = torch.randn(out, 2, generator=generator), torch.randn(2, into, generator=generator)
+            module.weight.data += 0.03 * (a @ b).to(module.weight)
+    return Target(model, target.tokenizer, target.name, target.folder)

@@ -1,0 +1,111 @@
+"""`ssbench check`: hold methods to the laws of docs/conformance.md, on tiny random models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench_ss.commands.plugins import Plugin
+from specbench_ss.config import MethodSpec, split_methods
+from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from specbench_ss.decoder import Decoder
+    from specbench_ss.target import Target
+    from specbench_ss.testing import Kit
+
+
+def command(
+    methods: Annotated[
+        str | None, typer.Argument(metavar="[A,B[option=value]]", help="Methods; of those with options only that form.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All registered methods.")] = False,
+    plugin: Plugin = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Every shape of a method on models of every architecture.")
+    ] = False,
+) -> int:
+    """Hold methods to the laws of decoding, on tiny random models on the CPU. Exit code 1 where one is broken."""
+    specs = _wanted(methods, all_, [name for file in plugin or () for name in file.methods])  # type: ignore[attr-defined]
+    broken = [spec.label for spec in specs if not _holds(spec, thorough)]
+    if len(specs) > 1:
+        print(f"\n{len(specs) - len(broken)} of {len(specs)} methods hold{': not ' * bool(broken)}{', '.join(broken)}")
+    return 1 if broken else 0
+
+
+def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[MethodSpec]:
+    """What is asked for, or else what the plugin files define."""
+    from specbench_ss import registry
+
+    if methods and all_:
+        raise UserError("give methods or --all, not both")
+    if all_:
+        return [MethodSpec(name) for name in registry.load_all(registry.METHODS)]
+    specs = [MethodSpec.parse(text) for text in split_methods(methods or "")] or [MethodSpec(n) for n in of_files]
+    if not specs:
+        raise UserError("nothing to check: give a method, --all, or --plugin FILE.py")
+    for spec in specs:
+        registry.method_options(spec)
+    return specs
+
+
+def _holds(spec: MethodSpec, thorough: bool) -> bool:
+    """Check one method; a line for each law, and one for all."""
+    from specbench_ss.testing import ARCHITECTURES, FEW, Kit
+
+    kit = Kit(shapes_of(spec), ARCHITECTURES if thorough else FEW, own_model=is_reference(spec.name), thorough=thorough)
+    shapes = ", ".join(dict.fromkeys(subject.shape for subject in kit.subjects))
+    print(f"{spec.label}: {shapes}")
+    for where, why in kit.left_out.items():
+        print(f"  left out  {where}: {why}")
+    held, seconds = True, 0.0
+    for result in kit.results():
+        held, seconds = held and result.broken is None, seconds + result.seconds
+        partly = f" (but for some: {result.exempt})" if result.tried and result.exempt else ""
+        told = f"{result.law.says}{partly}" if result.tried else result.exempt
+        print(f"  {result.verdict:<8}{result.law.name:<14}{told}")
+        if result.broken is not None:
+            print("".join(f"{'':10}{line.strip()}\n" for line in str(result.broken).splitlines()[1:]), end="")
+    print(f"  {_effort(kit)}, {seconds:.1f} s")
+    return held
+
+
+def _effort(kit: Kit) -> str:
+    answers, steps = (sum(getattr(subject, name) for subject in kit.subjects) for name in ("answers", "steps"))
+    longest = max(subject.longest for subject in kit.subjects)
+    return f"{answers:,} answers, {steps:,} steps looked at, blocks of up to {longest} tokens"
+
+
+def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], Decoder]]]:
+    """The method's examples; with options given, the first example's weights in that form.
+
+    What it gives raises UserError where the options do not fit, or need weights that only a model of the user's has.
+    """
+    from specbench_ss import registry
+
+    kind, options = registry.method_class(spec.name), registry.method_options(spec)
+    if not spec.options:
+        return kind.examples
+
+    def asked(target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        first = next(iter(kind.examples(target).values()))
+        return {spec.label: lambda: first().variant(options)}
+
+    return asked
+
+
+def is_reference(name: str) -> bool:
+    """Whether the output of another registered method must equal this one's."""
+    from specbench_ss import registry
+
+    kinds = [(other, kind) for other, kind in registry.load_all(registry.METHODS).items() if other != name]
+    return any(_reference(kind) == name for _, kind in kinds)
+
+
+def _reference(kind: type[Decoder]) -> str:
+    try:
+        return kind.reference_for(kind.Options()).name
+    except TypeError:  # options without defaults
+        return ""

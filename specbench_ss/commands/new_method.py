@@ -1,0 +1,62 @@
+"""`ssbench new-method`: a plugin package to begin with, which obeys all laws as it is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench_ss.errors import UserError
+
+TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+TAKEN = ("Decoder", "Options", "State", "DraftTree")  # class names that a method's file uses itself
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="Of the method, as in `--methods NAME`: small letters, digits, hyphens.")],
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the package.  [default: ssbench-NAME]", file_okay=False)
+    ] = None,
+) -> None:
+    """Write a plugin package with a small decoding method, its test with the conformance kit, and a README."""
+    folder = out or Path(f"ssbench-{name}")
+    check_name(name)
+    write_package(name, folder)
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(f"next: pip install -e {folder} && ssbench check {name}")
+
+
+def check_name(name: str) -> None:
+    """Raises UserError for a name that no method can have, or that one has already."""
+    from specbench_ss import registry
+
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} cannot be the name of a method: small letters, digits and single hyphens, a letter first"
+        )
+    if name in registry.names(registry.METHODS):
+        raise UserError(f"there is a method {name!r} already")
+
+
+def write_package(name: str, folder: Path) -> None:
+    """Every template, filled in. Raises UserError where the folder is there and not empty, or cannot be written."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    module = f"ssbench_{name.replace('-', '_')}"
+    camel = "".join(part.capitalize() for part in name.split("-"))
+    values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN else camel}
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is there already and not empty: give another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        for template in templates.list_templates():
+            file = folder / template.removesuffix(".jinja").replace("module", module)
+            file.write_text(templates.get_template(template).render(values), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {(error.strerror or str(error)).lower()}") from error

@@ -1,0 +1,90 @@
+"""Methods in a single Python file that a user gives with --plugin. Light: the file decides what is imported."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss import registry
+from specbench_ss.errors import UserError, first_line
+from specbench_ss.yaml_file import read_bytes
+
+if TYPE_CHECKING:
+    from specbench_ss.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFile:
+    """A file as loaded. methods: names of those that it defines."""
+
+    file: str
+    sha256: str
+    methods: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a manifest and a preset say of it."""
+        return {"file": self.file, "sha256": self.sha256, "methods": list(self.methods)}
+
+
+def load_plugin(path: Path) -> PluginFile:
+    """Register every Decoder that a file defines, under its `name`, until the next command.
+
+    Raises UserError where the file cannot be read or does not load, where it defines no method, or one of a name that
+    is taken or that nothing could be decoded with.
+    """
+    content = read_bytes(path)
+    sha256 = hashlib.sha256(content).hexdigest()
+    found = _methods(_module(path, content, sha256))
+    if not found:
+        raise UserError(f"plugin {path} defines no method: no subclass of specbench_ss.decoder.Decoder")
+    names = []
+    for kind in found:
+        name = getattr(kind, "name", None)
+        problem = registry.method_problem(kind, name)
+        if not problem and name in names:
+            problem = f"its name {name!r} is that of another one in the file"
+        if problem:
+            raise UserError(f"plugin {path}: {kind.__name__}: {problem}")
+        registry.register_method(str(name), f"{kind.__module__}:{kind.__qualname__}", f"plugin {path}")
+        names.append(str(name))
+    return PluginFile(str(path), sha256, tuple(names))
+
+
+def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
+    """The file as a module of its own, whatever else is called like it."""
+    name = f"ssbench_file_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}_{sha256[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_loader(name, loader=None, origin=str(path))
+    assert spec is not None
+    module = module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        exec(compile(content, str(path), "exec"), module.__dict__)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"plugin {path} does not load: {first_line(error)}") from error
+    return module
+
+
+def _methods(module: ModuleType) -> list[type[Decoder]]:
+    """The decoders defined here, not imported; an abstract one only where it is all there is."""
+    from specbench_ss.decoder import Decoder
+
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Decoder) and value.__module__ == module.__name__
+    ]
+    unique = list(dict.fromkeys(own))
+    return [kind for kind in unique if not inspect.isabstract(kind)] or unique

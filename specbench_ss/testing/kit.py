@@ -1,0 +1,149 @@
+"""The conformance kit: a method in all its shapes, held to every law on tiny models. Knows no method.
+
+The first shape is tried on every architecture, the others on one each; thorough = all on all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from specbench_ss.decoder import Decoder
+from specbench_ss.errors import UserError
+from specbench_ss.target import Target
+from specbench_ss.testing import across, laws, sampled, told
+from specbench_ss.testing.law import Law, LawBroken, Place, Subject
+from specbench_ss.testing.shrink import holds
+from specbench_ss.testing.tiny import tiny_target
+
+ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
+    "draft", "answers", "target", "rows", "counts", "cache", "logits", "greedy", "seed", "ends", "context", "lengths",
+    "memory", "distribution", "tunable", "told",
+)  # fmt: skip
+LAWS: tuple[Law, ...] = tuple(
+    sorted((*laws.LAWS, *across.LAWS, *sampled.LAWS, *told.LAWS), key=lambda law: ORDER.index(law.name))
+)
+FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
+
+Shapes = Mapping[str, Callable[[], Decoder]]
+Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as well
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one law. exempt: why some or all of the shapes are not held to it; '' where all are."""
+
+    law: Law
+    broken: LawBroken | None
+    exempt: str
+    tried: int
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        """'ok', 'broken' or 'exempt'."""
+        return "broken" if self.broken else "ok" if self.tried else "exempt"
+
+
+class Kit:
+    """The subjects of one method. left_out: shapes that a model does not have, each with the reason.
+
+    Raises UserError where the method has no shape for a model of every kind.
+    """
+
+    def __init__(
+        self, factory: Factory, architectures: Sequence[str] = FEW, own_model: bool = False, thorough: bool = False
+    ) -> None:
+        self.left_out: dict[str, str] = {}
+        self.factory, self.own_model, self.thorough = factory, own_model, thorough
+        self.small = self._subjects(Place(tiny_target("opt", words=7, layers=2)))
+        if not self.small:
+            raise UserError(f"nothing to check: {next(iter(self.left_out.values()), 'there are no examples')}")
+        self.large: list[Subject] = []
+        for i, kind in enumerate(architectures):
+            found = self._subjects(Place(tiny_target(kind)))
+            self.large += [s for s in found if s.whole or s.number % len(architectures) == i]
+
+    def _subjects(self, place: Place) -> list[Subject]:
+        found = list[Subject]()
+        try:
+            shapes = shapes_of(self.factory, place.target)
+        except UserError as error:
+            self.left_out[place.target.name] = str(error)
+            return found
+        for number, (shape, make) in enumerate(shapes.items()):
+            subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
+            try:
+                subject.decoder()
+            except UserError as error:
+                self.left_out[str(subject)] = str(error)
+                continue
+            except Exception:  # a law's business
+                pass
+            found.append(subject)
+        return found
+
+    @property
+    def subjects(self) -> list[Subject]:
+        """All of them."""
+        return [*self.large, *self.small]
+
+    def results(self, wanted: Sequence[Law] = LAWS) -> Iterator[Result]:
+        """Law after law, each until the first shape that breaks it."""
+        for law in wanted:
+            began = time.perf_counter()
+            broken, tried, exempt = None, 0, dict[str, None]()
+            for subject in [*(self.large if "large" in law.on else ()), *(self.small if "small" in law.on else ())]:
+                why = self._exempt(law, subject)
+                if why:
+                    exempt[why] = None
+                    continue
+                tried += 1
+                broken = holds(law, subject)
+                if broken:
+                    break
+            yield Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began)
+
+    @staticmethod
+    def _exempt(law: Law, subject: Subject) -> str:
+        try:
+            return law.exempt(subject)
+        except Exception:  # what it raises is found by the law itself
+            return ""
+
+
+def shapes_of(factory: Factory, target: Target) -> Shapes:
+    """A class has its `examples`; any other factory gives one decoder, or shapes by label."""
+    if isinstance(factory, type) and issubclass(factory, Decoder):
+        return factory.examples(target)
+    made = factory(target)
+    if isinstance(made, Mapping):
+        return made
+
+    def make() -> Decoder:
+        decoder = factory(target)
+        assert isinstance(decoder, Decoder)
+        return decoder
+
+    return {made.name: make}
+
+
+def check_decoder(
+    factory: Factory,
+    *,
+    architectures: Sequence[str] = FEW,
+    laws: Sequence[Law] = LAWS,
+    own_model: bool = False,
+    thorough: bool = False,
+) -> None:
+    """Hold a decoding method to the laws, on tiny random models, on the CPU, in float32.
+
+    factory: a Decoder class, of which all of `examples(target)` are tried, or a function from a target to a decoder (or
+    to shapes by label, as `examples` gives them). own_model: hold one that is not lossless to its own `next_logits`, as
+    a reference of others should be. thorough: every shape on every architecture. Raises LawBroken for the first law
+    that does not hold, with the smallest example found, and UserError where there is nothing to check.
+    """
+    for result in Kit(factory, architectures, own_model, thorough).results(laws):
+        if result.broken is not None:
+            raise result.broken

@@ -1,0 +1,188 @@
+"""What a law is, what it is held against, and what is said where it is broken."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoder import Decoder
+from specbench_ss.generate import Limits
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.testing.watched import SPARE, Trace, WatchedCache, watch
+
+CLOSE = 1e-4  # of the largest number: what float32 may lose by summing in another order, many times over
+FIRST = 3  # ids below are special tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is asked in one trial. forced: acceptance is drawn from the tokens so far (`watched.forced_path`)."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    forced: bool = False
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.prompt[:24]))
+        more = f", ... {len(self.prompt)} tokens in all" if len(self.prompt) > 24 else ""
+        s = self.sampling
+        filters = (f", top-p {s.top_p:g}" if s.top_p < 1 else "") + (f", top-k {s.top_k}" if s.top_k else "")
+        chosen = "temperature 0" if s.greedy else f"temperature {s.temperature:g}{filters}, seed {s.seed}"
+        accepted = ", acceptance drawn at random" if self.forced else ""
+        return f"prompt [{shown}{more}], at most {self.max_new_tokens} new tokens, {chosen}{accepted}"
+
+
+class Place:
+    """A tiny target, and what the methods on it share: fresh logits once computed, how it was before them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.fresh: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
+        self.owners: list[object] = []  # whose ids are keys of `fresh`: kept alive
+        self.before = self.now()
+
+    def now(self) -> Tensor:
+        """Logits [V] of the target itself on a fixed prompt."""
+        return self.target.next_logits([3, 4, 5, 3])
+
+
+class Subject:
+    """One shape of a method on one tiny target: what a law is held against.
+
+    own_model: hold a method that is not lossless to its own `next_logits`, since it is a reference of others.
+    number: of the shape, from 0. whole: try the costly cases too.
+    """
+
+    def __init__(
+        self,
+        shape: str,
+        place: Place,
+        make: Callable[[], Decoder],
+        own_model: bool = False,
+        number: int = 0,
+        whole: bool = True,
+    ) -> None:
+        self.shape, self.place, self.target = shape, place, place.target
+        self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
+        self.answers = self.steps = self.longest = 0
+        self._one: Decoder | None = None
+        self._traces: dict[tuple[Case, Limits], Trace] = {}
+
+    def __str__(self) -> str:
+        target = self.target
+        return f"{self.shape} on {target.name} ({target.n_layers} layers, {target.vocab_size} words)"
+
+    def decoder(self) -> Decoder:
+        """A new one; the same weights each time, whoever draws them."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.make()
+
+    @property
+    def one(self) -> Decoder:
+        """One that answers nothing: to be asked what it says of itself."""
+        self._one = self._one or self.decoder()
+        return self._one
+
+    @property
+    def exact(self) -> bool:
+        """Whether its output is held against `next_logits`."""
+        return self.one.lossless or self.own_model
+
+    def watch(self, case: Case, limits: Limits | None = None, decoder: Decoder | None = None) -> Trace:
+        """The case answered by a new decoder, or by this one; by a new one only once, whichever laws ask."""
+        limits = limits or Limits(case.max_new_tokens)
+        if decoder is not None:
+            return self._watch(decoder, case, limits)
+        if (case, limits) not in self._traces:
+            self._traces[case, limits] = self._watch(self.decoder(), case, limits)
+        return self._traces[case, limits]
+
+    def _watch(self, decoder: Decoder, case: Case, limits: Limits) -> Trace:
+        trace = watch(decoder, case.prompt, limits, case.sampling, case.forced)
+        self.answers, self.steps = self.answers + 1, self.steps + len(trace.steps)
+        self.longest = max([self.longest, *(s.accepted + 1 for s in trace.generation.steps)])
+        return trace
+
+    def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """float32 [V], from a fresh pass of the method's own model; of each text once."""
+        plain = type(self.one).next_logits is Decoder.next_logits
+        owner: object = self.one.target if plain else self.one
+        key = (id(owner), 0 if plain else len(prompt), (*prompt, *answer))
+        fresh = self.place.fresh
+        if key not in fresh:
+            fresh[key] = _fresh_logits(self.one, prompt, answer)
+            self.place.owners.append(owner)
+        return fresh[key]
+
+    def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """Keys and values of these tokens from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
+        one, n = self.one, len(prompt) + len(answer)
+        cache = WatchedCache(one.target.n_layers, n + (len(answer) + 1) * one.max_rows() + SPARE)
+        _fresh_logits(one, prompt, answer, cache)
+        return cache.held(n)
+
+    @property
+    def shows_rows(self) -> bool:
+        """Whether its fresh pass fills the cache that it is given."""
+        return "cache" in inspect.signature(self.one.next_logits).parameters
+
+    def wrong_token(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """The first token that is not the most probable one; '' where all are."""
+        for i, token in enumerate(tokens):
+            logits = self.logits(prompt, tokens[:i])
+            best = int(logits.argmax())
+            if float(logits[best] - logits[token]) > CLOSE * max(1.0, float(logits.abs().max())):
+                return (
+                    f"token {i + 1} of {list(tokens)} is {token} (logit {float(logits[token]):.4f}); a fresh pass has "
+                    f"{best} first ({float(logits[best]):.4f})"
+                )
+        return ""
+
+    def random_prompt(self, length: int, seed: int = 5) -> tuple[int, ...]:
+        """Words of the vocabulary, the special ones left out."""
+        rng = random.Random(seed)
+        return tuple(rng.randrange(FIRST, self.target.vocab_size) for _ in range(length))
+
+
+@torch.inference_mode()
+def _fresh_logits(
+    decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], cache: WatchedCache | None = None
+) -> Tensor:
+    return decoder.next_logits(prompt, answer) if cache is None else decoder.next_logits(prompt, answer, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One property that a method must have.
+
+    cases: what is tried. test: what is wrong in a case, in words; '' for nothing. exempt: why a method is not held to
+    it; '' where it is. on: the models of every architecture ("large"), or the one of seven words, where everything
+    happens soon ("small"). exact_length: the prompt's length is what it is about, so that a smaller example keeps it.
+    """
+
+    name: str
+    says: str
+    cases: Callable[[Subject], Iterable[Case]]
+    test: Callable[[Subject, Case], str]
+    exempt: Callable[[Subject], str] = lambda subject: ""
+    on: tuple[Literal["large", "small"], ...] = ("large",)
+    exact_length: bool = False
+
+
+class LawBroken(AssertionError):  # noqa: N818
+    """A method breaks a law. law: its name. example: the smallest one found. problem: what is wrong there."""
+
+    def __init__(self, law: Law, subject: Subject, example: Case, problem: str) -> None:
+        self.law, self.shape, self.example, self.problem = law.name, str(subject), example, problem
+        super().__init__(
+            f"law '{law.name}' is broken: {law.says}\n  shape    {subject}\n  example  {example}\n  found    {problem}"
+        )

@@ -1,0 +1,77 @@
+"""From a case that breaks a law to the smallest one that does."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from specbench_ss.errors import first_line
+from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, Subject
+from specbench_ss.testing.watched import Unanswered
+
+PATIENCE_S = 5.0  # for all the smaller cases of one that breaks a law
+CORE = Path(__file__).parents[1]
+
+
+def holds(law: Law, subject: Subject) -> LawBroken | None:
+    """Try every case of a law; the smallest example where one breaks it."""
+    for case in law.cases(subject):
+        problem = attempt(law, subject, case)
+        if problem:
+            return LawBroken(law, subject, *smallest(law, subject, case, problem))
+    return None
+
+
+def attempt(law: Law, subject: Subject, case: Case) -> str:
+    """What is wrong in this case; an exception is wrong in any."""
+    try:
+        return law.test(subject, case)
+    except Exception as error:  # whatever a method may raise
+        raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
+        return f"{first_line(raised)}{_where(raised)}"
+
+
+def smallest(law: Law, subject: Subject, case: Case, problem: str) -> tuple[Case, str]:
+    """Smaller and smaller, as long as the law stays broken."""
+    until, found = time.monotonic() + PATIENCE_S, True
+    while found:
+        found = False
+        for smaller in _smaller(case, law.exact_length):
+            if time.monotonic() > until:
+                return case, problem
+            wrong = attempt(law, subject, smaller)
+            if wrong:
+                case, problem, found = smaller, wrong, True
+                break
+    return case, problem
+
+
+def _smaller(case: Case, exact_length: bool) -> Iterator[Case]:
+    """The boldest first."""
+    n, prompt = case.max_new_tokens, case.prompt
+    for fewer in dict.fromkeys((1, n // 2, n - 1)):
+        if 0 < fewer < n:
+            yield replace(case, max_new_tokens=fewer)
+    plain = (FIRST,) * len(prompt)
+    if prompt != plain:
+        yield replace(case, prompt=plain)
+    if exact_length:
+        return
+    half, parts = len(prompt) // 2, list[tuple[int, ...]]()
+    if half > 1:
+        parts += [prompt[half:], prompt[:half]]
+    parts += [prompt[:i] + prompt[i + 1 :] for i in range(len(prompt))] if len(prompt) > 2 else []
+    for part in parts:  # prompts of one token are a law of their own
+        yield replace(case, prompt=part)
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line that is the method's own, else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if CORE not in Path(f.filename).parents or CORE / "methods" in Path(f.filename).parents]
+    own = [f for f in own if "site-packages" not in f.filename or "ssbench" in f.filename]
+    frame = (own or list(frames))[-1]
+    return f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"

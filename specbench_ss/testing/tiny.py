@@ -1,0 +1,78 @@
+"""Tiny random targets of every supported architecture, with a tokenizer made in memory. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbench_ss.target import Target
+
+ARCHITECTURES = ("llama", "mistral", "mistral-window", "qwen2", "qwen3", "phi3", "opt", "gpt_neox")
+SPECIAL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2
+CONTEXT = 128
+
+
+def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype: torch.dtype = torch.float32) -> Any:
+    """A random causal LM, 32 wide, with a context of 128 tokens. kind: one of ARCHITECTURES."""
+    import transformers as t
+
+    common: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": CONTEXT,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    grouped = dict(common, intermediate_size=48, num_key_value_heads=2)
+    configs: dict[str, Callable[[], Any]] = {
+        "llama": lambda: t.LlamaConfig(**grouped),
+        "mistral": lambda: t.MistralConfig(**grouped, sliding_window=None),
+        "mistral-window": lambda: t.MistralConfig(**grouped, sliding_window=9),
+        "qwen2": lambda: t.Qwen2Config(**grouped),
+        "qwen3": lambda: t.Qwen3Config(**grouped, head_dim=8),
+        "phi3": lambda: t.Phi3Config(**grouped),
+        "opt": lambda: t.OPTConfig(**common, ffn_dim=48, word_embed_proj_dim=32),
+        "gpt_neox": lambda: t.GPTNeoXConfig(**common, intermediate_size=48),
+    }
+    config = configs[kind]()
+    torch.manual_seed(seed)
+    model = t.AutoModelForCausalLM.from_config(config).to(dtype)
+    for p in model.parameters():  # larger weights than the usual start, so that the argmax varies
+        if p.ndim > 1:
+            nn.init.normal_(p, std=0.15)
+    return model
+
+
+def tiny_tokenizer(words: int) -> Any:
+    """A byte-pair tokenizer of so many tokens: three special ones, letters, and pairs of letters."""
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    plain = words - len(SPECIAL)
+    letters = list(string.ascii_letters[: plain - plain // 4])
+    pairs = [(a, b) for a in letters for b in letters if a != b][: plain - len(letters)]
+    texts = [*SPECIAL, *letters, *(a + b for a, b in pairs)]
+    bpe = Tokenizer(BPE(vocab={text: i for i, text in enumerate(texts)}, merges=pairs))
+    bpe.decoder = decoders.Fuse()
+    pad, start, end = SPECIAL
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end)
+
+
+def tiny_target(kind: str, words: int = 11, layers: int = 4, seed: int = 0) -> Target:
+    """A tiny model on the CPU, float32, with its tokenizer."""
+    return Target(tiny_model(kind, seed, words, layers), tiny_tokenizer(words), f"tiny {kind}")
+
+
+def randomise(module: nn.Module, seed: int, std: float = 0.3) -> None:
+    """Random weights, the same for the same seed: drafters that draft something without having been trained."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in module.parameters():
+        nn.init.normal_(p, std=std, generator=generator)

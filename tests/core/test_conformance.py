@@ -1,0 +1,362 @@
+"""The kit can fail: for every law a decoder that breaks it, caught under that law's name with a small example."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Output, Target
+from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, tiny_target
+from specbench_ss.testing.law import Case, Law, Subject
+from specbench_ss.testing.shrink import holds
+from specbench_ss.tree import DraftTree
+from specbench_ss.verify import Verdict, verify_greedy
+
+
+@dataclass(frozen=True)
+class Options:
+    width: int = field(default=2, metadata={"help": "siblings"})
+
+
+class Honest(Decoder):
+    """Drafts a tree of two branches by arithmetic; breaks nothing."""
+
+    name, summary = "honest", "drafts by arithmetic"
+    Options = Options
+
+    def max_rows(self) -> int:
+        return 5
+
+    def words(self, state: State) -> list[int]:
+        v, x = self.target.vocab_size, sum(state.ids[-3:])
+        return [(x + i) % v for i in range(1, 1 + self.options.width)] + [(x * 3) % v, (x + 5) % v]
+
+    def propose(self, state: State) -> DraftTree:
+        tokens = [int(state.root), *self.words(state)]
+        return DraftTree.of(torch.tensor(tokens), [-1, 0, 0, 1, 2][: len(tokens)])
+
+    def tunable(self) -> Mapping[str, tuple[int, ...]]:
+        return {"width": (1, 2)}
+
+
+class WrongRoot(Honest):
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.root_only((state.root + 1) % self.target.vocab_size)
+
+
+class UnknownWord(Honest):
+    def words(self, state: State) -> list[int]:
+        return [self.target.vocab_size] * 4
+
+
+class WrongQ(Honest):
+    """Says that what it drafted was never drawn."""
+
+    def propose(self, state: State) -> DraftTree:
+        q = torch.zeros(2, self.target.vocab_size)
+        q[:, 0] = 1
+        return DraftTree.chain(state.root, torch.tensor([1]), q)
+
+
+class Raises(Honest):
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        raise IndexError("out of luck")
+
+
+class TooManyRows(Honest):
+    def max_rows(self) -> int:
+        return 3
+
+
+class CountsMore(Honest):
+    """Says that the step made a token that nobody decided."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        verdict = super().accept(state, tree, output)
+        return Verdict(verdict.path, [*verdict.tokens, 1], verdict.next_token)
+
+
+class SkipsNodes(Honest):
+    """Accepts a node and not its parent."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        token = output.logits[0, 3].argmax()[None]
+        return Verdict([0, 3], [int(tree.tokens[3]), int(token)], token)
+
+
+class WrongRows(Honest):
+    """Keeps each node's neighbour."""
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        output = super().forward(state, tree)
+        n = len(tree)
+        output.rows = [(0, 1, range(n)), (1, self.target.n_layers, [0, *range(2, n), 1])]
+        return output
+
+
+class NoTreeMask(Honest):
+    """Every node sees all the nodes before it, in rows that nobody keeps."""
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        output = super().forward(state, tree)
+        chained = DraftTree.chain(tree.tokens[:1], tree.tokens[1:])
+        kept = [(k.clone(), v.clone()) for k, v in zip(state.cache.keys, state.cache.values, strict=True)]  # type: ignore[union-attr]
+        output.logits = self.target.forward_tree(chained, state.cache).logits
+        state.cache.keys, state.cache.values = ([pair[i] for pair in kept] for i in (0, 1))
+        return output
+
+
+class AcceptsAnything(Honest):
+    """The first branch, whatever the target says."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        token = output.logits[0, 1].argmax()[None]
+        return Verdict([0, 1], [int(tree.tokens[1]), int(token)], token)
+
+
+class NeedsTwo(Honest):
+    """Looks at the last three tokens of a prompt without asking whether there are so many."""
+
+    def begin(self, state: State) -> None:
+        if state.ids[-3] < 0:
+            raise ValueError
+
+
+class CrossesTheEnd(Honest):
+    """Looks up the positions that it drafts for."""
+
+    def propose(self, state: State) -> DraftTree:
+        positions = torch.arange(self.target.context_length)
+        assert positions[state.position + 2] > 0
+        return super().propose(state)
+
+
+class Cuts(Honest):
+    """Has the loop believe that the answer is longer than it is."""
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        state.prompt_tokens = max(1, state.prompt_tokens - 1)
+
+
+class GlobalDraws(Honest):
+    """Draws its drafts from the process's generator."""
+
+    def words(self, state: State) -> list[int]:
+        return torch.randint(0, self.target.vocab_size, (4,)).tolist()
+
+
+class PythonDraws(Honest):
+    def words(self, state: State) -> list[int]:
+        return [random.randrange(self.target.vocab_size) for _ in range(4)]
+
+
+class AlwaysGreedy(Honest):
+    """Answers every seed alike."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        return verify_greedy(output.logits[0], tree)
+
+
+class Remembers(Honest):
+    """Drafts from all that it ever saw, and does not say so."""
+
+    def __init__(self, target: Target, options: Any = None) -> None:
+        super().__init__(target, options)
+        self.seen: list[int] = []
+
+    def words(self, state: State) -> list[int]:
+        self.seen += state.ids[-1:]
+        return [(sum(self.seen) + i) % self.target.vocab_size for i in range(4)]
+
+
+class RowsByChance(Honest):
+    """The published row-wise rule: nodes are tried once for each path through them, and the longest path wins."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        if state.sampling.greedy:
+            return super().accept(state, tree, output)
+        p = state.sampling.probs(output.logits[0])
+        best = [0]
+        for path in ([0, 1, 3], [0, 2, 4], [0, 1], [0, 2]):
+            taken = [0]
+            for a, b in zip(path, path[1:], strict=False):
+                if float(torch.rand((), generator=state.rng)) >= float(p[a, tree.tokens[b]]):
+                    break
+                taken.append(b)
+            best = max(best, taken, key=len)
+        token = torch.multinomial(p[best[-1]], 1, generator=state.rng)
+        return Verdict(best, [*(int(tree.tokens[i]) for i in best[1:]), int(token)], token)
+
+
+class FlatQ(Honest):
+    """Draws from the target's vocabulary at another temperature than it says."""
+
+    def propose(self, state: State) -> DraftTree:
+        v = self.target.vocab_size
+        q = torch.full((v,), 0.3 / (v - 1))
+        q[4] = 0.7
+        said = torch.full((2, v), 1 / v)
+        return DraftTree.chain(state.root, torch.multinomial(q, 1, generator=state.rng), said)
+
+
+class Rescales(Honest):
+    """Makes the target its own."""
+
+    def begin(self, state: State) -> None:
+        self.target.unembed.mul_(1.001)
+
+
+class Tuned(Honest):
+    """An option that may be tuned changes what is accepted."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        accepts = super().accept if self.options.width == 2 else AcceptsAnything(self.target, self.options).accept
+        return accepts(state, tree, output)
+
+
+class NotJson(Honest):
+    def described(self) -> dict[str, Any]:
+        return {"where": id(self)}
+
+
+class LossyInSilence(Honest):
+    """Lossy by an option that says nothing of it."""
+
+    def __init__(self, target: Target, options: Any = None) -> None:
+        super().__init__(target, options)
+        self.lossless = False
+
+    accept = AcceptsAnything.accept
+
+
+class Lossy(AcceptsAnything):
+    """As it should be done."""
+
+    name, lossless = "lossy", False
+
+
+BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
+    ("draft", WrongRoot, "the root is"),
+    ("draft", UnknownWord, "has not all of"),
+    ("draft", WrongQ, "is never drawn"),
+    ("answers", Raises, r"IndexError: out of luck \(test_conformance.py, line \d+, in observe\)"),
+    ("rows", TooManyRows, r"5 rows were written .*, max_rows\(\) is 3"),
+    ("counts", CountsMore, "and the next token are"),
+    ("counts", SkipsNodes, "are no path from the root"),
+    ("cache", WrongRows, r"row \d+ of layer 1 is off by"),
+    ("logits", NoTreeMask, "logits are off by"),
+    ("greedy", AcceptsAnything, "a fresh pass has"),
+    ("lengths", NeedsTwo, "IndexError"),
+    ("context", CrossesTheEnd, "IndexError: index 128 is out of bounds"),
+    ("ends", Cuts, "max_new_tokens"),
+    ("seed", GlobalDraws, "generators at another point"),
+    ("seed", PythonDraws, "generators at another point"),
+    ("seed", AlwaysGreedy, "seeds gave only"),
+    ("memory", Remembers, "after other prompts"),
+    ("distribution", RowsByChance, r"p = [\d.]+e-\d+"),
+    ("distribution", FlatQ, r"p = [\d.]+e-\d+|p = 0 "),
+    ("target", Rescales, "logits of the target itself have changed"),
+    ("tunable", Tuned, "with width=1: token"),
+    ("told", NotJson, r"described\(\) of two"),
+    ("told", LossyInSilence, "says 'lossy'"),
+)
+
+
+@pytest.mark.parametrize(("law", "kind", "said"), BROKEN, ids=[kind.__name__ for _, kind, _ in BROKEN])
+def test_what_breaks_a_law_is_caught_under_its_name(law: str, kind: type[Decoder], said: str) -> None:
+    with pytest.raises(LawBroken, match=said) as caught:
+        check_decoder(kind, architectures=["llama"])
+    assert caught.value.law == law
+    assert str(caught.value).startswith(f"law '{law}' is broken: ")
+
+
+def test_no_law_is_without_a_decoder_that_breaks_it() -> None:
+    assert {law.name for law in LAWS} == {name for name, _, _ in BROKEN}
+
+
+@pytest.mark.parametrize("kind", [Honest, Lossy])
+def test_what_breaks_nothing_passes(kind: type[Decoder]) -> None:
+    check_decoder(kind)
+
+
+def test_a_lossy_method_is_exempt_where_it_says_so_and_nowhere_else() -> None:
+    kit = Kit(Lossy, ["llama"])
+    found = {result.law.name: result for result in kit.results()}
+    exempt = {name for name, result in found.items() if result.verdict == "exempt"}
+    assert exempt == {"logits", "greedy", "distribution", "tunable"}
+    assert "lossy" in found["greedy"].exempt
+    with pytest.raises(LawBroken) as caught:
+        check_decoder(Lossy, architectures=["llama"], own_model=True)
+    assert caught.value.law == "greedy"
+
+
+def test_the_example_is_the_smallest() -> None:
+    """Broken by a 9 in the prompt, from the third token on."""
+
+    def wrong(subject: Subject, case: Case) -> str:
+        return "nine" if 9 in case.prompt and case.max_new_tokens > 2 else ""
+
+    def cases(subject: Subject) -> list[Case]:
+        return [Case((3, 9, 4, 5, 9, 6, 7), 40)]
+
+    subject = Kit(Honest, ["llama"]).small[0]
+    broken = holds(Law("nine", "no nines", cases, wrong), subject)
+    assert broken is not None
+    assert (len(broken.example.prompt), broken.example.max_new_tokens) == (2, 3)
+    exact = holds(Law("nine", "no nines", cases, wrong, exact_length=True), subject)
+    assert exact is not None and exact.example.prompt == (3, 9, 4, 5, 9, 6, 7)
+
+
+def test_a_failure_reads_well() -> None:
+    with pytest.raises(LawBroken) as caught:
+        check_decoder(AcceptsAnything, architectures=["llama"])
+    first, shape, example, found = str(caught.value).splitlines()
+    assert first == "law 'greedy' is broken: at T=0 every token is the most probable one, by a fresh pass"
+    assert shape == "  shape    default on tiny llama (4 layers, 11 words)"
+    assert example == "  example  prompt [3, 3], at most 2 new tokens, temperature 0"
+    assert found.startswith("  found    token 2 of [")
+
+
+def test_any_factory_will_do() -> None:
+    def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
+        return {"narrow": lambda: Honest(target, Options(1)), "broken": lambda: TooManyRows(target)}
+
+    check_decoder(lambda target: Honest(target), architectures=["llama"])
+    with pytest.raises(LawBroken, match="broken on tiny"):
+        check_decoder(shapes, architectures=["llama"])
+
+
+def test_a_shape_that_a_model_cannot_have_is_named_and_left_out() -> None:
+    def factory(target: Target) -> Decoder:
+        if any(target.windows):
+            raise UserError("no windows")
+        return Honest(target)
+
+    kit = Kit(lambda t: {"one": lambda: factory(t)}, ["llama", "mistral-window"])
+    assert kit.left_out == {"one on tiny mistral-window (4 layers, 11 words)": "no windows"}
+    with pytest.raises(UserError, match="nothing to check: no weights"):
+        check_decoder(_weightless)
+
+
+def _weightless(target: Target) -> Decoder:
+    raise UserError("no weights")
+
+
+def test_tiny_targets_have_a_tokenizer_that_reads_what_it_writes() -> None:
+    for words in (7, 11, 61):
+        tokenizer = tiny_target("opt", words, layers=1).tokenizer
+        assert len(tokenizer) == words
+        text = tokenizer.decode(list(range(words)), skip_special_tokens=True)
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert Case((3,), 1, Sampling(0.5, top_p=0.9), True) == dataclasses.replace(
+        Case((3,), 1), forced=True, sampling=Sampling(0.5, top_p=0.9)
+    )
