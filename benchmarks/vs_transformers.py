@@ -1,69 +1,198 @@
-"""`ar` beside `model.generate` on the same model, prompts and threads, alternating; prints the ratio of their times.
+"""Our `ar`, `sd` and `pld` beside transformers' `generate` with the same algorithm, model, prompts and draft lengths.
 
-Also the harness's own share of a decoding step: what is not spent in the target's forward pass.
+Both answer prompt after prompt in one process, alternating; printed are the ratio of their times with its interval over
+the prompts, the tokens a step keeps, and whether every step kept the same. Of `ar` also the harness's own share of a
+step: what is not spent in the target's forward pass.
 
-    python benchmarks/vs_transformers.py [--model lab] [--prompts 12] [--new 96]
+    python benchmarks/vs_transformers.py [--model lab] [--draft DIR|ID] [--prompts 13] [--new 96] [--lengths 2 4 8]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
+from transformers.generation import candidate_generator as theirs_module
 
+from specbench_ss.decoder import Decoder
 from specbench_ss.generate import Limits, generate
+from specbench_ss.intervals import speedup_interval
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.lookup.pld import LookupOptions, PromptLookup
+from specbench_ss.methods.sd import TwoModel
+from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.models import load_target
+from specbench_ss.quiet import quiet_collector
 from specbench_ss.sampling import Sampling
 from specbench_ss.suite import SuiteRequest
 from specbench_ss.suites.specbench import SpecBench
+from specbench_ss.target import Target
+
+GENERATORS = (theirs_module.AssistedCandidateGenerator, theirs_module.PromptLookupCandidateGenerator)
 
 
-def theirs(target: object, prompt: list[int], new: int) -> tuple[float, int]:
+@dataclass
+class Case:
+    """One algorithm: ours, and what `generate` is given for theirs."""
+
+    name: str
+    ours: Decoder
+    theirs: dict[str, Any]
+    assistant: dict[str, Any] = field(default_factory=dict)  # of the assistant's generation_config, which changes
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Collects the tokens that each of their steps keeps; `generate` itself does not tell."""
+    kept: list[int] = []
+
+    def counting(update: Any) -> Any:
+        def told(self: Any, ids: Any, scores: Any, matches: int) -> None:
+            kept.append(int(matches) + 1)
+            update(self, ids, scores, matches)
+
+        return told
+
+    patches = [patch.object(g, "update_candidate_strategy", counting(g.update_candidate_strategy)) for g in GENERATORS]
+    for p in patches:
+        p.start()
+    try:
+        yield kept
+    finally:
+        for p in patches:
+            p.stop()
+
+
+def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple[float, int]:
     """Seconds and tokens of transformers' greedy generate."""
-    ids = torch.tensor([prompt], device=target.device)  # type: ignore[attr-defined]
+    ids = torch.tensor([list(prompt)], device=target.device)
+    if "assistant_model" in case.theirs:  # its schedule and threshold would go from prompt to prompt
+        case.theirs["assistant_model"].generation_config.update(**case.assistant)
+    eos = sorted(target.eos_ids)
     started = time.perf_counter()
-    out = target.model.generate(  # type: ignore[attr-defined]
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0
-    )
+    out = target.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=eos,
+        **case.theirs,
+    )  # fmt: skip
     if out.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - started, out.shape[1] - len(prompt)
+
+
+def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool | None:
+    """Whether each step keeps as many tokens; None for `ar`, which has no such choice.
+
+    Theirs drafts before the prompt is read, ours after the token that reading gives: theirs is given that token too.
+    """
+    ours = generate(case.ours, prompt, Limits(new, target.eos_ids), Sampling())
+    if not case.theirs or not ours.steps:
+        return None
+    with counted() as kept:
+        answer(target, case, [*prompt, ours.tokens[0]], new - 1)
+    return kept == [s.tokens for s in ours.steps]
+
+
+@dataclass
+class Times:
+    """Of one case: seconds and tokens [prompts], sums over repeats."""
+
+    ours_s: np.ndarray
+    theirs_s: np.ndarray
+    ours_n: np.ndarray
+    theirs_n: np.ndarray
+    steps: int = 0
+    kept: int = 0
+    drafting_s: float = 0.0
+    forward_s: float = 0.0
+    step_s: float = 0.0
+
+    @classmethod
+    def of(cls, prompts: int) -> Times:
+        """Nothing measured."""
+        return cls(*(np.zeros(prompts) for _ in range(4)))
+
+    def add(self, i: int, case: Case, target: Target, prompt: list[int], new: int) -> None:
+        """One prompt, ours and theirs."""
+        with quiet_collector():
+            started = time.perf_counter()
+            mine = generate(case.ours, prompt, Limits(new, target.eos_ids), Sampling())
+            self.ours_s[i] += time.perf_counter() - started
+            seconds, tokens = answer(target, case, prompt, new)
+        self.theirs_s[i] += seconds
+        self.ours_n[i] += len(mine.tokens)
+        self.theirs_n[i] += tokens
+        self.steps += len(mine.steps)
+        self.kept += sum(s.tokens for s in mine.steps)
+        self.drafting_s += sum(s.draft_s for s in mine.steps)
+        self.forward_s += sum(s.verify_s for s in mine.steps)
+        self.step_s += sum(s.total_s for s in mine.steps)
+
+    def row(self, name: str, same: list[bool]) -> str:
+        """A line of the table."""
+        ratio = (self.theirs_s.sum() / self.theirs_n.sum()) / (self.ours_s.sum() / self.ours_n.sum())
+        around = speedup_interval(self.theirs_s, self.theirs_n, self.ours_s, self.ours_n)
+        interval = "" if around is None else f"{around[0]:.2f} to {around[1]:.2f}"
+        shares = [100 * s / self.step_s for s in (self.drafting_s, self.forward_s)]
+        alike = f"{sum(same)} of {len(same)}" if same else "-"
+        return (
+            f"{name:<28}{ratio:<6.2f}{interval:<17}{self.kept / self.steps:>6.2f}  {alike:<10}"
+            f"{1e3 * self.ours_s.sum() / self.ours_n.sum():>10.2f}{shares[0]:>9.1f}{shares[1]:>9.1f}"
+        )
+
+
+def cases(target: Target, draft: str, lengths: Sequence[int]) -> list[Case]:
+    """`ar`, then chains of each length, then lookups."""
+    found = [Case("ar", Autoregressive(target), {})]
+    loaded = TwoModel.load(target, TwoModelOptions(weights=draft))
+    for n in lengths:
+        fixed = {"num_assistant_tokens": n, "num_assistant_tokens_schedule": "constant"}
+        for threshold in (0.0, 0.4):
+            ours = loaded.variant(TwoModelOptions(weights=draft, gamma=n, threshold=threshold))
+            assistant = {**fixed, "assistant_confidence_threshold": threshold}
+            name = f"sd[gamma={n}]" if not threshold else f"sd[gamma={n},threshold={threshold}]"
+            found.append(Case(name, ours, {"assistant_model": loaded.draft.model.model}, assistant))
+    for ngram, n in ((2, 10), (3, 10), (2, 4)):
+        ours = PromptLookup(target, LookupOptions(ngram=ngram, length=n, complete=False))
+        given = {"prompt_lookup_num_tokens": n, "max_matching_ngram_size": ngram}
+        found.append(Case(f"pld[ngram={ngram},length={n}]", ours, given))
+    return found
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lab")
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--draft", default="")
+    parser.add_argument("--prompts", type=int, default=13)
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8])
     arguments = parser.parse_args()
     target = load_target(arguments.model)
     questions = SpecBench().load(SuiteRequest(limit=1, lab=True)).questions[: arguments.prompts]
     prompts = [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions]
-    decoder, limits = Autoregressive(target), Limits(arguments.new, target.eos_ids)
-    ours_s = theirs_s = forward_s = step_s = 0.0
-    theirs_over_ours, same = [], 0
-    for repeat in range(-1, arguments.repeats):  # the first round warms up
-        for prompt in prompts:
-            started = time.perf_counter()
-            result = generate(decoder, prompt, limits, Sampling())
-            mine = time.perf_counter() - started
-            other, tokens = theirs(target, prompt, arguments.new)
-            if repeat < 0:
-                same += tokens == len(result.tokens)
-                continue
-            ours_s, theirs_s = ours_s + mine, theirs_s + other
-            theirs_over_ours.append(other / mine)
-            forward_s += sum(s.verify_s for s in result.steps)
-            step_s += sum(s.total_s for s in result.steps)
-    print(f"device {target.device}, {torch.get_num_threads()} threads, {len(prompts)} prompts, {same} of equal length")
-    median = statistics.median(theirs_over_ours)
-    print(f"seconds, transformers' generate over ar: {theirs_s / ours_s:.2f} (median of pairs {median:.2f})")
-    print(f"harness's share of a step (outside the target's forward): {100 * (1 - forward_s / step_s):.1f} %")
+    found = cases(target, arguments.draft, arguments.lengths)
+    times = [Times.of(len(prompts)) for _ in found]
+    same = [[alike for p in prompts if (alike := same_steps(target, c, p, arguments.new)) is not None] for c in found]
+    for _ in range(arguments.repeats):  # `same_steps` has warmed up
+        for i, prompt in enumerate(prompts):
+            for case, taken in zip(found, times, strict=True):
+                taken.add(i, case, target, prompt, arguments.new)
+    threads = torch.get_num_threads()
+    print(f"device {target.device}, {threads} threads, {len(prompts)} prompts, {arguments.repeats} times")
+    print("theirs/ours: seconds a token; same steps: prompts of which every step keeps as many tokens")
+    print(f"{'':<28}{'theirs/ours':<23}{'tau':>6}  {'same steps':<10}{'ms/token':>10}{'draft %':>9}{'verify %':>9}")
+    for case, taken, alike in zip(found, times, same, strict=True):
+        print(taken.row(case.name, alike))
+    share = 100 * (1 - times[0].forward_s / times[0].step_s)
+    print(f"harness's share of a step of ar (outside the target's forward): {share:.1f} %")
 
 
 if __name__ == "__main__":

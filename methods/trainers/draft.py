@@ -49,7 +49,7 @@ class DraftTrainer(DrafterTrainer):
 
     name = "draft"
     summary = "a small model for two-model speculative decoding, from scratch or distilled from the target"
-    method = "draft"
+    method = "sd"
     lr = 1e-3
     Options = DraftOptions
 
@@ -80,7 +80,3 @@ class DraftTrainer(DrafterTrainer):
         model.config.ssbench = about
         model.save_pretrained(folder)
         training.target.tokenizer.save_pretrained(folder)
-
-    def usage(self, folder: Path, model: str) -> str:
-        """By itself: how it decodes alone."""
-        return f"ssbench run --model {folder} --methods ar"

@@ -16,7 +16,7 @@ from specbench_ss.experiment import Part, Request
 
 METHODS = {  # the papers' names -> ours; a name that no plugin has yet is a missing piece
     "Baseline": REFERENCE,
-    "2-Model SD": "two-model",
+    "2-Model SD": "sd",
     "Medusa": "medusa",
     "Medusa-2": "medusa-2",
     "Hydra": "hydra",
@@ -37,22 +37,24 @@ def of_method(text: str, request: Request) -> str:
     spec = MethodSpec.parse(text)
     if spec.name not in registry.names(registry.METHODS):
         return f"method {spec.name}"
-    known = {f.name for f in fields(registry.method_class(spec.name).Options)}
+    method = registry.method_class(spec.name)
+    known = {f.name for f in fields(method.Options)}
     unknown = [name for name in spec.options if name not in known]
     if unknown:
         return f"option {unknown[0]} of method {spec.name}"
     given = "weights" in spec.options or any(s.startswith(f"{spec.name}.weights=") for s in request.settings)
-    if "weights" in known and not given and not _comes_along(request.model, spec.name):
+    folder = getattr(method, "companion", spec.name)
+    if "weights" in known and not given and not _comes_along(request.model, folder):
         return f"weights of method {spec.name} for {request.model} (--set {spec.name}.weights=PATH)"
     return ""
 
 
-def _comes_along(model: str, method: str) -> bool:
-    """Whether the method's weights lie beside an embedded model's."""
+def _comes_along(model: str, name: str) -> bool:
+    """Whether weights of this name lie beside an embedded model's."""
     from specbench_ss.models import find_folder, is_lab
 
     folder = find_folder(model)
-    return folder is not None and is_lab(model) and (folder.parent / method).is_dir()
+    return folder is not None and is_lab(model) and (folder.parent / name).is_dir()
 
 
 def of_model(name: str) -> str:

@@ -1,0 +1,111 @@
+"""Draft trees grown level by level by a model: the best nodes of a level get children (EAGLE-2, Li et al. 2024b).
+
+A level has k parents with k candidates each; a node's score is its path's probability to the drafting model. Knows
+trees, not models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench_ss.tree import DraftTree, shape_of
+
+TIE = 1e-4  # a level's: where a transition has probability one, the parent is before the child
+IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
+
+# tokens [k], what each row sees [k, level * k] bool, each one's parent among the last level's parents [k], level from 1
+# -> logits [k, V]
+Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+# logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are drawn from [m, V] or None
+Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A tree, and for those of its nodes that were given children, the row of `expand` that did it.
+
+    Rows count through the levels, k each. Nodes are in order of depth.
+    """
+
+    tree: DraftTree
+    rows: dict[int, int]
+
+
+def best(k: int) -> Choose:
+    """The k most probable tokens."""
+
+    def choose(logits: Tensor) -> tuple[Tensor, Tensor, None]:
+        top = logits.topk(k, dim=-1)
+        return top.indices, top.values.float() - logits.float().logsumexp(-1, keepdim=True), None
+
+    return choose
+
+
+def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int) -> Grown:
+    """A tree under root [1], whose children's logits [V] are given; at most `nodes` of it, the best (0 = all).
+
+    depth - 1 calls of `expand`; one host synchronisation. Drawn candidates stay exact only with nodes = 0.
+    """
+    tokens, log_p, q = choose(logits[None])  # [1, k]
+    k, device = tokens.shape[1], tokens.device
+    all_tokens, parents = [tokens.flatten()], [torch.zeros(k, dtype=torch.long, device=device)]
+    scores = [log_p.flatten().clamp_min(IMPOSSIBLE) - TIE]
+    drawn, expanded = [] if q is None else [q], []
+    visible = torch.zeros(k, 0, dtype=torch.bool, device=device)
+    origin, first = torch.arange(k, device=device), 1  # of the last level's nodes: their parents, the first one's index
+    for level in range(1, depth):
+        chosen = scores[-1].topk(k).indices  # of the level's nodes, k of which get children
+        own = torch.eye(k, dtype=torch.bool, device=device)
+        above = origin[chosen]
+        visible = torch.cat((visible[above] if level > 1 else visible, own), 1)  # [k, level * k]
+        tokens, log_p, q = choose(expand(all_tokens[-1][chosen], visible, above, level))  # [k, k]
+        expanded.append(first + chosen)
+        parents.append((first + chosen).repeat_interleave(k))
+        scores.append((scores[-1][chosen, None] + log_p.clamp_min(IMPOSSIBLE)).flatten() - TIE)
+        first += len(all_tokens[-1])
+        all_tokens.append(tokens.flatten())
+        origin = torch.arange(k, device=device).repeat_interleave(k)
+        if q is not None:
+            drawn.append(q)
+    return _selected(root, all_tokens, parents, scores, expanded, drawn, nodes)
+
+
+def _selected(
+    root: Tensor,
+    tokens: list[Tensor],
+    parents: list[Tensor],
+    scores: list[Tensor],
+    expanded: list[Tensor],
+    drawn: list[Tensor],
+    nodes: int,
+) -> Grown:
+    """The best nodes as a tree. Node 0 is the root, node i the i-th of all levels' tokens."""
+    flat, total = torch.cat((root, *tokens)), sum(map(len, tokens))
+    keep = torch.arange(total, device=root.device)
+    if 0 < nodes < total:
+        keep = torch.cat(scores).topk(nodes).indices.sort().values
+    keep = keep + 1
+    sizes = (len(keep), total)
+    told = torch.cat((keep, *parents, *expanded)).tolist()  # the one transfer
+    kept, above, inner = told[: sizes[0]], told[sizes[0] : sum(sizes)], told[sum(sizes) :]
+    new = {0: 0} | {old: i for i, old in enumerate(kept, start=1)}
+    shape = shape_of((-1, *(new[above[i - 1]] for i in kept)))
+    rows = {new[node]: row for row, node in enumerate(inner) if node in new}
+    probs = _probs(drawn, rows, len(shape.parents)) if drawn else None
+    return Grown(
+        DraftTree(flat if len(kept) == total else flat[torch.cat((keep.new_zeros(1), keep))], shape, probs), rows
+    )
+
+
+def _probs(drawn: list[Tensor], rows: dict[int, int], n: int) -> Tensor:
+    """[n, V]: what each node's children were drawn from; of a node without any, zeros."""
+    q = torch.cat(drawn)  # the root's, then one for each row
+    at = torch.zeros(n, dtype=torch.long)
+    for node, row in rows.items():
+        at[node] = row + 1
+    has = torch.tensor([node == 0 or node in rows for node in range(n)])
+    return q[at.to(q.device)] * has.to(q.device, q.dtype)[:, None]

@@ -1,0 +1,169 @@
+"""Pairs of models: whether they speak of the same tokens, and drafts through text where they do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.sd import TwoModel
+from specbench_ss.methods.sd.options import TwoModelOptions
+from specbench_ss.methods.sd.text import Bridge, added, extended, following
+from specbench_ss.methods.sd.vocabulary import mismatch
+from specbench_ss.models import LAB, load_target, outline_of
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from tests.methods.train.tokenizers_made import made_tokenizer
+from tests.tiny import tiny_model
+
+QUESTION = "What is 12 + 30? Explain it in one sentence."
+
+
+def shuffled(source: Path, out: Path) -> Path:
+    """The same model with other ids for the same tokens: those that are not special in reverse."""
+    shutil.copytree(source, out)
+    tokenizer = json.loads((out / "tokenizer.json").read_text())
+    special = {t["id"] for t in tokenizer["added_tokens"]}
+    usual = [i for i in tokenizer["model"]["vocab"].values() if i not in special]
+    new = {i: i for i in special} | dict(zip(sorted(usual), sorted(usual, reverse=True), strict=True))
+    tokenizer["model"]["vocab"] = {token: new[i] for token, i in tokenizer["model"]["vocab"].items()}
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer))
+    order = torch.tensor(sorted(new, key=lambda i: new[i]))
+    tensors = load_file(out / "model.safetensors")
+    rows = tensors["model.embed_tokens.weight"]
+    tensors["model.embed_tokens.weight"] = torch.cat((rows[order], rows[len(order) :]))
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+@pytest.fixture(scope="module")
+def lab() -> Target:
+    return load_target("lab", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shuffled(LAB / "draft", tmp_path_factory.mktemp("draft") / "shuffled")
+
+
+def answer(decoder: Any, sampling: Sampling | None = None, new: int = 40) -> Any:
+    prompt = decoder.target.encode_chat([{"role": "user", "content": QUESTION}])
+    return generate(decoder, prompt, Limits(new, decoder.target.eos_ids), sampling or Sampling())
+
+
+def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab: Target, other: Path) -> None:
+    direct = TwoModel.load(lab, TwoModelOptions())
+    through = TwoModel.load(lab, TwoModelOptions(weights=str(other), retokenise=True))
+    expected = answer(Autoregressive(lab)).tokens
+    one, two = answer(direct), answer(through)
+    assert one.tokens == two.tokens == expected
+    assert one.tokens_per_step > 1.5
+    assert two.tokens_per_step > 0.85 * one.tokens_per_step
+    assert two.draft_calls < 1.3 * one.draft_calls  # nothing is read twice but the end of what is cut anew
+    assert through.described()["retokenised"] and not direct.described()["retokenised"]
+    assert answer(through, Sampling(0.8, seed=5), 8).tokens == answer(through, Sampling(0.8, seed=5), 8).tokens
+
+
+def test_the_draft_reads_what_reading_everything_anew_would_give(lab: Target, other: Path) -> None:
+    through = TwoModel.load(lab, TwoModelOptions(weights=str(other), retokenise=True, gamma=3))
+    drafted, seen = through._drafted, 0
+
+    def watching(state: Any, length: int) -> Any:
+        nonlocal seen
+        seen += 1
+        assert through.bridge is not None
+        text = lab.tokenizer.decode(state.ids, skip_special_tokens=True)
+        assert through.draft.model.tokenizer.decode(through.bridge.ids, skip_special_tokens=True) == text
+        fresh = through.draft.model.next_logits(through.bridge.ids)
+        torch.testing.assert_close(through.logits, fresh, atol=2e-3, rtol=2e-3)
+        return drafted(state, length)
+
+    through._drafted = watching  # type: ignore[method-assign]
+    answer(through, new=16)
+    assert seen > 3
+
+
+@pytest.mark.parametrize("kinds", [("gpt", "llama"), ("llama", "gpt"), ("gpt", "gpt")])
+def test_greedy_equals_autoregressive_through_text(kinds: tuple[str, str]) -> None:
+    """Random models say random bytes, characters cut in two among them."""
+    tokenizers = [made_tokenizer(kind, "plain") for kind in kinds]
+    target, draft = (Target(tiny_model("llama", seed=i, vocab=len(t)), t) for i, t in enumerate(tokenizers))
+    options = TwoModelOptions(retokenise=True, gamma=3)
+    decoder = TwoModel(target, options, draft)
+    assert (decoder.bridge is None) == (kinds[0] == kinds[1])
+    for prompt in (target.tokenizer("the sum of 12 and 30 is").input_ids, [5], list(range(10, 120))):
+        expected = generate(Autoregressive(target), prompt, Limits(24), Sampling()).tokens
+        assert generate(decoder, prompt, Limits(24), Sampling()).tokens == expected
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_new_text_is_cut_as_the_whole_would_be(kind: str) -> None:
+    tokenizer = made_tokenizer(kind, "plain")
+    whole = tokenizer("The answer has two lines and a curious user").input_ids
+    for at in range(4, len(whole) - 1):
+        before, after = whole[:at], whole[at:]
+        text = added(tokenizer, before[-3:], after)
+        assert following(tokenizer, before[-3:], text) == after
+        assert extended(tokenizer, before, text, 3) == whole
+
+
+def test_a_word_that_was_cut_is_mended_when_it_goes_on() -> None:
+    tokenizer = made_tokenizer("gpt", "plain")
+    whole = tokenizer("The answer").input_ids
+    cut = tokenizer("The ans").input_ids
+    assert cut != whole[: len(cut)]
+    assert extended(tokenizer, cut, "wer", 10) == whole
+
+
+def test_half_a_character_is_waited_for() -> None:
+    tokenizer = made_tokenizer("gpt", "plain")
+    bridge = Bridge(tokenizer, tokenizer, 10)
+    ids = tokenizer("a é b").input_ids
+    cut = next(i for i in range(1, len(ids)) if tokenizer.decode(ids[:i]).endswith("\ufffd"))
+    assert bridge.tell(ids[: cut - 1]) and not bridge.tell(ids[:cut])
+    assert bridge.tell(ids) and tokenizer.decode(bridge.ids) == "a é b"
+
+
+def test_vocabularies_are_compared_by_what_they_say(lab: Target, other: Path) -> None:
+    assert mismatch(lab, outline_of(str(LAB / "draft"))) == ""
+    usual = lab.vocab_size - len(lab.tokenizer.all_special_ids)
+    said = mismatch(lab, outline_of(str(other)))
+    assert said.startswith(f"{usual // 2 * 2} ids stand for other tokens, id ")
+    wider = outline_of(str(LAB / "draft"))
+    wider.vocab_size += 64
+    assert mismatch(lab, wider) == ""
+    wider.tokenizer = None
+    assert mismatch(lab, wider) == f"{lab.vocab_size + 64} tokens, the model has {lab.vocab_size}"
+
+
+def test_pairs_that_do_not_fit_are_one_line_before_anything_is_loaded(lab: Target, other: Path, tmp_path: Path) -> None:
+    def told(options: TwoModelOptions, base: Any = lab) -> str:
+        with pytest.raises(UserError) as refused:
+            TwoModel.check(options, base)
+        assert "\n" not in str(refused.value)
+        return str(refused.value)
+
+    wrong = told(TwoModelOptions(weights=str(other)))
+    assert f"sd: the draft {str(other)!r} has another vocabulary: " in wrong and "--set sd.retokenise=on" in wrong
+    TwoModel.check(TwoModelOptions(weights=str(other), retokenise=True), lab)
+    TwoModel.check(TwoModelOptions(), lab)
+    TwoModel.check(TwoModelOptions(weights=str(LAB / "base")), lab)  # its own draft
+    assert "no such file or folder" in told(TwoModelOptions(weights="./nowhere"))
+    assert told(TwoModelOptions(weights=str(tmp_path))).startswith("sd: the draft: ")
+    assert "--set sd.weights=PATH" in told(TwoModelOptions(), Target(tiny_model("llama")))
+    assert "k must be at most 4000, the size" in told(TwoModelOptions(form="tree", gamma=1, k=4095), outline(lab, 4000))
+
+
+def outline(like: Target, size: int) -> Any:
+    """The target's, with fewer tokens."""
+    found = outline_of("lab")
+    found.vocab_size = size
+    return found

@@ -1,0 +1,280 @@
+"""Two-model speculative decoding: exact whatever the draft, whose cache is what a fresh pass over the tokens gives."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch.overrides import TorchFunctionMode
+
+from specbench_ss.decoder import State
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.sd import TwoModel, random_draft
+from specbench_ss.methods.sd.draft import Draft, draw
+from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from tests.methods.assisted import assert_same_steps
+from tests.methods.test_lossless import exact_joint
+from tests.tiny import ARCHITECTURES, tiny_model
+
+PROMPTS = ([20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9], [3])
+WHOLE = [i % 59 + 2 for i in range(127)]  # leaves room for one token
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def target(request: pytest.FixtureRequest) -> Target:
+    return Target(tiny_model(request.param))
+
+
+@pytest.fixture(scope="module")
+def llama() -> Target:
+    return Target(tiny_model("llama"))
+
+
+def akin(target: Target, noise: float = 0.04) -> Target:
+    """A draft that is often right."""
+    model = copy.deepcopy(target.model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * noise)
+    return Target(model)
+
+
+def test_greedy_equals_autoregressive_with_every_draft(target: Target) -> None:
+    for prompt, new in zip(PROMPTS, (16, 6), strict=True):
+        expected = generate(Autoregressive(target), prompt, Limits(new), Sampling()).tokens
+        for label, make in TwoModel.examples(target).items():
+            assert generate(make(), prompt, Limits(new), Sampling()).tokens == expected, label
+
+
+def test_the_context_ends(llama: Target) -> None:
+    """The target's, and the draft's before it."""
+    expected = {n: generate(Autoregressive(llama), WHOLE[:n], Limits(300), Sampling()).tokens for n in (127, 126, 115)}
+    for label, make in TwoModel.examples(llama).items():
+        for n, tokens in expected.items():
+            assert generate(make(), WHOLE[:n], Limits(300), Sampling()).tokens == tokens, label
+    short = TwoModel(llama, TwoModelOptions(), akin(llama, 0.0))
+    short.draft.model.context_length = 24
+    steps = generate(short, PROMPTS[0], Limits(30), Sampling()).steps
+    assert [s.nodes for s in steps] == [4, 4] + [0] * 19  # the draft reads ids 0 to 23
+
+
+def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
+    done = generate(TwoModel(target, TwoModelOptions(gamma=5), target), PROMPTS[0], Limits(31), Sampling())
+    assert [s.tokens for s in done.steps] == [6] * 5
+    assert done.draft_calls == 1 + 4 + 4 * 5  # the prompt; then every step but the first begins with what is new
+
+
+@pytest.mark.parametrize("form", ["chain", "tree"])
+def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> None:
+    decoder = TwoModel(target, TwoModelOptions(form=form, gamma=3, k=3, nodes=0), akin(target, 0.1))
+    drafted, keep, kept = decoder._drafted, decoder.draft.keep, []
+
+    def watching(state: State, length: int) -> Any:
+        fresh = decoder.draft.model.next_logits(state.ids)
+        torch.testing.assert_close(decoder.logits, fresh, atol=1e-4, rtol=1e-4)
+        return drafted(state, length)
+
+    def keeping(start: int, rows: list[int]) -> None:
+        kept.append(rows)
+        keep(start, rows)
+
+    decoder._drafted, decoder.draft.keep = watching, keeping  # type: ignore[method-assign]
+    steps = generate(decoder, PROMPTS[0], Limits(30), Sampling(1.2, seed=3)).steps
+    assert len({s.accepted for s in steps}) > 1
+    assert form == "chain" or any(rows != list(range(len(rows))) for rows in kept)  # some were moved
+
+
+def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
+    """Two children of the last token, each with a child; a prompt that is longer than a sliding window."""
+    draft, prompt = Draft(target, target.vocab_size), PROMPTS[0]
+    draft.begin(40)
+    with torch.inference_mode():
+        draft.feed(torch.tensor(prompt))
+        eye = torch.eye(2, dtype=torch.bool)
+        one = draft.feed_level(torch.tensor([5, 6]), eye, 1)
+        two = draft.feed_level(torch.tensor([7, 8]), torch.cat((eye.flip(0), eye), 1), 2)  # 7 follows 6, 8 follows 5
+    for logits, path in zip((*one, *two), ([5], [6], [6, 7], [5, 8]), strict=True):
+        torch.testing.assert_close(logits, target.next_logits([*prompt, *path]), atol=1e-4, rtol=1e-4)
+
+
+SMALL = 7
+EXACT = {
+    "chain": (TwoModelOptions(gamma=2), Sampling(0.7, top_p=0.8)),
+    "adaptive": (TwoModelOptions(gamma=3, threshold=0.3), Sampling(1.0)),
+    "tree": (TwoModelOptions(form="tree", gamma=2, k=2, nodes=4), Sampling(1.0)),
+    "tree-drawn": (TwoModelOptions(form="tree", gamma=2, k=3, candidates="drawn"), Sampling(1.0)),
+    "tree-drawn-few": (TwoModelOptions(form="tree", gamma=2, k=3, candidates="drawn"), Sampling(1.3, top_k=2)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_sampled_distribution_is_exact(name: str) -> None:
+    """Chi-square on the second and third token, which come from steps; fixed seeds, so a pass stays a pass."""
+    options, sampling = EXACT[name]
+    target = Target(tiny_model("llama", vocab=SMALL, layers=2))
+    decoder, prompt, n = TwoModel(target, options, random_draft(target, 128)), [3, 4, 5], 500
+    answers = [generate(decoder, prompt, Limits(3), replace(sampling, seed=seed)) for seed in range(n)]
+    assert sum(s.accepted for a in answers for s in a.steps) > n / 10
+    joint, pairs, draws = exact_joint(target, prompt, sampling), Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for tokens, mass in joint.items():
+        pairs[tokens[1:]] += mass * n  # type: ignore[assignment]
+    for a in answers:
+        assert tuple(a.tokens) in joint
+        draws[tuple(a.tokens[1:])] += 1
+    common = [pair for pair, mass in pairs.items() if mass >= 5]
+    assert len(common) > 3
+    expected, seen = [float(pairs[c]) for c in common], [draws[c] for c in common]
+    if (rest := n - sum(expected)) > 1:
+        expected, seen = [*expected, rest], [*seen, n - sum(seen)]
+    scale = sum(seen) / sum(expected)
+    assert chisquare(seen, [e * scale for e in expected]).pvalue > 1e-3
+
+
+def test_draws_without_replacement_are_in_the_order_of_drawing() -> None:
+    rng, q = torch.Generator().manual_seed(0), torch.tensor([0.5, 0.3, 0.2, 0.0])
+    pairs = Counter(tuple(draw(q, rng, 2).tolist()) for _ in range(4000))
+    expected = {(i, j): 4000 * q[i] * q[j] / (1 - q[i]) for i in range(3) for j in range(3) if i != j}
+    assert set(pairs) == set(expected)
+    assert chisquare([pairs[t] for t in expected], [float(e) for e in expected.values()]).pvalue > 1e-3
+    assert draw(torch.tensor([0.0, 1.0, 0.0]), rng, 3).tolist() == [1, 1, 1]  # nothing of no probability
+
+
+@pytest.mark.parametrize(
+    ("options", "schedule"),
+    [
+        (TwoModelOptions(gamma=4), "constant"),
+        (TwoModelOptions(gamma=8, threshold=0.4), "constant"),
+        (TwoModelOptions(gamma=3, schedule="heuristic"), "heuristic"),
+    ],
+)
+def test_every_step_keeps_what_transformers_keeps(
+    options: TwoModelOptions, schedule: str, llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = akin(llama, 0.015)
+    for name, value in {
+        "num_assistant_tokens": options.gamma,
+        "num_assistant_tokens_schedule": schedule,
+        "assistant_confidence_threshold": options.threshold,
+    }.items():
+        setattr(draft.model.generation_config, name, value)
+    decoder = TwoModel(llama, options, draft)
+    taus = [assert_same_steps(decoder, p, 40, monkeypatch, assistant_model=draft.model) for p in PROMPTS]
+    assert max(taus) > 1.5 and min(taus) < 1 + options.gamma
+
+
+def test_a_schedule_starts_anew_with_every_prompt(llama: Target) -> None:
+    decoder = TwoModel(llama, TwoModelOptions(gamma=2, schedule="heuristic"), llama)
+    for _ in range(2):
+        assert [s.nodes for s in generate(decoder, [3, 4], Limits(60), Sampling()).steps[:4]] == [2, 4, 6, 8]
+    assert decoder.max_rows() == 1 + LONGEST
+    wrong = TwoModel(llama, TwoModelOptions(gamma=3, schedule="heuristic"), random_draft(llama, 128))
+    assert [s.nodes for s in generate(wrong, PROMPTS[1], Limits(8), Sampling()).steps[:4]] == [3, 2, 1, 1]
+
+
+def test_no_state_from_the_last_prompt(llama: Target) -> None:
+    for label, make in TwoModel.examples(llama).items():
+        decoder, sampling = make(), Sampling(0.9, seed=4)
+        first = [generate(decoder, p, Limits(12), sampling).tokens for p in PROMPTS]
+        assert first == [generate(decoder, p, Limits(12), sampling).tokens for p in reversed(PROMPTS)][::-1], label
+
+
+class Waits(TorchFunctionMode):
+    """Counts what would have to wait for a GPU."""
+
+    names = (
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "item",
+        "tolist",
+        "cpu",
+        "numpy",
+        "nonzero",
+        "multinomial",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in self.names
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("threshold", "waits"), [(0.0, 0), (1e-9, 3)])
+def test_a_chain_of_fixed_length_never_waits_for_the_device(
+    temperature: float, threshold: float, waits: int, llama: Target
+) -> None:
+    decoder = TwoModel(llama, TwoModelOptions(gamma=4, threshold=threshold), akin(llama))
+    counts = []
+    drafted = decoder._drafted
+
+    def counting(state: State, length: int) -> Any:
+        with Waits() as mode:
+            tree = drafted(state, length)
+        counts.append((len(tree), mode.count))
+        return tree
+
+    decoder._drafted = counting  # type: ignore[method-assign]
+    generate(decoder, PROMPTS[0], Limits(9), Sampling(temperature))
+    assert set(counts) == {(5, waits)}
+
+
+@pytest.mark.parametrize("width", [50, 70])
+def test_embeddings_of_another_width(width: int, llama: Target) -> None:
+    """Padded to more, or to fewer than the target's, which then has ids that the draft does not know."""
+    draft = Target(tiny_model("qwen2", seed=3, vocab=width))
+    fed = Draft(draft, 61)
+    fed.begin(8)
+    with torch.inference_mode():
+        logits = fed.feed(torch.tensor([3, 60]))
+    assert logits.shape == (61,)
+    torch.testing.assert_close(logits[: min(width, 61)], draft.next_logits([3, min(60, width - 1)])[:61])
+    assert bool((logits[width:] == -torch.inf).all())
+    decoder = TwoModel(llama, TwoModelOptions(), random_draft(llama, 128))
+    decoder.draft = fed
+    expected = generate(Autoregressive(llama), PROMPTS[0], Limits(20), Sampling()).tokens
+    assert generate(decoder, PROMPTS[0], Limits(20), Sampling()).tokens == expected
+    generate(decoder, PROMPTS[0], Limits(20), Sampling(1.0, top_k=70))
+
+
+def test_variants_share_the_draft_and_tuning_leaves_the_output_alone(llama: Target) -> None:
+    expected = generate(Autoregressive(llama), PROMPTS[0], Limits(16), Sampling()).tokens
+    for options in (TwoModelOptions(), TwoModelOptions(form="tree", k=2)):
+        decoder = TwoModel(llama, options, akin(llama))
+        assert decoder.variant(options).described() == decoder.described()
+        for name, values in decoder.tunable().items():
+            for value in values[-2:]:
+                made = decoder.variant(replace(options, **{name: value}))
+                assert made.draft is decoder.draft
+                assert generate(made, PROMPTS[0], Limits(16), Sampling()).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gamma": 0}, "sd: gamma must be at least 1, not 0"),
+        ({"gamma": 65}, "sd: gamma must be at most 64, not 65"),
+        ({"threshold": 1.0}, "sd: threshold must be 0 or more and below 1, not 1.0"),
+        ({"form": "tree", "threshold": 0.1}, "sd: threshold and schedule are for chains"),
+        ({"form": "tree", "schedule": "heuristic"}, "sd: threshold and schedule are for chains"),
+        ({"form": "tree", "retokenise": True}, "sd: what is drafted through text is a chain"),
+        ({"form": "tree", "k": 50}, "sd: k=50 with gamma=4 makes a tree of more than 4096 nodes"),
+    ],
+)
+def test_options_that_no_draft_can_have(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        TwoModelOptions(**given)
