@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specbench_ss.decoder import Decoder, State
@@ -18,7 +19,7 @@ from specbench_ss.methods.rest.datastore import Datastore, open_datastore
 from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
 from specbench_ss.outline import Outline
 from specbench_ss.target import Output, Target
-from specbench_ss.tree import MOST_NODES, DraftTree, indices, shape_of
+from specbench_ss.tree import MOST_NODES, DraftTree, shape_of
 from specbench_ss.verify import Verdict
 
 PUBLISHED_DRAFT = 64
@@ -143,6 +144,12 @@ def draft_tree(root: Tensor, prefixes: Prefixes) -> DraftTree:
     visible = np.ones((n, n), bool)
     visible[0, 1:] = False
     visible[1:, 1:] = prefixes.visible
-    seen = torch.from_numpy(visible).to(device), indices([0, *prefixes.depths.tolist()], device)
-    tokens = torch.cat((root, indices(prefixes.tokens.tolist(), device)))
+    seen = _sent(visible, device), _sent(np.append(0, prefixes.depths), device)
+    tokens = torch.cat((root, _sent(prefixes.tokens.astype(np.int64), device)))
     return DraftTree(tokens, shape_of((-1, *prefixes.parents.tolist())), None, seen)
+
+
+def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device, without waiting for it."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

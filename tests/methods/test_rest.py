@@ -319,6 +319,14 @@ def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "x").exists()
 
 
+def test_the_lab_brings_its_own() -> None:
+    lab = outline_of("lab")
+    REST.check(RESTOptions(), lab)
+    assert REST.opened(RESTOptions(), lab).advised_draft
+    with pytest.raises(UserError, match="make one with `ssbench datastore build`"):
+        REST.check(RESTOptions(), Target(tiny_model("llama")))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
