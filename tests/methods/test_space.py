@@ -20,13 +20,17 @@ from specbench_ss.methods.space.masks import MaskToken, rows_of
 from specbench_ss.methods.space.model import save
 from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
+from specbench_ss.methods.trainers.space import MaskOptions, SPACETrainer
 from specbench_ss.methods.training import Anchors, BaseStates, Batch, Documents
+from specbench_ss.models import load_target
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Output, Target
+from specbench_ss.trainer import TrainConfig
 from specbench_ss.tree import DraftTree
 from specbench_ss.verify import Verdict
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
+from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import ARCHITECTURES, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -272,6 +276,22 @@ def test_bad_models_are_told(tmp_path: Path) -> None:
     (ours / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no weight file .*adapter_model\.safetensors"):
         SPACE.check(SPACEOptions(weights=str(ours)), target)
+
+
+def test_the_trainer_writes_what_the_method_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+    tokenizer, model, out = made_tokenizer("gpt", "chatml"), tmp_path / "model", tmp_path / "out"
+    tiny_model("llama", vocab=len(tokenizer)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    rows = ({"prompt": f"What is {i} and {i}?", "completion": f"It is {2 * i}, I think."} for i in range(12))
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = (str(tmp_path / "chats.jsonl"),)
+    config = TrainConfig(out=out, data=data, model=str(model), steps=2, batch_size=2, length=64, device="cpu", lr=0.02)
+    SPACETrainer(MaskOptions(masks=2, lora_rank=4)).train(config)
+    target = load_target(str(model), device="cpu")
+    decoder = SPACE.load(target, SPACEOptions(weights=str(out)))
+    assert decoder.k == 2 and decoder.mask.offset.abs().max() > 0
+    assert_greedy_same(decoder, SPACEAutoregressive.load(target, SPACEAROptions(str(out))), 12)
 
 
 def test_masks_cannot_be_trained_behind_a_window() -> None:
