@@ -158,31 +158,33 @@ def shared(shop: Workshop) -> None:
 
 def train_shared(shop: Workshop, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
     """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
-    about = fine_tuned(shop, target, trainees, stage)
+    budget = _tune(shop, target, trainees, stage)
+    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
     for trainee in trainees:
-        trained = {**about["trained"], "alpha_j": trainee.alpha_j}
+        trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
         save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
 
 
-def space(shop: Workshop) -> None:
-    """SPACE's LoRA and mask, on the batches of `shared`."""
-    target = shop.base_target()
-    torch.manual_seed(shop.seed + 5)
-    trainee = SPACETrainee(target, SPACE_MASKS, SHARED_STREAMS.lora_rank, SHARED_LR, mask_lr=SPACE_MASK_LR)
-    about = fine_tuned(shop, target, [trainee], "space")
-    save_space(shop.folder("space/weights"), trainee.mask, trainee.tuned, about)
-
-
-def fine_tuned(shop: Workshop, target: Target, trainees: Sequence[Trainee], stage: str) -> dict[str, Any]:
-    """Train what changes the model, on the text of stage `shared`; what their configs say of it."""
+def _tune(shop: Workshop, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
+    """Train what changes the base, on text of the base's own kind."""
     size = replace(shop.base_size(shop.size), tokens=shop.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
     special = special_ids(shop.tokenizer())
     rows = training_rows(shop, size, shop.seed + 5)
     text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 5)
     budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
     TogetherTrainer(target, trainees, text, budget, shop.folder(stage)).train(shop.log)
+    return budget
+
+
+def space(shop: Workshop) -> None:
+    """SPACE's LoRA and mask, on the batches of stage `shared`."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 5)
+    trainee = SPACETrainee(target, SPACE_MASKS, SHARED_STREAMS.lora_rank, SHARED_LR, mask_lr=SPACE_MASK_LR)
+    budget = _tune(shop, target, [trainee], "space")
     trained = {"steps": budget.steps}
-    return {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": trained}
+    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": trained}
+    save_space(shop.folder("space/weights"), trainee.mask, trainee.tuned, about)
 
 
 def datastore(shop: Workshop) -> None:
