@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from specbench_ss import __version__, registry
-from specbench_ss.commands import check, lab, lists, models, new_method, paper, report, run, suites, train, tune
+from specbench_ss.commands import (
+    check,
+    datastore,
+    lab,
+    lists,
+    models,
+    new_method,
+    paper,
+    report,
+    run,
+    suites,
+    train,
+    tune,
+)
 from specbench_ss.commands.literal import literal
 from specbench_ss.errors import UserError
 
@@ -31,6 +44,7 @@ app.command("paper")(paper.command)
 app.add_typer(models.app, name="models")
 app.add_typer(suites.app, name="suites")
 app.add_typer(train.app, name="train")
+app.add_typer(datastore.app, name="datastore")
 app.add_typer(lab.app, name="lab")
 
 

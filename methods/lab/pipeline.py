@@ -38,6 +38,8 @@ STAGES: dict[str, Stage] = {
     "answers": Stage(work.answers, ("train.npy", "calibration.npy")),
     "drafters": Stage(work.drafters, CHECKPOINTED),
     "shared": Stage(work.shared, CHECKPOINTED),
+    "space": Stage(work.space, CHECKPOINTED),
+    "datastore": Stage(work.datastore),
     "draft": Stage(work.draft, CHECKPOINTED),
     "export": Stage(work.export),
     "cards": Stage(work.measure),

@@ -23,11 +23,15 @@ from specbench_ss.methods.lab.text import POLISH_WEIGHTS, completion_mask, conve
 from specbench_ss.methods.lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.lab.workshop import Workshop, save_model, save_rows, training_rows
 from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
+from specbench_ss.methods.rest.build import build as build_datastore
+from specbench_ss.methods.space.model import save as save_space
+from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.saving import save_shared
 from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
+from specbench_ss.methods.training import Trainee
 from specbench_ss.models import LAB, load_target
 from specbench_ss.target import Target
 
@@ -42,6 +46,7 @@ LAB_STREAMS = {
 }
 STREAM_LR = 1.5e-2
 STREAM_EMBEDDING_LR = 0.1
+SPACE_MASK_LR = 5e-3
 DRAFTER_ROWS = 5
 SHARED_STREAMS = StreamConfig(
     gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
@@ -49,9 +54,12 @@ SHARED_STREAMS = StreamConfig(
 SHARED_TOKENS = 2_000_000
 SHARED_LR = 1e-3
 SHARED_ROWS = 4
+SPACE_MASKS = 4  # as many tokens ahead as the streams
+DATASTORE_TALKS = 4_000  # 3 MB
 # what pays on two CPU cores: see docs/log.md
 MEDUSA_NODES = 15
 SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
+DATASTORE_DRAFT = 8
 
 
 def tokenizer(shop: Workshop) -> None:
@@ -150,16 +158,45 @@ def shared(shop: Workshop) -> None:
 
 def train_shared(shop: Workshop, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
     """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
+    budget = _tune(shop, target, trainees, stage)
+    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
+    for trainee in trainees:
+        trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
+        save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+
+
+def _tune(shop: Workshop, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
+    """Train what changes the base, on text of the base's own kind."""
     size = replace(shop.base_size(shop.size), tokens=shop.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
     special = special_ids(shop.tokenizer())
     rows = training_rows(shop, size, shop.seed + 5)
     text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 5)
     budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
     TogetherTrainer(target, trainees, text, budget, shop.folder(stage)).train(shop.log)
-    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
-    for trainee in trainees:
-        trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
-        save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+    return budget
+
+
+def space(shop: Workshop) -> None:
+    """SPACE's LoRA and mask, on the batches of stage `shared`."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 5)
+    trainee = SPACETrainee(target, SPACE_MASKS, SHARED_STREAMS.lora_rank, SHARED_LR, mask_lr=SPACE_MASK_LR)
+    budget = _tune(shop, target, [trainee], "space")
+    trained = {"steps": budget.steps}
+    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": trained}
+    save_space(shop.folder("space/weights"), trainee.mask, trainee.tuned, about)
+
+
+def datastore(shop: Workshop) -> None:
+    """The text of the drafters, for `rest` to look up: the base's own answers."""
+    special = special_ids(shop.tokenizer())
+    ids = np.load(shop.made("answers/train.npy", "answers")).reshape(-1)
+    ids = ids[ids != special["pad"]]
+    talks = np.split(ids, np.flatnonzero(ids == special["bos"])[1:])[: shop.scaled(DATASTORE_TALKS, 4)]
+    out = shop.out / "rest"
+    shutil.rmtree(out, ignore_errors=True)
+    header = build_datastore(talks, shop.base_target(), "the base's own answers", out, draft=DATASTORE_DRAFT)
+    shop.log(f"datastore: {header['tokens']} tokens of {header['documents']} conversations")
 
 
 def draft(shop: Workshop) -> None:
@@ -176,6 +213,8 @@ def export(shop: Workshop) -> None:
         "medusa": shop.made("medusa", "drafters"),
         "ss": shop.made("ss", "drafters"),
         "ss-shared": shop.made("ss-shared", "shared"),
+        "rest": shop.made("rest", "datastore"),
+        "space": shop.made("space/weights", "space"),
     }
     out = shop.folder("export")
     for name, source in sources.items():

@@ -1,0 +1,132 @@
+"""A datastore: token ids of many documents with their suffix array, memory-mapped. Knows files, no decoding.
+
+A folder: `datastore.json` and, for every chunk, `tokens-N.npy` (int32 [n], -1 behind every document) and
+`suffixes-N.npy` (int32 [n], the places of all suffixes in lexicographic order). A file `*.idx` is REST's own
+(published.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench_ss.errors import UserError, first_line
+from specbench_ss.methods.rest.published import read_idx
+from specbench_ss.outline import Outline
+from specbench_ss.schema import misfit
+from specbench_ss.weights import read_json
+
+HEADER, FORMAT = "datastore.json", 1
+FORM = {
+    "format": int, "vocabulary": str, "vocab_size": int, "chunks": [int], "documents": int, "tokens": int,
+    "hash": str, "made_of": str, "advice?": {"draft?": int},
+}  # fmt: skip
+SEPARATOR = -1  # no token: what is matched never holds it, and a continuation ends at it
+PROBES, PROBED = 64, 32  # suffixes of a chunk that are looked at when it is opened, and tokens of each
+
+Ids = NDArray[np.signedinteger[Any]] | NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """tokens [n], suffixes int32 [n]: places in tokens, ordered by what follows there."""
+
+    tokens: Ids
+    suffixes: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Datastore:
+    """Chunks, each with a suffix array of its own, and what is known of them.
+
+    about: what results say of it, JSON-ready. vocabulary: hash of the tokenizer's, "" where the file does not say.
+    """
+
+    chunks: tuple[Chunk, ...]
+    about: dict[str, Any]
+    vocabulary: str = ""
+    advised_draft: int = 0
+
+    def check_fits(self, base: Outline, place: Path | str) -> None:
+        """Raises UserError where these are not ids of the base's tokenizer."""
+        if self.vocabulary and base.tokenizer is not None and self.vocabulary != vocabulary_hash(base.tokenizer):
+            raise UserError(f"rest: datastore {place} was made with another tokenizer than that of {base.name!r}")
+        largest = max(int(c.tokens[c.suffixes[-1]]) for c in self.chunks)  # suffixes are in order of their tokens
+        if largest >= base.vocab_size:
+            raise UserError(
+                f"rest: datastore {place} has token id {largest}, the vocabulary of {base.name!r} ends at "
+                f"{base.vocab_size - 1}"
+            )
+        if base.vocab_size > 1 << 16 and any(c.tokens.dtype.itemsize == 2 for c in self.chunks):
+            raise UserError(
+                f"rest: datastore {place} has 16-bit ids, which cannot hold the {base.vocab_size} tokens of "
+                f"{base.name!r}"
+            )
+
+
+def open_datastore(path: Path) -> Datastore:
+    """A datastore's folder, or REST's own file. Raises UserError where it is missing, damaged or empty."""
+    if path.is_file():
+        chunks, about = read_idx(path)
+        store = Datastore(tuple(Chunk(*pair) for pair in chunks), about)
+    elif path.is_dir():
+        store = _open_folder(path)
+    else:
+        raise UserError(f"rest: no datastore {path}")
+    if not sum(len(c.tokens) for c in store.chunks):
+        raise UserError(f"rest: datastore {path} is empty")
+    for number, chunk in enumerate(store.chunks):
+        if not _in_order(chunk):
+            raise UserError(f"rest: datastore {path} is damaged: chunk {number} is not in order")
+    return store
+
+
+def _open_folder(folder: Path) -> Datastore:
+    if not (folder / HEADER).is_file():
+        raise UserError(f"rest: {folder} holds no datastore: it has no {HEADER}")
+    header = read_json(folder / HEADER)
+    if problem := misfit(header, FORM):
+        raise UserError(f"rest: {folder / HEADER} does not describe a datastore: {problem}")
+    if header["format"] != FORMAT:
+        raise UserError(f"rest: datastore {folder} has format {header['format']}, this version reads {FORMAT}")
+    chunks = tuple(
+        Chunk(_read(folder / f"tokens-{i}.npy", n), _read(folder / f"suffixes-{i}.npy", n))
+        for i, n in enumerate(header["chunks"])
+    )
+    about = {name: header[name] for name in ("hash", "tokens", "documents", "made_of")}
+    return Datastore(chunks, about, header["vocabulary"], header.get("advice", {}).get("draft", 0))
+
+
+def _read(file: Path, count: int) -> Ids:
+    """int32 [count], mapped."""
+    try:
+        found: Any = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:  # missing, truncated, no such file at all
+        raise UserError(f"rest: cannot read {file}: {first_line(error)}") from None
+    if found.dtype != np.int32 or found.shape != (count,):
+        raise UserError(f"rest: {file} is damaged: {found.dtype} {found.shape}, not int32 ({count},)")
+    return np.asarray(found)  # the same mapped memory, without the cost of a memmap's own indexing
+
+
+def _in_order(chunk: Chunk) -> bool:
+    """Whether a sample of the suffixes, first and last included, is in range and in order."""
+    n = len(chunk.tokens)
+    if not n or len(chunk.suffixes) != n:
+        return False
+    starts = chunk.suffixes[np.linspace(0, n - 1, min(n, PROBES)).astype(np.int64)].tolist()
+    if min(starts) < 0 or max(starts) >= n:
+        return False
+    read = [chunk.tokens[start : start + PROBED].tolist() for start in starts]
+    return read == sorted(read)
+
+
+def vocabulary_hash(tokenizer: Any) -> str:
+    """A short sha256 of which id stands for which token: all that a datastore depends on."""
+    words = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(words.encode()).hexdigest()[:16]

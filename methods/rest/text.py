@@ -1,0 +1,62 @@
+"""Documents for a datastore: text files, chat files in the model's chat form, the lab's generated conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench_ss.errors import UserError
+from specbench_ss.methods.train.conversations import read_conversation
+from specbench_ss.methods.train.sources import open_source
+from specbench_ss.methods.train.templates import apply
+from specbench_ss.textfile import read_text
+
+TOGETHER = 256  # texts that are tokenized in one call
+LAB_SEED = 2  # the seed, beside the lab's own, of the conversations that its base answered for the drafters
+
+
+def documents(tokenizer: Any, texts: Iterator[str]) -> Iterator[NDArray[np.int32]]:
+    """The ids of each text, int32 [n]; empty ones are left out."""
+    while batch := list(islice(texts, TOGETHER)):
+        for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
+            if ids:
+                yield np.asarray(ids, np.int32)
+
+
+def file_texts(tokenizer: Any, names: Sequence[str | Path]) -> Iterator[str]:
+    """Text files (.txt, one document each), and chat files, folders or a hub data set as `ssbench train` reads them.
+
+    A row with nothing but a 'text' is a document too. Raises UserError for what cannot be read.
+    """
+    for name in names:
+        if Path(name).suffix == ".txt":
+            yield read_text(Path(name))
+            continue
+        for place, row in open_source(name).rows():
+            if set(row) == {"text"} and isinstance(row["text"], str):
+                yield row["text"]
+                continue
+            messages = read_conversation(place, row).messages
+            if messages:
+                yield apply(_with_template(tokenizer), messages, place, False)
+
+
+def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]:
+    """Generated training conversations, in the model's chat form."""
+    from specbench_ss.methods.lab.text import conversations
+
+    for number, example in enumerate(islice(conversations("train", seed), count)):
+        turns = zip(example.turns, example.answers, strict=True)
+        said = [({"role": "user", "content": asked}, {"role": "assistant", "content": a[0]}) for asked, a in turns]
+        yield apply(_with_template(tokenizer), [m for pair in said for m in pair], f"conversation {number}", False)
+
+
+def _with_template(tokenizer: Any) -> Any:
+    if tokenizer.chat_template is None:
+        raise UserError("conversations need a chat template, and the tokenizer has none: give one with --chat-template")
+    return tokenizer

@@ -1,0 +1,114 @@
+"""Where the model of `space` and its mask come from: LoRA beside a mask embedding, or a whole fine-tuned model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench_ss.errors import UserError
+from specbench_ss.methods.checkpoint import (
+    check_base,
+    drafter_folder,
+    drafter_here,
+    load_into,
+    read_config,
+    read_shapes,
+    read_tensors,
+    write_checkpoint,
+)
+from specbench_ss.methods.lora import check_lora, merged_target, save_lora
+from specbench_ss.methods.own_model import holds_model, outline_beside, target_beside
+from specbench_ss.methods.space.masks import MASKS, MaskToken
+from specbench_ss.outline import Outline
+from specbench_ss.schema import misfit
+from specbench_ss.target import Target
+
+WEIGHTS = "model.safetensors"
+FORM = {"space": {"masks": int, "mask_id": int}}
+
+
+class Chosen(Protocol):
+    """Options that say which model it is. No weights and a mask_id: the target itself."""
+
+    @property
+    def weights(self) -> str:
+        """Folder, hub id or ''."""
+
+    @property
+    def mask_id(self) -> int:
+        """The mask in a whole model's vocabulary; 0: none was given."""
+
+
+def is_target(options: Chosen) -> bool:
+    """Whether the target is the fine-tuned model already."""
+    return not options.weights and options.mask_id != 0
+
+
+def check_model(options: Chosen, base: Outline) -> MaskToken | None:
+    """The mask without its numbers; None for a hub id. Raises UserError for what is missing or does not fit."""
+    if is_target(options):
+        return _of_whole(options, base)
+    folder = drafter_here(options.weights, "space", base)
+    if folder is None:
+        return None
+    if _is_whole(folder, options):
+        return _of_whole(options, outline_beside(folder, base), base)
+    check_lora(folder, "space")
+    with torch.device("meta"):
+        return _read(folder, base, read_shapes)[0]
+
+
+def load_model(options: Chosen, target: Target) -> tuple[Target, MaskToken]:
+    """The fine-tuned model, and its mask."""
+    if is_target(options):
+        return target, _of_whole(options, target)
+    folder = drafter_folder(options.weights, "space", target)
+    if _is_whole(folder, options):
+        own = target_beside(target, folder)
+        return own, _of_whole(options, own, target)
+    mask, config = _read(folder, target, read_tensors)
+    check_base(config, target, "space")
+    return merged_target(target, folder, "space"), mask
+
+
+def save(folder: Path, mask: MaskToken, tuned: Target, about: dict[str, Any]) -> None:
+    """model.safetensors and config.json (mask), and the LoRA of `tuned` as peft saves it."""
+    write_checkpoint(folder, mask, {**about, "space": {"masks": mask.masks, "mask_id": mask.mask_id}})
+    save_lora(folder, tuned)
+
+
+def _is_whole(folder: Path, options: Chosen) -> bool:
+    """Whether the folder holds a model rather than what is put into one."""
+    whole = holds_model(folder) and "model_type" in read_config(folder)
+    if whole and not options.mask_id:
+        raise UserError(f"space: {folder} is a whole model: say which token is its mask with space.mask_id")
+    if options.mask_id and not whole:
+        raise UserError(f"space: mask_id is for a whole model, and {folder} holds none")
+    return whole
+
+
+def _of_whole(options: Chosen, own: Outline, base: Outline | None = None) -> MaskToken:
+    """The mask of a whole model. Raises UserError where its vocabulary has no such token, or not all of the base's."""
+    if not 0 < options.mask_id < own.vocab_size:
+        raise UserError(f"space: mask_id must be 1 to {own.vocab_size - 1}, not {options.mask_id}")
+    if base is not None and own.vocab_size < base.vocab_size:
+        raise UserError(
+            f"space: the model in {options.weights} has {own.vocab_size} tokens, {base.name!r} has {base.vocab_size}"
+        )
+    return MaskToken(own.hidden_size, MASKS, options.mask_id)
+
+
+def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[MaskToken, dict[str, Any]]:
+    """The mask of a folder, and its config."""
+    config, file = read_config(folder), folder / WEIGHTS
+    if problem := misfit(config, FORM):
+        raise UserError(f"space: {folder / 'config.json'} describes no mask: {problem}")
+    mask = MaskToken(base.hidden_size, **{name: config["space"][name] for name in FORM["space"]})
+    if not 0 <= mask.mask_id < base.vocab_size:
+        raise UserError(f"space: mask_id {mask.mask_id} is beyond the vocabulary of {base.name!r}")
+    load_into(mask, {k: v.float() for k, v in read(file).items()}, f"space: {file}")
+    return mask, config

@@ -1,0 +1,93 @@
+"""Training SPACE: semi-autoregressive fine-tuning (Yi et al. sec. 3.1) by LoRA, the mask's embedding with it.
+
+Published: half of the examples have their answer cut at a random place and k + 1 masks put there; all learn their next
+tokens. Here both losses are taken of every row: groups of masks stand behind many places of it at once, each as if it
+were alone, since none sees another, and no token sees a mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench_ss.cache import StreamCache
+from specbench_ss.errors import UserError
+from specbench_ss.methods.lora import lora_parameters, with_lora
+from specbench_ss.methods.space.masks import MASKS, MaskToken
+from specbench_ss.methods.ss.streams import own_streams
+from specbench_ss.methods.ss.training import stream_positions
+from specbench_ss.methods.training import BaseStates, Batch, Documents, Trainee, additive, head_loss
+from specbench_ss.target import Target
+
+
+class SPACETrainee(Trainee):
+    """LoRA in every layer, and the mask. Runs its own copy of the base, so it wants nothing of the frozen one.
+
+    mask_share: of the loss (published: half of the examples). mask_id: the token that the mask starts as.
+    """
+
+    needs_base = False
+    adapts_base = True
+
+    def __init__(
+        self,
+        target: Target,
+        masks: int = MASKS,
+        rank: int = 32,
+        lr: float = 5e-4,
+        mask_lr: float = 5e-3,
+        mask_share: float = 0.5,
+        mask_id: int = 0,
+        name: str = "space",
+    ) -> None:
+        self.name, self.rank, self.lr, self.mask_lr, self.mask_share = name, rank, lr, mask_lr, mask_share
+        self.tuned = with_lora(target, rank)
+        if any(block.window for block in self.tuned.family.blocks):
+            raise UserError(f"{name} cannot be trained on layers with a sliding window")
+        self.mask = MaskToken(target.hidden_size, masks, mask_id)
+        self.lora = lora_parameters(self.tuned.model)
+        self.module = nn.ModuleList([self.mask, nn.ParameterList(self.lora)])
+
+    def about(self) -> dict[str, Any]:
+        """The masks, the LoRA and the weights of the losses."""
+        shape = {"masks": self.mask.masks, "mask_id": self.mask.mask_id, "rank": self.rank}
+        return {**shape, "mask_share": self.mask_share}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The LoRA, the mask."""
+        return [{"params": self.lora, "lr": self.lr}, {"params": [self.mask.offset], "lr": self.mask_lr}]
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Next tokens of all answers, and the masks behind the anchors, each a mean over its positions."""
+        k, share = self.mask.masks, self.mask_share
+        main, masked = self.states(batch.ids, batch.anchors.at, batch.documents)
+        answer = batch.labels[..., 0] != -100
+        own = F.cross_entropy(self.tuned.logits(main[answer]).float(), batch.labels[..., 0][answer])
+        labels = batch.anchors.labels[..., 1 : k + 1]
+        ahead, right = head_loss(self.tuned.logits(masked), labels, [1 / k] * k)
+        return (1 - share) * own + share * ahead, right
+
+    def states(self, ids: Tensor, at: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
+        """Rows ids [B, T], a group of masks behind each place `at` [B, A] -> final states [B, T, h], [B, A, k, h]."""
+        target, k, t = self.tuned, self.mask.masks, ids.shape[1]
+        places = torch.arange(t, device=ids.device).expand_as(ids) if documents is None else documents.places
+        positions = torch.cat((places, stream_positions(target, places.gather(1, at), k)), 1)
+        x = self.mask.embed(target, ids, positions, at.shape[1] * k)
+        mask = additive(self._visible(places.shape[1], at, documents), x.dtype)
+        cache = StreamCache(dict.fromkeys(range(target.n_layers)))
+        x = target.family.norm(target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions)))
+        return x[:, :t], x[:, t:].unflatten(1, (-1, k))
+
+    def _visible(self, t: int, at: Tensor, documents: Documents | None) -> Tensor:
+        """Bool [B, T + A*k, T + A*k]: tokens as ever; a mask what its token sees, and its group up to itself."""
+        b, a = at.shape
+        keys = torch.arange(t, device=at.device)
+        main = (keys <= keys[:, None]).expand(b, -1, -1)
+        if documents is not None:
+            main = main & documents.same(keys.expand(b, -1), t)
+        prefix = main.gather(1, at[..., None].expand(-1, -1, t)).repeat_interleave(self.mask.masks, 1)
+        own = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
+        return torch.cat((F.pad(main, (0, own.shape[1])), torch.cat((prefix, own), 2)), 1)

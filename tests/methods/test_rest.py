@@ -1,0 +1,351 @@
+"""REST: what it retrieves is what stands in the text, whatever the datastore it is exact, and bad files are told."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from specbench_ss.cli import main
+from specbench_ss.commands import preflight
+from specbench_ss.config import MethodSpec, RunConfig
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.rest import REST, RESTOptions, draft_tree
+from specbench_ss.methods.rest import build as making
+from specbench_ss.methods.rest.build import build, in_memory
+from specbench_ss.methods.rest.datastore import Chunk, Datastore, open_datastore
+from specbench_ss.methods.rest.search import best_prefixes, retrieve
+from specbench_ss.models import outline_of
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.tree import DraftTree
+from tests.methods.exactness import assert_greedy_same, p_value
+from tests.tiny import ARCHITECTURES, tiny_model
+
+Docs = list[NDArray[np.int32]]
+
+
+def random_docs(seed: int, count: int, words: int, length: int = 60) -> Docs:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, words, rng.integers(1, length)).astype(np.int32) for _ in range(count)]
+
+
+# -- retrieval, against a plain search ------------------------------------------------------------------------------
+
+
+def plain_search(docs: Docs, ids: list[int], span: int, shortest: int, length: int) -> tuple[int, list[list[int]]]:
+    """The longest suffix that occurs within a document, and what follows it there, filled up with -1."""
+    texts = [d.tolist() for d in docs]
+    for n in range(min(span, len(ids)), shortest - 1, -1):
+        ends = [(t, i + n) for t in texts for i in range(len(t) - n + 1) if t[i : i + n] == ids[-n:]]
+        if ends:
+            return n, sorted((t[e : e + length] + [-1] * length)[:length] for t, e in ends)
+    return 0, []
+
+
+def plain_best(rows: list[list[int]], most: int) -> list[tuple[int, ...]]:
+    counts = Counter(tuple(r[:d]) for r in rows for d in range(1, len(r) + 1) if -1 not in r[:d])
+    chosen = sorted(counts, key=lambda p: (-counts[p], len(p), p))[:most]
+    return sorted(chosen, key=lambda p: (len(p), p))
+
+
+def paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens.tolist()[1:], tree.shape.parents[1:], strict=True):
+        found.append((*found[parent], token))
+    return found
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_it_finds_what_a_plain_search_finds(chunks: int) -> None:
+    docs = random_docs(0, 90, 9)
+    parts = [in_memory(docs[i::chunks]).chunks[0] for i in range(chunks)]
+    store = Datastore(tuple(parts), {})
+    rng, lengths = np.random.default_rng(1), set()
+    for trial in range(60):
+        doc = docs[trial]
+        query = [*rng.integers(0, 9, 12).tolist(), *doc[: rng.integers(0, len(doc) + 1)].tolist()]
+        matched, rows = plain_search(docs, query, 8, 2, 5)
+        found = retrieve(store, query, 8, 2, 10_000, 5)
+        assert (0 if found is None else found.matched) == matched
+        lengths.add(matched)
+        if found is not None:
+            assert found.rows.tolist() == rows
+            prefixes = best_prefixes(found.rows, 12)
+            tree = draft_tree(torch.tensor([query[-1]]), prefixes)
+            assert paths(tree)[1:] == plain_best(rows, 12)
+            plain = DraftTree.of(tree.tokens, tree.shape.parents)
+            assert all(torch.equal(a, b) for a, b in zip(tree.visibility(), plain.visibility(), strict=True))
+    assert len(lengths) > 4
+
+
+def test_nothing_crosses_the_end_of_a_document() -> None:
+    store = in_memory([np.array(d, np.int32) for d in ([1, 2, 3], [4, 5], [3, 4, 6])])
+    assert retrieve(store, [2, 3], 16, 2, 9, 3).rows.tolist() == [[-1, -1, -1]]  # type: ignore[union-attr]
+    assert retrieve(store, [3, 4], 16, 2, 9, 3).rows.tolist() == [[6, -1, -1]]  # type: ignore[union-attr]
+    assert retrieve(store, [5, 3], 16, 2, 9, 3) is None
+    assert retrieve(store, [3], 16, 2, 9, 3) is None  # too short to be looked up
+    assert len(best_prefixes(np.full((2, 3), -1, np.int32), 5).tokens) == 0
+
+
+def test_of_many_occurrences_those_that_are_read_lie_all_over_the_text() -> None:
+    docs = [np.array([7, 7, i % 5], np.int32) for i in range(1000)]
+    found = retrieve(in_memory(docs), [7, 7], 2, 2, 50, 1)
+    assert found is not None
+    assert Counter(found.rows[:, 0].tolist()) == dict.fromkeys(range(5), 10)
+
+
+# -- the laws -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def target(request: pytest.FixtureRequest) -> Target:
+    return Target(tiny_model(request.param))
+
+
+def test_greedy_equals_autoregressive(target: Target) -> None:
+    reference = Autoregressive(target)
+    for make in REST.examples(target).values():
+        assert_greedy_same(make(), reference, 20)
+
+
+@pytest.mark.parametrize("label", ["default", "one-token"])
+def test_sampled_distribution_is_exact(label: str) -> None:
+    target = Target(tiny_model("llama", vocab=7, layers=2))
+    assert p_value(REST.examples(target)[label](), [3, 4, 5], Sampling(0.8, top_p=0.9)) > 1e-3
+
+
+def test_the_published_rule_is_told_and_differs() -> None:
+    target = Target(tiny_model("llama", vocab=7, layers=2))
+    rows = REST.examples(target)["rows"]()
+    assert REST.lossless and not rows.lossless
+    assert p_value(rows, [3, 4, 5], Sampling(0.8, top_p=0.9)) < 1e-6
+
+
+def test_a_datastore_of_the_answer_drafts_it() -> None:
+    """Depth, acceptance and the context's end: the model's own answer is looked up, to the last position there is."""
+    target = Target(tiny_model("llama"))
+    prompt = [5, 6, 7, 8, 9, 10, 11]
+    answer = generate(Autoregressive(target), prompt, Limits(500), Sampling()).tokens
+    store = in_memory([np.array(prompt + answer, np.int32)])
+    found = generate(REST(target, RESTOptions(length=6), store), prompt, Limits(500), Sampling())
+    assert found.tokens == answer and found.finish == "context"
+    assert len(prompt) + len(answer) == target.context_length
+    assert max(s.accepted for s in found.steps) == 6
+    longest = [1 + i % 60 for i in range(target.context_length - 1)]
+    assert len(generate(REST(target, RESTOptions(), store), longest, Limits(9), Sampling()).tokens) == 1
+
+
+def test_a_tree_is_the_same_in_every_process() -> None:
+    """No order of hashes: equal counts go by length, then by token."""
+    rows = np.array([[3, 1], [3, 2], [5, 1], [9, 9]], np.int32)
+    assert best_prefixes(rows, 3).tokens.tolist() == [3, 5, 9]
+    assert best_prefixes(rows, 5).parents.tolist() == [0, 0, 0, 1, 1]
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """What a datastore asks of a tokenizer."""
+
+    eos_token_id = None
+
+    def __init__(self, words: int) -> None:
+        self.words = words
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"w{i}": i for i in range(self.words)}
+
+
+@pytest.fixture
+def base() -> Target:
+    return Target(tiny_model("llama"), Words(61), "tiny")
+
+
+def test_what_is_built_is_read_back_and_is_the_same_each_time(base: Target, tmp_path: Path) -> None:
+    docs = random_docs(3, 40, 61)
+    for name in ("a", "b"):
+        header = build(iter(docs), base, "a test", tmp_path / name, chunk=300)
+    assert len(header["chunks"]) > 3 and header["documents"] == 40
+    assert header["tokens"] == sum(map(len, docs))
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+    store = open_datastore(tmp_path / "a")
+    store.check_fits(base, "a")
+    query = docs[7][:9].tolist()
+    assert retrieve(store, query, 16, 2, 99, 4).rows.tolist() == plain_search(docs, query, 16, 2, 4)[1]  # type: ignore[union-attr]
+    loaded = REST.load(base, RESTOptions(datastore=str(tmp_path / "a")))
+    assert loaded.described()["datastore"]["hash"] == header["hash"] and loaded.max_rows() == 65
+    assert loaded.variant(RESTOptions(draft=5)).max_rows() == 6
+
+
+def test_a_document_longer_than_a_chunk_stands_in_pieces(base: Target, tmp_path: Path) -> None:
+    header = build([np.arange(50, dtype=np.int32)], base, "a test", tmp_path / "a", chunk=21)
+    assert header["chunks"] == [21, 21, 11] and header["tokens"] == 50
+
+
+def test_a_failed_build_leaves_nothing(base: Target, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no token"):
+        build([], base, "nothing", tmp_path / "a")
+    with pytest.raises(UserError, match="token id 61 is beyond the vocabulary of 'tiny'"):
+        build([np.array([3, 61], np.int32)], base, "foreign", tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+def told(path: Path, base: Target) -> str:
+    """The one line for a bad datastore, before any weights are needed."""
+    with pytest.raises(UserError) as error:
+        REST.check(RESTOptions(datastore=str(path)), base)
+    assert "\n" not in str(error.value) and str(error.value).startswith("rest: ")
+    return str(error.value)
+
+
+def test_bad_folders_are_told(base: Target, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    assert "no datastore" in told(folder, base)
+    header = build(iter(random_docs(3, 40, 61)), base, "a test", folder)
+    assert "another tokenizer" in told(folder, Target(base.model, Words(60), "other"))
+    small = Target(tiny_model("llama", vocab=50), None, "small")
+    assert "token id 60, the vocabulary of 'small' ends at 49" in told(folder, small)
+    tokens, suffixes = folder / "tokens-0.npy", folder / "suffixes-0.npy"
+    whole = tokens.read_bytes(), suffixes.read_bytes()
+    tokens.write_bytes(whole[0][:-40])
+    assert "cannot read" in told(folder, base) and "tokens-0.npy" in told(folder, base)
+    tokens.write_bytes(whole[0])
+    entries = np.load(suffixes)
+    np.save(suffixes, entries[::-1])
+    assert "not in order" in told(folder, base)
+    np.save(suffixes, entries + len(entries))
+    assert "not in order" in told(folder, base)
+    np.save(suffixes, entries[:-1])
+    assert "damaged" in told(folder, base)
+    suffixes.unlink()
+    assert "suffixes-0.npy" in told(folder, base)
+    for changed, said in (
+        ({"chunks": []}, "is empty"),
+        ({"format": 9}, "format 9"),
+        ({"hash": 3}, "hash is not a text"),
+    ):
+        (folder / "datastore.json").write_text(json.dumps(header | changed))
+        assert said in told(folder, base)
+    (folder / "datastore.json").unlink()
+    assert "has no datastore.json" in told(folder, base)
+
+
+def idx(path: Path, parts: list[Docs], width: str) -> Path:
+    """REST's own file, written byte by byte: no separators, the suffix array counts tokens."""
+    with path.open("wb") as file:
+        for docs in parts:
+            ids = np.concatenate(docs).tolist()
+            order = sorted(range(len(ids)), key=lambda i: ids[i:])
+            data = struct.pack(f"<{len(ids)}{width}", *ids)
+            file.write(struct.pack("<I", len(data)) + data)
+            file.write(struct.pack("<I", 4 * len(order)) + struct.pack(f"<{len(order)}i", *order))
+    return path
+
+
+@pytest.mark.parametrize(("width", "bits"), [("H", 2), ("i", 4)])
+def test_rests_own_files_are_read(width: str, bits: int, base: Target, tmp_path: Path) -> None:
+    parts = [random_docs(5, 20, 61), random_docs(6, 31, 61)]
+    path = idx(tmp_path / "chat.idx", parts, width)
+    store = open_datastore(path)
+    store.check_fits(base, path)
+    assert [c.tokens.dtype.itemsize for c in store.chunks] == [bits, bits]
+    whole: Docs = [np.concatenate(docs) for docs in parts]
+    for start in range(0, 400, 23):
+        query = whole[start % 2][start : start + 5].tolist()
+        found = retrieve(store, query, 16, 2, 5000, 6)
+        matched, rows = plain_search(whole, query, 16, 2, 6)
+        assert found is not None and found.matched == matched and found.rows.tolist() == rows
+    decoder = REST.load(base, RESTOptions(datastore=str(path)))
+    assert_greedy_same(decoder, Autoregressive(base), 20)
+
+
+def test_bad_files_of_rest_are_told(base: Target, tmp_path: Path) -> None:
+    path = idx(tmp_path / "a.idx", [random_docs(5, 9, 61), random_docs(6, 9, 61)], "H")
+    whole = path.read_bytes()
+    for cut in (1, 5, len(whole) // 2):
+        path.write_bytes(whole[:-cut])
+        assert "is truncated: chunk" in told(path, base)
+    path.write_bytes(b"")
+    assert "is empty" in told(path, base)
+    path.write_bytes(struct.pack("<I", 6) + b"abcdef" + struct.pack("<I", 4) + b"abcd")
+    assert "no datastore of REST" in told(path, base)
+    idx(path, [random_docs(5, 9, 70)], "H")
+    assert "the vocabulary of 'tiny' ends at 60" in told(path, base)
+    large = Target(base.model, None, "large")
+    large.vocab_size = 70_000
+    assert "16-bit ids" in told(path, large)
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("The train to Halvik leaves at nine. " * 9)
+    chat = {"messages": [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "At nine."}]}
+    (tmp_path / "b.jsonl").write_text(f"{json.dumps(chat)}\n{json.dumps({'text': 'plain words'})}\n")
+    out = tmp_path / "store"
+    command = ["datastore", "build", "--data", str(tmp_path / "a.txt"), "--data", str(tmp_path / "b.jsonl")]
+    assert main([*command, "--lab", "3", "--out", str(out)]) == 0
+    assert "6 documents" in capsys.readouterr().out
+    lab = outline_of("lab")
+    store = open_datastore(out)
+    asked = lab.encode_chat(chat["messages"][:1])
+    found = retrieve(store, asked, 16, 2, 9, 5)
+    assert found is not None and found.matched == len(asked)
+    assert lab.decode_text([x for x in found.rows[0].tolist() if x >= 0]).startswith("At nine.")
+    preflight.check_methods(RunConfig((MethodSpec("rest", {"datastore": str(out)}),)))
+    assert main(["datastore", "info", str(out), "--model", "lab"]) == 0
+    assert "fits lab" in capsys.readouterr().out
+    for bad, said in (
+        ([*command, "--out", str(out)], "holds files already"),
+        (["datastore", "build", "--out", str(tmp_path / "x")], "give text"),
+        (["datastore", "build", "--data", str(tmp_path / "none.txt"), "--out", str(tmp_path / "x")], "cannot read"),
+        (["datastore", "info", str(tmp_path / "x")], "no datastore"),
+    ):
+        assert main(bad) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_lab_brings_its_own() -> None:
+    lab = outline_of("lab")
+    REST.check(RESTOptions(), lab)
+    assert REST.opened(RESTOptions(), lab).advised_draft
+    with pytest.raises(UserError, match="make one with `ssbench datastore build`"):
+        REST.check(RESTOptions(), Target(tiny_model("llama")))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"length": 0}, "length must be at least 1"),
+        ({"shortest": 17}, "above span 16"),
+        ({"draft": -1}, "draft must be"),
+    ],
+)
+def test_bad_options_are_told(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=f"rest: .*{said}"):
+        RESTOptions(**given)
+
+
+def test_a_large_vocabulary_keeps_its_ids(base: Target, tmp_path: Path) -> None:
+    """Ids above 65,535 are what 16 bits cannot hold."""
+    docs: Docs = [np.array([70_000, 4, 70_001, 4464, 4], np.int32)]
+    base.vocab_size = 80_000
+    build(docs, base, "large", tmp_path / "a")
+    found = retrieve(open_datastore(tmp_path / "a"), [70_000, 4], 16, 2, 9, 2)
+    assert found is not None and found.rows.tolist() == [[70_001, 4464]]
+    chunk: Chunk = making.sorted_chunk(docs)
+    assert chunk.tokens.dtype == chunk.suffixes.dtype == np.int32
