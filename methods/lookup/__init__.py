@@ -1,1 +1,1 @@
-"""Methods that draft by looking up what followed the newest tokens before."""
+"""Drafts copied from what the request has already said: no model, no training."""
