@@ -138,7 +138,7 @@ def load_target(
     folder = find_folder(model)
     source = model if folder is None else str(folder)
     tokenizer = _tokenizer(source, trust_remote_code, template)
-    weights = _load(source, kind, where, trust_remote_code, nf4)
+    weights = load_model(source, kind, where, trust_remote_code, nf4)
     target = Target(weights, tokenizer, name=model, folder=folder)
     target.is_lab = is_lab(model)
     target.weights_hash = hash_weights(weights)
@@ -186,7 +186,8 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _load(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool, nf4: bool) -> Any:
+def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool = False, nf4: bool = False) -> Any:
+    """A causal LM from a folder or hub id, without tokenizer. Raises UserError where it cannot be loaded."""
     from transformers import AutoModelForCausalLM
 
     _quiet()

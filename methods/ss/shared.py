@@ -6,21 +6,19 @@ the output of `ss-shared` must equal.
 
 from __future__ import annotations
 
-import copy
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
-from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import drafter_here, read_shapes
+from specbench_ss.methods.checkpoint import drafter_here
+from specbench_ss.methods.lora import check_lora, merged_target
+from specbench_ss.methods.own_model import OwnModel
 from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.streams import Streams
@@ -28,29 +26,26 @@ from specbench_ss.outline import Outline
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Output, Target
 from specbench_ss.tree import DraftTree
-from specbench_ss.weights import read_json
-
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
 
 
-class SharedStreaming(SpeculativeStreaming):
-    """Speculative Streaming in the fine-tuned model whose LoRA main and streams share."""
+@dataclass(frozen=True, slots=True)
+class SharedAROptions:
+    """Which model: what the output of ss-shared depends on."""
+
+    weights: str = field(default="", metadata={"help": "folder as for ss-shared; empty = the model's own"})
+    gamma: int = field(default=0, metadata={"help": "as for ss-shared"})
+    stream_attention_top_p: int = field(default=0, metadata={"help": "as for ss-shared"})
+
+
+class SharedStreaming(OwnModel, SpeculativeStreaming):
+    """In the fine-tuned model whose LoRA main and streams share. Under eq. 3 what streams see is part of that model."""
 
     name = "ss-shared"
     summary = "Speculative Streaming, shared: LoRA and streams trained together; the model itself changes"
     companion = "ss-shared"
     mode = "shared"
-
-    @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
-        """The same model, one token a step. Under eq. 3 what the streams see is part of the model."""
-        same = {f.name: getattr(options, f.name) for f in fields(SharedAROptions)}
-        return MethodSpec(SharedAutoregressive.name, {name: str(value) for name, value in same.items() if value})
-
-    def described(self) -> dict[str, Any]:
-        """And the hash of the model that it changed the target into."""
-        return super().described() | {"model_hash": self.target.weights_hash}
+    own_reference = "ss-shared-ar"
+    model_options = SharedAROptions
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""
@@ -80,22 +75,12 @@ class SharedStreaming(SpeculativeStreaming):
         super().check(options, base)
         folder = drafter_here(options.weights, cls.name, base, cls.companion)
         if folder is not None:
-            read_json(folder / ADAPTER_CONFIG)
-            adapted_modules(folder)
+            check_lora(folder, "ss-shared")
 
     @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:
         """The target with the folder's LoRA."""
-        return shared_target(target, folder)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedAROptions:
-    """Which model: what the output of ss-shared depends on."""
-
-    weights: str = field(default="", metadata={"help": "folder as for ss-shared; empty = the model's own"})
-    gamma: int = field(default=0, metadata={"help": "as for ss-shared"})
-    stream_attention_top_p: int = field(default=0, metadata={"help": "as for ss-shared"})
+        return merged_target(target, folder, "ss-shared")
 
     def __post_init__(self) -> None:
         self.step()  # raises for values that ss-shared has not either
@@ -148,49 +133,3 @@ class SharedAutoregressive(SharedStreaming):
 
     def observe(self, state: State, verdict: Any, output: Output) -> None:
         """Nothing to keep."""
-
-
-def shared_target(target: Target, folder: Path) -> Target:
-    """The target with the folder's LoRA merged in; whatever the LoRA does not touch is the target's own memory.
-
-    Made once for what the files hold. Raises UserError where they are no plain LoRA of this model.
-    """
-    names = adapted_modules(folder)
-    content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
-    return _merged(target, folder, tuple(names), hashlib.sha256(content).hexdigest()[:16])
-
-
-@lru_cache(maxsize=2)
-def _merged(target: Target, folder: Path, names: tuple[str, ...], digest: str) -> Target:
-    from peft import PeftModel
-
-    model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
-    modules = dict(model.named_modules())
-    for name in names:
-        if name not in modules or not hasattr(modules[name], "weight"):
-            raise UserError(f"ss-shared: {folder / ADAPTER} adapts {name}, which the model does not have")
-        weight = modules[name].weight
-        modules[name].weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    try:
-        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"ss-shared: the LoRA in {folder} does not fit: {first}") from error
-    shared = Target(merged, target.tokenizer, target.name, target.folder)
-    shared.is_lab, shared.weights_hash = target.is_lab, f"{target.weights_hash}+{digest}"
-    return shared
-
-
-def adapted_modules(folder: Path) -> list[str]:
-    """Names of the modules that a saved LoRA changes.
-
-    Raises UserError for anything but LoRA of linear layers: merged, it would change the base's own weights.
-    """
-    keys = list(read_shapes(folder / ADAPTER))
-    strange = [key for key in keys if not key.endswith((SUFFIX, ".lora_B.weight"))]
-    bias = read_json(folder / ADAPTER_CONFIG).get("bias", "none")
-    if strange or bias != "none":
-        what = f"{strange[0]}" if strange else f"bias {bias!r}"
-        raise UserError(f"ss-shared: {folder} holds more than LoRA of linear layers: {what}")
-    names = [key for key in keys if key.endswith(SUFFIX)]
-    return [name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names]

@@ -10,8 +10,6 @@ alive, and of the others their main keys and values.
 
 from __future__ import annotations
 
-import copy
-import warnings
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.cache import StreamCache
 from specbench_ss.errors import UserError
+from specbench_ss.methods.lora import lora_parameters, with_lora
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
 from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups, stream_positions
@@ -192,23 +191,3 @@ def carriers_of(carry: Tensor) -> tuple[Tensor, Tensor]:
     count = int(carry.sum(1).max())
     order = carry.int().argsort(dim=1, descending=True, stable=True)[:, : max(count, 1)]
     return order, carry.gather(1, order)
-
-
-def with_lora(target: Target, rank: int) -> Target:
-    """The target with untrained LoRA in every linear layer but the LM head; the base's weights are the same memory."""
-    from peft import LoraConfig, get_peft_model
-
-    model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is going out of use
-        adapted = get_peft_model(model, lora)
-    tuned = Target(adapted, target.tokenizer, target.name, target.folder)
-    for p in lora_parameters(tuned.model):
-        p.requires_grad_(True)
-    return tuned
-
-
-def lora_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The LoRA matrices of a peft model, in a fixed order."""
-    return [p for name, p in model.named_parameters() if "lora_" in name]

@@ -16,11 +16,12 @@ from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.lora import ADAPTER
 from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.saving import save_shared
-from specbench_ss.methods.ss.shared import ADAPTER, SharedAROptions, SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
 from specbench_ss.methods.training import Anchors, BaseStates, Batch

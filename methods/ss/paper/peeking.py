@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from specbench_ss.cache import StreamCache
 from specbench_ss.errors import UserError
 from specbench_ss.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.methods.lora import lora_parameters, with_lora
 from specbench_ss.methods.ss.paper.base import ACL, axes, lines, source
 from specbench_ss.methods.ss.paper.lab_text import lab_text
 from specbench_ss.methods.ss.paper.needs import nothing_runs, training_text
-from specbench_ss.methods.ss.shared_training import lora_parameters, with_lora
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
 from specbench_ss.methods.training import (
     Anchors,
