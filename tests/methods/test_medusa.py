@@ -151,7 +151,7 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
     tree.write_text("[[0, 1]]")
     with pytest.raises(UserError, match="no parent"):
         tree_of(read_tree(tree, heads=2))
-    with pytest.raises(UserError, match="cannot read Medusa tree"):
+    with pytest.raises(UserError, match="cannot read tree"):
         read_tree(tmp_path / "none.json", heads=2)
 
 
