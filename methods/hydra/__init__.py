@@ -46,7 +46,7 @@ class Hydra(TreeHeads):
     name = "hydra"
     summary = "Hydra and Hydra++: sequential heads on the frozen base, sparse tree"
     paper = "Ankner et al. 2024, arXiv:2402.05109"
-    Options = HeadsOptions  # type: ignore[assignment]
+    Options = HeadsOptions
 
     def __init__(
         self,

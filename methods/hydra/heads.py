@@ -49,18 +49,17 @@ class Prefix(nn.Module):
 
     def forward(self, x: Tensor, places: Tensor, until: int, cache: AnyCache, mask: Tensor | None) -> Tensor:
         """States x [B, q, h] at places [1 or B, q], all below `until` -> [B, q, h]. mask: additive, None = causal."""
-        cos, sin = self._rotary(until, x)
-        rotary: Any = (cos[places], sin[places])
-        out: Tensor = self.layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotary)
-        return self.norm(out)
+        rotary: Any = tuple(table[places].to(x.dtype) for table in self._rotary(until, x.device))
+        out: Tensor = self.norm(self.layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotary))
+        return out
 
-    def _rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """For positions 0..length-1 and more; the frequencies stay float32 when the layer is cast."""
+    def _rotary(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """For positions 0..length-1 and more, in float32, whatever the layer was cast to."""
         table = self._table
-        if table is None or len(table[0]) < length or table[0].device != like.device:
-            rotary = LlamaRotaryEmbedding(self.config).to(like.device)
-            table = self._table = rotary_table(rotary, max(2048, 2 * length), like.new_empty(0, dtype=torch.float32))
-        return table[0].to(like.dtype), table[1].to(like.dtype)
+        if table is None or len(table[0]) < length or table[0].device != device:
+            rotary = LlamaRotaryEmbedding(self.config).to(device)
+            table = self._table = rotary_table(rotary, max(2048, 2 * length), torch.empty(0, device=device))
+        return table
 
 
 class HydraHeads(nn.Module):
@@ -74,7 +73,7 @@ class HydraHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.hydra_mlp = nn.ModuleList(
-            nn.ModuleList(ResBlock((i + 2) * hidden if j == 0 else hidden, hidden) for j in range(layers))
+            nn.Sequential(*(ResBlock((i + 2) * hidden if j == 0 else hidden, hidden) for j in range(layers)))
             for i in range(heads)
         )
         self.hydra_lm_head = nn.ModuleList(nn.Linear(hidden, vocab) for _ in range(heads)) if own_unembed else None
@@ -90,9 +89,7 @@ class HydraHeads(nn.Module):
 
         shared [V, h]: the base's LM head.
         """
-        states = torch.cat((x.expand(len(path), -1), path.flatten(1)), 1)
-        for block in self.hydra_mlp[head]:  # type: ignore[union-attr]
-            states = block(states)
+        states: Tensor = self.hydra_mlp[head](torch.cat((x.expand(len(path), -1), path.flatten(1)), 1))
         if self.hydra_lm_head is None:
             return states @ shared.mT
         out: Tensor = self.hydra_lm_head[head](states)
@@ -104,12 +101,14 @@ def start(heads: HydraHeads, unembed: Tensor) -> None:
     """Every head begins as the base's LM head on the prefix state, and the prefix layer as the identity."""
     hidden = unembed.shape[1]
     for blocks in heads.hydra_mlp:
-        first: Any = blocks[0].res_connection  # type: ignore[index]
+        first: Any = blocks.get_submodule("0.res_connection")
         first.weight.zero_()[:, :hidden] = torch.eye(hidden)
         first.bias.zero_()
     for head in heads.hydra_lm_head or ():
-        head.weight.copy_(unembed)
-        head.bias.zero_()
+        own: Any = head
+        own.weight.copy_(unembed)
+        own.bias.zero_()
     if heads.prefix is not None:
-        nn.init.zeros_(heads.prefix.layer.self_attn.o_proj.weight)
-        nn.init.zeros_(heads.prefix.layer.mlp.down_proj.weight)
+        layer: Any = heads.prefix.layer
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)

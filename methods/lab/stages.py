@@ -16,18 +16,22 @@ from numpy.typing import NDArray
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import write_checkpoint
+from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.lab import cards
 from specbench_ss.methods.lab.answers import own_conversations
 from specbench_ss.methods.lab.base import BaseSize, BaseTrainer, new_model
 from specbench_ss.methods.lab.text import POLISH_WEIGHTS, completion_mask, conversations, pack, render
 from specbench_ss.methods.lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.lab.workshop import Workshop, save_model, save_rows, training_rows
-from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
+from specbench_ss.methods.medusa.accuracies import HeadsTrainee, mean_accuracies
+from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
+from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.saving import save_shared
 from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
+from specbench_ss.methods.training import Trainee
 from specbench_ss.models import LAB, load_target
 from specbench_ss.target import Target
 
@@ -49,6 +53,8 @@ SHARED_STREAMS = StreamConfig(
 SHARED_TOKENS = 2_000_000
 SHARED_LR = 1e-3
 SHARED_ROWS = 4
+HYDRA_LAYERS = 1
+HYDRA_LR = 1e-3
 # what pays on two CPU cores: see docs/log.md
 MEDUSA_NODES = 15
 SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
@@ -129,13 +135,39 @@ def drafters(shop: Workshop) -> None:
     budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
     text = _drafter_text(shop, "train")
     TogetherTrainer(target, [medusa, streams], text, budget, shop.folder("drafters")).train(shop.log)
-    batches = shop.scaled(CALIBRATION_BATCHES, 1)
-    accuracies = mean_accuracies(target, medusa, _drafter_text(shop, "calibration"), budget, batches)
+    accuracies = _accuracies(shop, target, medusa, budget)
     about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps}}
     heads = {**about, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
     write_checkpoint(shop.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
     config = {**about, "streams": LAB_STREAMS[shop.size].as_dict(), "advice": SS_ADVICE}
     write_checkpoint(shop.folder("ss"), streams.module, config)
+
+
+def _accuracies(shop: Workshop, target: Target, trainee: HeadsTrainee, budget: Budget) -> list[list[float]]:
+    batches = shop.scaled(CALIBRATION_BATCHES, 1)
+    return mean_accuracies(target, trainee, _drafter_text(shop, "calibration"), budget, batches)
+
+
+def hydra(shop: Workshop) -> None:
+    """Hydra++ on the same batches; its heads share the base's LM head, which keeps the files small."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 3)
+    trainee = HydraTrainee(target, heads=4, layers=HYDRA_LAYERS, own_unembed=False, lr=HYDRA_LR)
+    budget = train_rival(shop, target, trainee)
+    config = {
+        "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps},
+        "hydra_num_heads": 4, "hydra_num_layers": HYDRA_LAYERS, "hydra_head_arch": "prefix-mlp",
+        "accuracies": _accuracies(shop, target, trainee, budget), "nodes": MEDUSA_NODES,
+    }  # fmt: skip
+    write_checkpoint(shop.folder("hydra"), trainee.module, config, "hydra_lm_head.safetensors")
+
+
+def train_rival(shop: Workshop, target: Target, trainee: Trainee) -> Budget:
+    """One more drafter on the batches of stage `drafters`, with its own checkpoint."""
+    budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
+    text = _drafter_text(shop, "train")
+    TogetherTrainer(target, [trainee], text, budget, shop.folder(f"rivals/{trainee.name}")).train(shop.log)
+    return budget
 
 
 def shared(shop: Workshop) -> None:
@@ -150,16 +182,36 @@ def shared(shop: Workshop) -> None:
 
 def train_shared(shop: Workshop, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
     """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
+    budget = _tune(shop, target, trainees, stage)
+    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
+    for trainee in trainees:
+        trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
+        save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+
+
+def medusa2(shop: Workshop) -> None:
+    """Heads and backbone together, on the batches of stage `shared`; the heads share the backbone's LM head."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 5)
+    trainee = Medusa2Trainee(target, 4, SHARED_STREAMS.lora_rank, own_unembed=False, lr=SHARED_LR)
+    budget = _tune(shop, target, [trainee], "medusa2-run")
+    config = {
+        "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps},
+        "medusa_num_heads": 4, "medusa_num_layers": 1,
+        "accuracies": _accuracies(shop, target, trainee, budget), "nodes": MEDUSA_NODES,
+    }  # fmt: skip
+    save_joint(shop.folder("medusa2"), trainee, config)
+
+
+def _tune(shop: Workshop, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
+    """Train what changes the base, on text of the base's own kind."""
     size = replace(shop.base_size(shop.size), tokens=shop.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
     special = special_ids(shop.tokenizer())
     rows = training_rows(shop, size, shop.seed + 5)
     text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 5)
     budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
     TogetherTrainer(target, trainees, text, budget, shop.folder(stage)).train(shop.log)
-    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
-    for trainee in trainees:
-        trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
-        save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+    return budget
 
 
 def draft(shop: Workshop) -> None:

@@ -35,7 +35,7 @@ class Medusa(TreeHeads):
     name = "medusa"
     summary = "Medusa-1 heads on the frozen base, sparse tree"
     paper = "Cai et al. 2024, arXiv:2401.10774"
-    Options = MedusaOptions  # type: ignore[assignment]
+    Options = MedusaOptions
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where Medusa heads are found: a heads' file, a folder of one, or inside the weight files of a whole Medusa-2 model."""
+"""Where Medusa heads are found: a heads' file, a folder of one, or inside a whole Medusa-2 model."""
 
 from __future__ import annotations
 

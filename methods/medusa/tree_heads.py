@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,7 @@ class TreeHeads(Decoder):
         check_tree(tree_of(cls.choices(options, config, heads.count)), heads.count, base.vocab_size, cls.name)
 
     @classmethod
-    def load(cls, target: Target, options: Any) -> Decoder:
+    def load(cls, target: Target, options: Any) -> Self:
         """Heads from the folder or file that the user named, or those that came with the model."""
         path = drafter_folder(options.weights, cls.name, target)
         own = cls.model_of(target, path)
@@ -131,7 +131,7 @@ class TreeHeads(Decoder):
         check_base(config, target, cls.name)
         return cls(own, options, heads, tree_of(cls.choices(options, config, heads.count)), config)
 
-    def variant(self, options: Any) -> Decoder:
+    def variant(self, options: Any) -> Self:
         """The same heads on another tree."""
         tree = tree_of(self.choices(options, self.config, self.heads.count))
         other = type(self)(self.target, options, self.heads, tree, self.config)
