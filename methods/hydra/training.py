@@ -5,19 +5,21 @@ Grounded: a head reads the text's own tokens where decoding gives it drafted one
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.accuracies import TOP, ranked
 from specbench_ss.methods.hydra.files import prefix_config
 from specbench_ss.methods.hydra.heads import HydraHeads, start
-from specbench_ss.methods.medusa.accuracies import HeadsTrainee
-from specbench_ss.methods.training import Anchors, BaseStates, Batch
+from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee
 from specbench_ss.target import FINAL, Target
 
 
-class HydraTrainee(HeadsTrainee):
+class HydraTrainee(Trainee):
     """Heads, and for Hydra++ the prefix layer. heads: how many new ones, or those that there are.
 
     own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read.
@@ -46,8 +48,17 @@ class HydraTrainee(HeadsTrainee):
             heads = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
             start(heads, target.unembed)
         self.module: HydraHeads = heads
+        self.config = {  # as published configs have it
+            "hydra_num_heads": heads.count,
+            "hydra_num_layers": len(heads.hydra_mlp[0]),  # type: ignore[arg-type]
+            "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
+        }
         self.target, self.lr, self.tap = target, lr, tap
         self.taps = () if tap == FINAL else (tap,)
+
+    def about(self) -> dict[str, Any]:
+        """The heads' shape."""
+        return {**self.config, "own_unembed": self.module.hydra_lm_head is not None}
 
     @torch.no_grad()
     def prepare(self, states: BaseStates, batch: Batch) -> None:
@@ -72,9 +83,12 @@ class HydraTrainee(HeadsTrainee):
             shares.append((right & seen).sum() / seen.sum().clamp_min(1))
         return torch.stack(losses).sum(), torch.stack(shares)
 
-    def guesses(self, states: BaseStates, anchors: Anchors, top: int) -> Tensor:
-        """Given that all tokens before are the text's: what a path's probability is the product of."""
-        return torch.stack([logits.topk(top).indices for logits in self._logits(states, anchors)])
+    @torch.no_grad()
+    def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Given that all tokens before are the text's, of which a path's probability is the product."""
+        top = min(TOP, self.target.vocab_size)
+        guesses = [logits.topk(top).indices for logits in self._logits(states, batch.anchors)]
+        return ranked(torch.stack(guesses), batch.anchors)
 
     def _read(self, states: BaseStates) -> Tensor:
         """The base's states that the heads or the prefix layer read, [B, T, h]."""

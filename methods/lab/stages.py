@@ -15,15 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.accuracies import mean_accuracies
 from specbench_ss.methods.checkpoint import write_checkpoint
-from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.lab import cards
 from specbench_ss.methods.lab.answers import own_conversations
 from specbench_ss.methods.lab.base import BaseSize, BaseTrainer, new_model
+from specbench_ss.methods.lab.drafter_text import DRAFTER_STEPS, drafter_budget, drafter_text
+from specbench_ss.methods.lab.rivals import CALIBRATION_BATCHES, RIVALS
 from specbench_ss.methods.lab.text import POLISH_WEIGHTS, completion_mask, conversations, pack, render
 from specbench_ss.methods.lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.lab.workshop import Workshop, save_model, save_rows, training_rows
-from specbench_ss.methods.medusa.accuracies import HeadsTrainee, mean_accuracies
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
 from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.ss.config import StreamConfig
@@ -38,23 +39,18 @@ from specbench_ss.target import Target
 POLISH_SHARE = 0.33
 DRAFTER_TALKS = {"s": 10_000, "m": 200_000}
 CALIBRATION_TALKS = 768
-CALIBRATION_BATCHES = 12
-DRAFTER_STEPS = 900
 LAB_STREAMS = {
     "s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64),
     "m": StreamConfig(adapter_rank=32),
 }
 STREAM_LR = 1.5e-2
 STREAM_EMBEDDING_LR = 0.1
-DRAFTER_ROWS = 5
 SHARED_STREAMS = StreamConfig(
     gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
 )  # ACL sec. 3: LoRA for main and streams alike, eq. 3
 SHARED_TOKENS = 2_000_000
 SHARED_LR = 1e-3
 SHARED_ROWS = 4
-HYDRA_LAYERS = 1
-HYDRA_LR = 1e-3
 # what pays on two CPU cores: see docs/log.md
 MEDUSA_NODES = 15
 SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
@@ -120,54 +116,21 @@ def answers(shop: Workshop) -> None:
         save_rows(path, pack(docs, shop.base_size(shop.size).row_length, special_ids(tokenizer)["pad"]))
 
 
-def _drafter_text(shop: Workshop, split: str) -> DrafterText:
-    special = special_ids(shop.tokenizer())
-    rows = np.load(shop.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
-    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 3)
-
-
 def drafters(shop: Workshop) -> None:
     """Medusa heads and streams side by side: same batches, same steps, same frozen base."""
     target = shop.base_target()
     torch.manual_seed(shop.seed + 3)
     medusa = MedusaTrainee(target, heads=4)
     streams = StreamsTrainee(target, LAB_STREAMS[shop.size], lr=STREAM_LR, embedding_lr=STREAM_EMBEDDING_LR)
-    budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
-    text = _drafter_text(shop, "train")
+    budget, text = drafter_budget(shop), drafter_text(shop, "train")
     TogetherTrainer(target, [medusa, streams], text, budget, shop.folder("drafters")).train(shop.log)
-    accuracies = _accuracies(shop, target, medusa, budget)
+    batches = shop.scaled(CALIBRATION_BATCHES, 1)
+    accuracies = mean_accuracies(target, medusa, drafter_text(shop, "calibration"), budget, batches)
     about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps}}
     heads = {**about, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
     write_checkpoint(shop.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
     config = {**about, "streams": LAB_STREAMS[shop.size].as_dict(), "advice": SS_ADVICE}
     write_checkpoint(shop.folder("ss"), streams.module, config)
-
-
-def _accuracies(shop: Workshop, target: Target, trainee: HeadsTrainee, budget: Budget) -> list[list[float]]:
-    batches = shop.scaled(CALIBRATION_BATCHES, 1)
-    return mean_accuracies(target, trainee, _drafter_text(shop, "calibration"), budget, batches)
-
-
-def hydra(shop: Workshop) -> None:
-    """Hydra++ on the same batches; its heads share the base's LM head, which keeps the files small."""
-    target = shop.base_target()
-    torch.manual_seed(shop.seed + 3)
-    trainee = HydraTrainee(target, heads=4, layers=HYDRA_LAYERS, own_unembed=False, lr=HYDRA_LR)
-    budget = train_rival(shop, target, trainee)
-    config = {
-        "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps},
-        "hydra_num_heads": 4, "hydra_num_layers": HYDRA_LAYERS, "hydra_head_arch": "prefix-mlp",
-        "accuracies": _accuracies(shop, target, trainee, budget), "nodes": MEDUSA_NODES,
-    }  # fmt: skip
-    write_checkpoint(shop.folder("hydra"), trainee.module, config, "hydra_lm_head.safetensors")
-
-
-def train_rival(shop: Workshop, target: Target, trainee: Trainee) -> Budget:
-    """One more drafter on the batches of stage `drafters`, with its own checkpoint."""
-    budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
-    text = _drafter_text(shop, "train")
-    TogetherTrainer(target, [trainee], text, budget, shop.folder(f"rivals/{trainee.name}")).train(shop.log)
-    return budget
 
 
 def shared(shop: Workshop) -> None:
@@ -194,11 +157,12 @@ def medusa2(shop: Workshop) -> None:
     target = shop.base_target()
     torch.manual_seed(shop.seed + 5)
     trainee = Medusa2Trainee(target, 4, SHARED_STREAMS.lora_rank, own_unembed=False, lr=SHARED_LR)
-    budget = _tune(shop, target, [trainee], "medusa2-run")
+    budget = _tune(shop, target, [trainee], "joint")
+    batches = shop.scaled(CALIBRATION_BATCHES, 1)
+    accuracies = mean_accuracies(target, trainee, drafter_text(shop, "calibration"), budget, batches)
     config = {
         "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps},
-        "medusa_num_heads": 4, "medusa_num_layers": 1,
-        "accuracies": _accuracies(shop, target, trainee, budget), "nodes": MEDUSA_NODES,
+        "accuracies": accuracies, "nodes": MEDUSA_NODES,
     }  # fmt: skip
     save_joint(shop.folder("medusa2"), trainee, config)
 
@@ -228,6 +192,8 @@ def export(shop: Workshop) -> None:
         "medusa": shop.made("medusa", "drafters"),
         "ss": shop.made("ss", "drafters"),
         "ss-shared": shop.made("ss-shared", "shared"),
+        "medusa2": shop.made("medusa2", "joint"),
+        **{name: shop.made(name, "rivals") for name in RIVALS},
     }
     out = shop.folder("export")
     for name, source in sources.items():

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import write_checkpoint
 from specbench_ss.methods.lora import lora_parameters, save_lora, with_lora
-from specbench_ss.methods.medusa.accuracies import HeadsTrainee
 from specbench_ss.methods.medusa.files import HEADS_FILES
-from specbench_ss.methods.medusa.training import guesses, heads_loss, new_heads
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Documents, base_states, run_rows
+from specbench_ss.methods.medusa.training import config_of, heads_accuracies, heads_loss, new_heads
+from specbench_ss.methods.training import BaseStates, Batch, Documents, Trainee, base_states, run_rows
 from specbench_ss.target import Target
 
 
@@ -43,7 +42,7 @@ class Ramp(nn.Module):
         return math.sin(math.pi / 2 * min(1.0, t / self.steps)) if self.steps else 1.0
 
 
-class Medusa2Trainee(HeadsTrainee):
+class Medusa2Trainee(Trainee):
     """Heads, and LoRA in every linear layer of the backbone, or (lora_rank 0) the whole of it.
 
     coefficient: lambda once it has risen, which takes `ramp` updates; head_lr: the heads' learning rate, in those of
@@ -98,13 +97,11 @@ class Medusa2Trainee(HeadsTrainee):
         drafted, right = heads_loss(self.heads, states.at(final, batch.anchors), target.unembed, batch.anchors)
         return language + self.coefficient * self.ramp() * drafted, right
 
-    def seen(self, target: Target, batch: Batch) -> BaseStates:
-        """Of the backbone as it is now."""
-        return base_states(self.tuned, batch.ids, (), self.tuned.n_layers, batch.documents)
-
-    def guesses(self, states: BaseStates, anchors: Anchors, top: int) -> Tensor:
-        """As of Medusa-1."""
-        return guesses(self.heads, states, anchors, self.tuned.unembed, top)
+    @torch.no_grad()
+    def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """On states of the backbone as it is now, whatever those of the base are: (hits [n, top], positions [n])."""
+        own = base_states(self.tuned, batch.ids, (), self.tuned.n_layers, batch.documents)
+        return heads_accuracies(self.heads, own, batch.anchors, self.tuned.unembed)
 
 
 def trainable_copy(target: Target) -> Target:
@@ -118,6 +115,7 @@ def trainable_copy(target: Target) -> Target:
 
 def save_joint(folder: Path, trainee: Medusa2Trainee, about: dict[str, Any]) -> None:
     """The heads with `about` as their config; beside them the backbone's LoRA, or the whole backbone with its own."""
+    about = {**about, **config_of(trainee.heads)}
     if trainee.lora_rank:
         write_checkpoint(folder, trainee.heads, about, HEADS_FILES[0])
         save_lora(folder, trainee.tuned)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from specbench_ss.methods.medusa.accuracies import HeadsTrainee
+from specbench_ss.methods.accuracies import TOP, ranked
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, head_loss
+from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, head_loss
 from specbench_ss.target import Target
 
 DECAY = 0.8
@@ -20,6 +23,11 @@ def new_heads(target: Target, heads: int, own_unembed: bool = True) -> MedusaHea
     return made
 
 
+def config_of(heads: MedusaHeads) -> dict[str, Any]:
+    """As published configs have it."""
+    return {"medusa_num_heads": heads.count, "medusa_num_layers": heads.weight.shape[1]}
+
+
 def heads_loss(heads: MedusaHeads, x: Tensor, shared: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
     """Eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared [V, h]: the LM head of the model itself."""
     logits = heads(x.flatten(0, 1), shared).transpose(0, 1)  # [B*A, n, V]
@@ -28,13 +36,14 @@ def heads_loss(heads: MedusaHeads, x: Tensor, shared: Tensor, anchors: Anchors) 
     return head_loss(logits, labels, [DECAY**i for i in range(n)])
 
 
-class MedusaTrainee(HeadsTrainee):
+class MedusaTrainee(Trainee):
     """Heads on the frozen base. heads: how many new ones, or those that there are."""
 
     name = "medusa"
 
     def __init__(self, target: Target, heads: int | MedusaHeads = 4, lr: float = 1e-3) -> None:
         self.module: MedusaHeads = new_heads(target, heads) if isinstance(heads, int) else heads
+        self.config = config_of(self.module)
         self.shared = target.unembed
         self.lr = lr
 
@@ -42,12 +51,13 @@ class MedusaTrainee(HeadsTrainee):
         """Of all heads."""
         return heads_loss(self.module, states.at(states.final, batch.anchors), self.shared, batch.anchors)
 
-    def guesses(self, states: BaseStates, anchors: Anchors, top: int) -> Tensor:
-        """All heads read the same state."""
-        return guesses(self.module, states, anchors, self.shared, top)
+    @torch.no_grad()
+    def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(hits [n, top], positions [n])."""
+        return heads_accuracies(self.module, states, batch.anchors, self.shared)
 
 
-def guesses(heads: MedusaHeads, states: BaseStates, anchors: Anchors, shared: Tensor, top: int) -> Tensor:
-    """The best `top` tokens of every head at the anchors, int64 [n, B*A, top]."""
-    logits: Tensor = heads(states.at(states.final, anchors).flatten(0, 1), shared)
-    return logits.topk(top).indices
+def heads_accuracies(heads: MedusaHeads, states: BaseStates, anchors: Anchors, shared: Tensor) -> tuple[Tensor, Tensor]:
+    """How often the r-th guess of head i is right: (hits [n, top], positions [n])."""
+    logits: Tensor = heads(states.at(states.final, anchors).flatten(0, 1), shared)  # [n, B*A, V]
+    return ranked(logits.topk(min(TOP, logits.shape[-1])).indices, anchors)

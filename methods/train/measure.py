@@ -7,7 +7,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING
 
-from specbench_ss.methods.medusa.accuracies import mean_accuracies
+from specbench_ss.methods.accuracies import mean_accuracies
 from specbench_ss.methods.together import Budget
 from specbench_ss.methods.train.packed import PackedText
 from specbench_ss.methods.train.session import opened, training_text

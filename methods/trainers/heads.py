@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.train.drafter import DrafterTrainer
+from specbench_ss.methods.train.drafter import DrafterTrainer, measured_accuracies
 from specbench_ss.trainer import TrainConfig
 
 if TYPE_CHECKING:
-    from specbench_ss.methods.medusa.accuracies import HeadsTrainee
+    from specbench_ss.methods.accuracies import Guesser
     from specbench_ss.methods.train.training import DrafterTraining
     from specbench_ss.target import Target
-
-JUDGED_STEPS = 8  # batches of text on which the heads' accuracies are measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,9 @@ class HeadsTrainer(DrafterTrainer):
         """A token a head."""
         return int(self.options.heads)
 
-    def loaded(self, target: Target, weights: str) -> HeadsTrainee:
+    def loaded(self, target: Target, weights: str) -> Guesser:
         """Heads that there are. Raises UserError."""
         raise NotImplementedError
-
-    def shape(self) -> dict[str, Any]:
-        """What the config of the heads says of their shape."""
-        return {f"{self.name}_num_heads": self.options.heads}
 
     def train(self, config: TrainConfig) -> None:
         """Or measure."""
@@ -67,19 +61,10 @@ class HeadsTrainer(DrafterTrainer):
 
         measure(self, config)
 
-    def measured(self, training: DrafterTraining) -> dict[str, Any]:
-        """Accuracies on held-out text, or on the training text where there is none."""
-        from specbench_ss.methods.medusa.accuracies import HeadsTrainee, mean_accuracies
-
-        trainee = training.trainee
-        assert isinstance(trainee, HeadsTrainee)
-        text = training.held_out if len(training.held_out.rows) else training.text
-        found = mean_accuracies(training.target, trainee, text, training.budget, JUDGED_STEPS, training.processes)
-        return {"accuracies": found, "accuracies_of": "held-out text" if text is training.held_out else "training text"}
-
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
         """Heads and accuracies."""
         from specbench_ss.methods.checkpoint import write_checkpoint
 
-        config = {**about, **self.shape(), **self.measured(training)}
-        write_checkpoint(folder, training.trainee.module, config, self.weights_file)
+        trainee: Any = training.trainee
+        config = {**about, **trainee.config, **measured_accuracies(training, trainee)}
+        write_checkpoint(folder, trainee.module, config, self.weights_file)

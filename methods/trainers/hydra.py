@@ -9,7 +9,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.trainers.heads import HeadsTrainer, MeasurableHeads
 
 if TYPE_CHECKING:
-    from specbench_ss.methods.medusa.accuracies import HeadsTrainee
+    from specbench_ss.methods.hydra.training import HydraTrainee
     from specbench_ss.target import Target
 
 
@@ -36,20 +36,14 @@ class HydraTrainer(HeadsTrainer):
         if options.layers < 1:
             raise UserError(f"hydra: layers must be at least 1, not {options.layers}")
 
-    def shape(self) -> dict[str, Any]:
-        """As published configs have it."""
-        o = self.options
-        architecture = "prefix-mlp" if o.prefix else "mlp"
-        return {**super().shape(), "hydra_num_layers": o.layers, "hydra_head_arch": architecture}
-
-    def build(self, target: Target, lr: float) -> HeadsTrainee:
+    def build(self, target: Target, lr: float) -> HydraTrainee:
         """Heads that begin as the base's LM head."""
         from specbench_ss.methods.hydra.training import HydraTrainee
 
         o = self.options
         return HydraTrainee(target, o.heads, o.layers, o.prefix, o.own_unembed, lr)
 
-    def loaded(self, target: Target, weights: str) -> HeadsTrainee:
+    def loaded(self, target: Target, weights: str) -> HydraTrainee:
         """As `hydra` loads them."""
         from specbench_ss.methods.hydra import Hydra
         from specbench_ss.methods.hydra.training import HydraTrainee

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench_ss.methods.trainers.heads import HeadsTrainer
 
 if TYPE_CHECKING:
-    from specbench_ss.methods.medusa.accuracies import HeadsTrainee
+    from specbench_ss.methods.medusa.training import MedusaTrainee
     from specbench_ss.target import Target
 
 
@@ -20,17 +20,13 @@ class MedusaTrainer(HeadsTrainer):
     lr = 1e-3
     weights_file = "medusa_lm_head.safetensors"
 
-    def shape(self) -> dict[str, Any]:
-        """As published configs have it."""
-        return {**super().shape(), "medusa_num_layers": 1}
-
-    def build(self, target: Target, lr: float) -> HeadsTrainee:
+    def build(self, target: Target, lr: float) -> MedusaTrainee:
         """Copies of the base's LM head behind an identity block."""
         from specbench_ss.methods.medusa.training import MedusaTrainee
 
         return MedusaTrainee(target, self.options.heads, lr)
 
-    def loaded(self, target: Target, weights: str) -> HeadsTrainee:
+    def loaded(self, target: Target, weights: str) -> MedusaTrainee:
         """As `medusa` loads them."""
         from specbench_ss.methods.medusa import Medusa, MedusaOptions
         from specbench_ss.methods.medusa.training import MedusaTrainee

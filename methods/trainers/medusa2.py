@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.train.drafter import measured_accuracies
 from specbench_ss.methods.trainers.heads import HeadsTrainer, HeadsTraining
 
 if TYPE_CHECKING:
-    from specbench_ss.methods.medusa.accuracies import HeadsTrainee
+    from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
     from specbench_ss.methods.train.training import DrafterTraining
     from specbench_ss.target import Target
 
@@ -43,7 +44,7 @@ class Medusa2Trainer(HeadsTrainer):
             if not getattr(options, name) > 0:
                 raise UserError(f"medusa2: {name} must be above 0, not {getattr(options, name)}")
 
-    def build(self, target: Target, lr: float) -> HeadsTrainee:
+    def build(self, target: Target, lr: float) -> Medusa2Trainee:
         """Copies of the base's LM head behind an identity block, on the base as it is."""
         from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
 
@@ -56,5 +57,4 @@ class Medusa2Trainer(HeadsTrainer):
 
         trainee = training.trainee
         assert isinstance(trainee, Medusa2Trainee)
-        shape = {"medusa_num_heads": self.options.heads, "medusa_num_layers": 1}
-        save_joint(folder, trainee, {**about, **shape, **self.measured(training)})
+        save_joint(folder, trainee, {**about, **measured_accuracies(training, trainee)})

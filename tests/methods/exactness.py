@@ -1,0 +1,47 @@
+"""The two laws of a lossless method, for tests of one method: greedy sameness, and the distribution at T>0."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scipy.stats import chisquare
+
+from specbench_ss.decoder import Decoder
+from specbench_ss.generate import Limits, generate
+from specbench_ss.records import Generation
+from specbench_ss.sampling import Sampling
+
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
+
+
+def assert_greedy_same(decoder: Decoder, reference: Decoder, limit: int = 30) -> list[Generation]:
+    """Token for token; returns the decoder's answers."""
+    found = []
+    for prompt in PROMPTS:
+        found.append(generate(decoder, prompt, Limits(limit), Sampling()))
+        assert found[-1].tokens == generate(reference, prompt, Limits(limit), Sampling()).tokens
+    return found
+
+
+def p_value(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, n: int = 500, length: int = 2) -> float:
+    """Of a chi-square of the joint of the first tokens against the model's own; the seeds are fixed."""
+    joint: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        joint = {
+            (*tokens, x): mass * p_x
+            for tokens, mass in joint.items()
+            for x, p_x in enumerate(sampling.probs(decoder.next_logits(prompt, tokens)).tolist())
+            if p_x > 0
+        }
+    draws = (generate(decoder, prompt, Limits(length), replace(sampling, seed=i)).tokens for i in range(n))
+    seen = Counter(map(tuple, draws))
+    assert set(seen) <= set(joint)
+    common = [t for t in joint if joint[t] * n >= 5]
+    expected, observed = [joint[t] * n for t in common], [float(seen[t]) for t in common]
+    if n - sum(expected) > 1:
+        expected.append(n - sum(expected))
+        observed.append(n - sum(observed))
+    scale = sum(observed) / sum(expected)
+    return float(chisquare(observed, [e * scale for e in expected]).pvalue)
