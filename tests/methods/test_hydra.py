@@ -209,7 +209,10 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
     def told(state: State) -> DraftTree:
         assert decoder.cache.get_seq_length() == state.position  # type: ignore[attr-defined]
         answered = len(state.ids) - len(PROMPTS[0])
-        return DraftTree.chain(state.root, torch.tensor(expected[answered : answered + 3], dtype=torch.long))
+        right = expected[answered : answered + 3]
+        wrong = [(x + 1) % V for x in right[:1]]  # in the first place, so that what is accepted lies further back
+        tokens = torch.tensor([int(state.root), *wrong, *right])
+        return DraftTree.of(tokens, (-1, *([0, 0] if right else []), *range(2, 1 + len(right))))
 
     decoder.propose = told  # type: ignore[method-assign]
     decoder._extend = lambda states: (fed.append(states), extend(states))  # type: ignore[attr-defined]

@@ -198,6 +198,8 @@ def test_typical_acceptance_is_biased() -> None:
     strict = accept_typical(logits_of(chain(1)), chain(1), T1, epsilon=0.3, alpha=1.0)
     assert strict.tokens == [0]  # exp(-H) = exp(-1.04) = 0.35, so the threshold is 0.3: the argmax instead
     assert accept_typical(logits_of(chain(1)), chain(1), T1, epsilon=0.3, alpha=0.5).tokens[0] == 1
+    # the entropy is the parent's: 0.8 exp(-1.04) = 0.28 refuses p(2|0) = 1/4, where node 2's own 0.2 would not
+    assert accept_typical(logits_of(chain(0, 2)), chain(0, 2), T1, epsilon=1.0, alpha=0.8).path == [0, 1]
 
 
 def test_drawing_again_from_p_is_biased() -> None:

@@ -15,14 +15,10 @@ from specbench_ss.methods.medusa.joint import Medusa2, Medusa2AROptions, Medusa2
 from specbench_ss.methods.medusa.tree_heads import HeadsOptions
 from specbench_ss.models import load_target
 from tests.cli import failing
-from tests.methods.train.test_train import (  # noqa: F401 - fixtures
-    _cache,
-    answer,
-    arguments,
-    chats,
-    lines,
-    models,
-)
+from tests.methods.train import test_train
+from tests.methods.train.test_train import answer, arguments, lines
+
+_cache, chats, models = test_train._cache, test_train.chats, test_train.models  # its fixtures
 
 
 @pytest.mark.parametrize("more", [[], ["--no-prefix", "--no-own-unembed", "--layers", "1"]])
@@ -32,7 +28,7 @@ def test_trained_hydra_heads_decode_what_the_base_does(
     more: list[str],
     models: dict[str, Path],
     chats: Path,
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
     assert (
@@ -55,7 +51,7 @@ def test_a_jointly_trained_model_decodes_as_itself(
     more: list[str],
     models: dict[str, Path],
     chats: Path,
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
     more = ["--heads", "2", "--steps", "6", "--lr", "0.02", "--ramp", "3", *more]
@@ -73,7 +69,7 @@ def test_heads_that_there_are_can_be_measured(
     models: dict[str, Path],
     chats: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Published heads come without accuracies; measured on the user's text they make a tree."""
     for name, more in (("medusa", []), ("hydra", ["--layers", "1"])):
@@ -103,7 +99,7 @@ def test_heads_that_there_are_can_be_measured(
     ],
 )
 def test_mistakes_are_one_line(
-    trainer: str, more: list[str], said: str, models: dict[str, Path], chats: Path, tmp_path: Path,  # noqa: F811
+    trainer: str, more: list[str], said: str, models: dict[str, Path], chats: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     assert said in failing(arguments(trainer, models["llama"], chats, tmp_path / "out", *more), capsys)
