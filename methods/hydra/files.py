@@ -64,9 +64,23 @@ def heads_from_tensors(tensors: dict[str, Tensor], base: Outline, what: str) -> 
         prefix_of(tensors, base) if any(name.startswith(("prefix.", PUBLISHED_PREFIX)) for name in tensors) else None
     )
     own = any(name.startswith("hydra_lm_head.") for name in tensors)
-    heads = HydraHeads(1 + max(places), layers, base.hidden_size, base.vocab_size, prefix, own)
+    tied = layers > 2 and _repeats(tensors, wrapped)
+    heads = HydraHeads(1 + max(places), layers, base.hidden_size, base.vocab_size, prefix, own, tied)
     load_into(heads, tensors, what, lambda name: _called(name, wrapped, published))
     return heads
+
+
+def _repeats(tensors: dict[str, Tensor], wrapped: bool) -> bool:
+    """Whether every block after a head's first is one block again; that takes numbers to tell."""
+    first: dict[tuple[str, str], Tensor] = {}
+    for name, tensor in sorted(tensors.items()):
+        match = _BLOCK.match(name)
+        if match is None or int(match[2]) == int(wrapped):
+            continue
+        before = first.setdefault((match[1], name[match.end() :]), tensor)
+        if tensor.device.type == "meta" or not torch.equal(before, tensor):
+            return False
+    return True
 
 
 def _called(name: str, wrapped: bool, published: bool) -> str:

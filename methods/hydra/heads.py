@@ -63,18 +63,31 @@ class Prefix(nn.Module):
 
 
 class HydraHeads(nn.Module):
-    """Heads of `layers` blocks each. unembed: own LM heads, with a bias; else the base's serves. prefix: Hydra++.
+    """Heads of `layers` blocks each; prefix: Hydra++.
 
-    hydra_mlp.{i}.{j}, hydra_lm_head.{i}, prefix: as the published tensors are called, but for wrappers.
+    own_unembed: LM heads of their own, with a bias; else the base's serves. tied: a head's blocks after the first are
+    one block, applied again, as published. Modules are named as the published tensors, but for wrappers:
+    hydra_mlp.{i}.{j}, hydra_lm_head.{i}.
     """
 
     def __init__(
-        self, heads: int, layers: int, hidden: int, vocab: int, prefix: LlamaConfig | None, own_unembed: bool = True
+        self,
+        heads: int,
+        layers: int,
+        hidden: int,
+        vocab: int,
+        prefix: LlamaConfig | None = None,
+        own_unembed: bool = True,
+        tied: bool = False,
     ) -> None:
         super().__init__()
+
+        def plain() -> list[ResBlock]:
+            more = layers - 1
+            return [ResBlock(hidden, hidden)] * more if tied else [ResBlock(hidden, hidden) for _ in range(more)]
+
         self.hydra_mlp = nn.ModuleList(
-            nn.Sequential(*(ResBlock((i + 2) * hidden if j == 0 else hidden, hidden) for j in range(layers)))
-            for i in range(heads)
+            nn.Sequential(ResBlock((i + 2) * hidden, hidden), *plain()) for i in range(heads)
         )
         self.hydra_lm_head = nn.ModuleList(nn.Linear(hidden, vocab) for _ in range(heads)) if own_unembed else None
         self.prefix = None if prefix is None else Prefix(prefix)

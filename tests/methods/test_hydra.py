@@ -173,6 +173,7 @@ def test_published_heads_draft_what_their_definition_says(plus: bool, offset: in
     Hydra.check(options, target)
     decoder = Hydra.load(target, options)
     assert (decoder.heads.count, len(decoder.heads.hydra_mlp[0])) == (3, 4)
+    assert decoder.heads.hydra_mlp[0][1] is decoder.heads.hydra_mlp[0][3]  # in memory once
     embedding = target.model.get_input_embeddings().weight
     ranks = {tuple(c): c[-1] for c in TREE}
     seen = []
