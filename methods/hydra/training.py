@@ -15,7 +15,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.accuracies import TOP, ranked
 from specbench_ss.methods.hydra.files import prefix_config
 from specbench_ss.methods.hydra.heads import HydraHeads, start
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee
+from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, mean_loss
 from specbench_ss.target import FINAL, Target
 
 
@@ -69,19 +69,18 @@ class HydraTrainee(Trainee):
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum over heads of the mean cross-entropy against the base's distribution of the same token."""
         anchors, n = batch.anchors, self.module.count
-        known = (anchors.labels[..., 1 : n + 1] != -100).flatten(0, 1).T  # [n, B*A]
+        labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
         ahead = anchors.at[..., None] + torch.arange(1, n + 1, device=anchors.at.device)  # what decides x_{t+2+i}
         ahead = ahead.clamp_max(states.final.shape[1] - 1).flatten(1)  # [B, A*n]
         final = states.at(states.final, Anchors(ahead, anchors.labels)).unflatten(1, (-1, n)).flatten(0, 1)
-        losses, shares = [], []
-        for i, (logits, seen) in enumerate(zip(self._logits(states, anchors), known, strict=True)):
+        losses, rights = [], []
+        for i, logits in enumerate(self._logits(states, anchors)):
             with torch.no_grad():
                 teacher = self.target.logits(final[:, i]).float().softmax(-1)  # [B*A, V]
             each = -(teacher * F.log_softmax(logits.float(), -1)).sum(-1)  # [B*A]
-            right = logits.detach().argmax(-1) == anchors.labels[..., i + 1].flatten()
-            losses.append((each * seen).sum() / seen.sum().clamp_min(1))
-            shares.append((right & seen).sum() / seen.sum().clamp_min(1))
-        return torch.stack(losses).sum(), torch.stack(shares)
+            losses.append((each * (labels[:, i] != -100)).sum())
+            rights.append((logits.detach().argmax(-1) == labels[:, i]).sum())
+        return mean_loss((torch.stack(losses), torch.stack(rights)), whole, [1.0] * n)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -93,8 +93,9 @@ class Medusa2Trainee(Trainee):
         following = batch.labels[..., 0]
         answered = following != -100
         logits = target.logits(final[answered]).float()
-        language = F.cross_entropy(logits, following[answered])
-        drafted, right = heads_loss(self.heads, states.at(final, batch.anchors), target.unembed, batch.anchors)
+        known = (batch.whole.labels[..., 0] != -100).sum()
+        language = F.cross_entropy(logits, following[answered], reduction="sum") / known.clamp_min(1)
+        drafted, right = heads_loss(self.heads, states.at(final, batch.anchors), target.unembed, batch)
         return language + self.coefficient * self.ramp() * drafted, right
 
     @torch.no_grad()

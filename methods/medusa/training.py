@@ -28,12 +28,12 @@ def config_of(heads: MedusaHeads) -> dict[str, Any]:
     return {"medusa_num_heads": heads.count, "medusa_num_layers": heads.weight.shape[1]}
 
 
-def heads_loss(heads: MedusaHeads, x: Tensor, shared: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
+def heads_loss(heads: MedusaHeads, x: Tensor, shared: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared [V, h]: the LM head of the model itself."""
     logits = heads(x.flatten(0, 1), shared).transpose(0, 1)  # [B*A, n, V]
     n = heads.count
-    labels = anchors.labels[..., 1 : n + 1].flatten(0, 1)
-    return head_loss(logits, labels, [DECAY**i for i in range(n)])
+    labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))
+    return head_loss(logits, labels, [DECAY**i for i in range(n)], whole)
 
 
 class MedusaTrainee(Trainee):
@@ -49,7 +49,7 @@ class MedusaTrainee(Trainee):
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of all heads."""
-        return heads_loss(self.module, states.at(states.final, batch.anchors), self.shared, batch.anchors)
+        return heads_loss(self.module, states.at(states.final, batch.anchors), self.shared, batch)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,13 @@ class SharedAROptions:
     gamma: int = field(default=0, metadata={"help": "as for ss-shared"})
     stream_attention_top_p: int = field(default=0, metadata={"help": "as for ss-shared"})
 
+    def __post_init__(self) -> None:
+        self.step()  # raises for values that ss-shared has not either
+
+    def step(self) -> SSOptions:
+        """One candidate a stream, nothing pruned."""
+        return SSOptions(gamma=self.gamma, k=1, prune="off", stream_attention_top_p=self.stream_attention_top_p)
+
 
 class SharedStreaming(OwnModel, SpeculativeStreaming):
     """In the fine-tuned model whose LoRA main and streams share. Under eq. 3 what streams see is part of that model."""
@@ -81,13 +88,6 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
     def model_of(cls, target: Target, folder: Path) -> Target:
         """The target with the folder's LoRA."""
         return merged_target(target, folder, "ss-shared")
-
-    def __post_init__(self) -> None:
-        self.step()  # raises for values that ss-shared has not either
-
-    def step(self) -> SSOptions:
-        """One candidate a stream, nothing pruned."""
-        return SSOptions(gamma=self.gamma, k=1, prune="off", stream_attention_top_p=self.stream_attention_top_p)
 
 
 class SharedAutoregressive(SharedStreaming):
