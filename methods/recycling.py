@@ -127,10 +127,7 @@ def chosen_tree(options: RecyclingOptions) -> MedusaTree:
     """The tree that the options ask for. Raises UserError for a file that holds none, or a rank beyond k."""
     if not options.tree:
         return tree_of([c for c in template()[: options.nodes] if max(c) < options.k])
-    try:
-        tree = tree_of(read_tree(Path(options.tree), MOST_NODES))
-    except UserError as error:
-        raise UserError(f"recycling: {error}") from error
+    tree = tree_of(read_tree(Path(options.tree), MOST_NODES, "recycling"))
     if tree.width > options.k:
         raise UserError(
             f"recycling: the tree {options.tree} wants {tree.width} successors of a token, k is {options.k}"
