@@ -99,7 +99,7 @@ class _Trainers(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         from specbench_ss import registry
 
-        return registry.names(registry.TRAINERS)
+        return list(registry.load_all(registry.TRAINERS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from specbench_ss import registry

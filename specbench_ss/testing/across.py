@@ -54,9 +54,8 @@ def _differing(one: Trace, two: Trace, when: str, steps: bool = True) -> str:
     if one.tokens != two.tokens:
         return f"{one.tokens}; {when} {two.tokens}"
     if steps and one.counts != two.counts:
-        return (
-            f"the same tokens in other steps: nodes, verified, depth and accepted are {one.counts}; {when} {two.counts}"
-        )
+        names = "nodes, verified, depth and accepted"
+        return f"the same tokens in other steps: {names} are {one.counts}; {when} {two.counts}"
     return ""
 
 

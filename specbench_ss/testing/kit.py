@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
@@ -25,6 +26,8 @@ LAWS: tuple[Law, ...] = tuple(
     sorted((*laws.LAWS, *across.LAWS, *sampled.LAWS, *told.LAWS), key=lambda law: ORDER.index(law.name))
 )
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
+
+SMALL = (7, 11)  # words; the more only for shapes that cannot do with the fewer
 
 Shapes = Mapping[str, Callable[[], Decoder]]
 Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as well
@@ -57,8 +60,13 @@ class Kit:
     ) -> None:
         self.left_out: dict[str, str] = {}
         self.factory, self.own_model, self.thorough = factory, own_model, thorough
-        self.small = self._subjects(Place(tiny_target("opt", words=7, layers=2)))
-        if not self.small:
+        self.small: list[Subject] = []
+        for words in SMALL:
+            self.left_out.clear()
+            self.small = self._subjects(Place(tiny_target("opt", words, layers=2)))
+            if self.small:
+                break
+        else:
             raise UserError(f"nothing to check: {next(iter(self.left_out.values()), 'there are no examples')}")
         self.large: list[Subject] = []
         for i, kind in enumerate(architectures):
@@ -115,8 +123,8 @@ class Kit:
 
 def shapes_of(factory: Factory, target: Target) -> Shapes:
     """A class has its `examples`; any other factory gives one decoder, or shapes by label."""
-    if isinstance(factory, type) and issubclass(factory, Decoder):
-        return factory.examples(target)
+    if isinstance(factory, type):
+        return cast("type[Decoder]", factory).examples(target)
     made = factory(target)
     if isinstance(made, Mapping):
         return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from specbench_ss.config import REFERENCE, MethodSpec, RunConfig
 from specbench_ss.decoder import Decoder, State
@@ -17,7 +16,7 @@ from specbench_ss.stats import summarise
 from specbench_ss.suite import Question, SuiteData
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.laws import REPEATING
-from specbench_ss.testing.watched import Trace, watch
+from specbench_ss.testing.watched import Trace
 from specbench_ss.tree import DraftTree
 
 SUITE = SuiteData("kit", "tiny", (Question("q", "qa", ("?",)),))
@@ -49,7 +48,7 @@ def told(subject: Subject, case: Case) -> str:
     subject.watch(case, decoder=decoder)
     if plain(decoder.described()) != said:
         return f"described() was {said}, and after an answer {plain(decoder.described())}"
-    return "" if decoder.lossless else untold(decoder, watch(again, case.prompt, _limits(case), case.sampling))
+    return "" if decoder.lossless else untold(decoder, subject.watch(case, decoder=again))
 
 
 def unlisted(decoder: Decoder) -> str:
@@ -100,12 +99,6 @@ def made_up_run(decoder: Decoder, trace: Trace) -> Run:
         steps += [StepRow(*row.key, index=n, step=step) for n, step in enumerate(trace.generation.steps)]
     verdicts = [] if decoder.lossless else [Sameness(*rows[1].key, verdict="not compared")]
     return Run(Path(), manifest, rows, steps, verdicts)
-
-
-def _limits(case: Case) -> Any:
-    from specbench_ss.generate import Limits
-
-    return Limits(case.max_new_tokens)
 
 
 LAWS = (Law("told", "what it is and measures, and that it is lossy where it is, stands in every report", asked, told,
