@@ -17,8 +17,8 @@ from specbench_ss.tree import DraftTree, shape_of
 TIE = 1e-4  # a level's: where a transition has probability one, the parent is before the child
 IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
-# tokens [k], what each row sees [k, level * k] bool, each one's parent among the last level's parents [k], level from 1
-# -> logits [k, V]
+# tokens [k], what of the tree each sees [k, level * k] bool, the place of its parent's row among the last level's [k],
+# level from 1 -> logits [k, V]
 Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 # logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are drawn from [m, V] or None
 Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
@@ -52,26 +52,26 @@ def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: in
     """
     tokens, log_p, q = choose(logits[None])  # [1, k]
     k, device = tokens.shape[1], tokens.device
-    all_tokens, parents = [tokens.flatten()], [torch.zeros(k, dtype=torch.long, device=device)]
-    scores = [log_p.flatten().clamp_min(IMPOSSIBLE) - TIE]
+    own = torch.eye(k, dtype=torch.bool, device=device)
+    visible = own.new_zeros(1, 0)  # what the last level's parents see of the tree: here the root, nothing
+    origin = torch.zeros(k, dtype=torch.long, device=device)  # of the last level's nodes: their place among its parents
+    levels, parents, scores = [tokens.flatten()], [origin], [log_p.flatten().clamp_min(IMPOSSIBLE) - TIE]
     drawn, expanded = [] if q is None else [q], []
-    visible = torch.zeros(k, 0, dtype=torch.bool, device=device)
-    origin, first = torch.arange(k, device=device), 1  # of the last level's nodes: their parents, the first one's index
+    first = 1  # index of the last level's first node
     for level in range(1, depth):
-        chosen = scores[-1].topk(k).indices  # of the level's nodes, k of which get children
-        own = torch.eye(k, dtype=torch.bool, device=device)
+        chosen = scores[-1].topk(k).indices  # those of the level that get children
         above = origin[chosen]
-        visible = torch.cat((visible[above] if level > 1 else visible, own), 1)  # [k, level * k]
-        tokens, log_p, q = choose(expand(all_tokens[-1][chosen], visible, above, level))  # [k, k]
+        visible = torch.cat((visible[above], own), 1)  # [k, level * k]
+        tokens, log_p, q = choose(expand(levels[-1][chosen], visible, above, level))  # [k, k]
         expanded.append(first + chosen)
-        parents.append((first + chosen).repeat_interleave(k))
+        parents.append(expanded[-1].repeat_interleave(k))
         scores.append((scores[-1][chosen, None] + log_p.clamp_min(IMPOSSIBLE)).flatten() - TIE)
-        first += len(all_tokens[-1])
-        all_tokens.append(tokens.flatten())
+        first += len(levels[-1])
+        levels.append(tokens.flatten())
         origin = torch.arange(k, device=device).repeat_interleave(k)
         if q is not None:
             drawn.append(q)
-    return _selected(root, all_tokens, parents, scores, expanded, drawn, nodes)
+    return _selected(root, levels, parents, scores, expanded, drawn, nodes)
 
 
 def _selected(

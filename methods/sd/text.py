@@ -1,4 +1,4 @@
-"""Drafting through text, for a draft of another vocabulary: Universal Assisted Generation (Jamal et al. 2024).
+"""Drafting through text, for a draft of another vocabulary: Universal Assisted Generation (as transformers has it).
 
 The newest tokens' text -> the draft's tokens -> its continuation -> text -> the target's tokens. Tokens are made again
 with a few before them, so that words are cut as their neighbours have it; a bad cut costs acceptance, nothing else.
