@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +19,48 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a .safetensors or (weights only) .pt/.bin file. Raises UserError where it cannot be read."""
-    return _read(path, "cpu")
+Keep = Callable[[str], bool]
 
 
-def read_shapes(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
+    """Tensors of a .safetensors or (weights only) .pt/.bin file, or those to keep by their names.
+
+    Raises UserError where it cannot be read.
+    """
+    return _read(path, "cpu", keep)
+
+
+def read_shapes(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
     """The same tensors without their numbers, on torch's meta device: of large files only the headers are read."""
-    return _read(path, "meta")
+    return _read(path, "meta", keep)
 
 
-def _read(path: Path, device: str) -> dict[str, Tensor]:
+def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"no weight file {path}")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return _headers(path) if device == "meta" else load_file(path)
+            return _read_safetensors(path, device, keep)
         loaded = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # truncated, not a weight file, or a pickle that wants to run code
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"cannot read weights {path}: {first}") from error
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise UserError(f"{path} holds no dictionary of tensors")
-    return loaded
+    return {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
 
 
-def _headers(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
+    """One tensor under several names is stored under one; the others are in the header, as `save_model` puts them."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
+        stored = {name: name for name in file.keys()}  # noqa: SIM118
+        names = stored | {k: v for k, v in (file.metadata() or {}).items() if v in stored and k not in stored}
+        wanted = {name: origin for name, origin in names.items() if keep is None or keep(name)}
+        if device == "meta":
+            return {k: torch.empty(file.get_slice(v).get_shape(), device="meta") for k, v in wanted.items()}
+        return {k: file.get_tensor(v) for k, v in wanted.items()}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -67,18 +78,24 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], name: str = "model.safetensors") -> None:
-    """The module's parameters in float16, and its config."""
+    """The module's parameters in float16, its tables of whole numbers as they are, and its config."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in module.state_dict().items()}
-    save_file(tensors, folder / name)
+    state = {k: v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
+    save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def load_into(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
-    """Copy tensors into the module; names and shapes must match exactly. Raises UserError that names what does not."""
-    expected = module.state_dict()
+def load_into(
+    module: nn.Module, tensors: dict[str, Tensor], what: str, called: Callable[[str], str] = lambda name: name
+) -> None:
+    """Copy tensors into the module; names and shapes must match exactly. Raises UserError that names what does not.
+
+    called: how a file calls the module's tensor of a name.
+    """
+    own = module.state_dict()
+    expected = {called(name): tensor for name, tensor in own.items()}
     for kind, names in (("lacks", expected.keys() - tensors.keys()), ("has unknown", tensors.keys() - expected.keys())):
         if names:
             raise UserError(f"{what} {kind} tensors: {', '.join(sorted(names)[:3])} ({len(names)} in all)")
@@ -87,7 +104,7 @@ def load_into(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
             raise UserError(
                 f"{what}: tensor {name} has shape {tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}"
             )
-    module.load_state_dict(tensors)
+    module.load_state_dict({name: tensors[called(name)] for name in own})
 
 
 def drafter_here(given: str, method: str, base: Outline, companion: str = "") -> Path | None:
@@ -111,6 +128,19 @@ def drafter_here(given: str, method: str, base: Outline, companion: str = "") ->
 def drafter_folder(given: str, method: str, base: Outline, companion: str = "") -> Path:
     """As `drafter_here`; a hub id is downloaded."""
     return drafter_here(given, method, base, companion) or _from_hub(given, method)
+
+
+def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, dict[str, Any]]:
+    """The weight file of a drafter's folder, by the first of these names, and its config; a file alone has none.
+
+    Raises UserError where there is no such file.
+    """
+    if not path.is_dir():
+        return path, {}
+    file = next((path / name for name in names if (path / name).is_file()), None)
+    if file is None:
+        raise UserError(f"{method}: no weights in {path}; looked for {', '.join(names)}")
+    return file, read_config(path)
 
 
 def _from_hub(name: str, method: str) -> Path:

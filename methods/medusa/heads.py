@@ -47,15 +47,18 @@ class MedusaHeads(nn.Module):
         return x @ self.unembed[: len(x)].mT
 
 
-_BLOCK = re.compile(r"^(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)$")
-_UNEMBED = re.compile(r"^(?:medusa_head\.)?(\d+)\.(\d+)\.weight$")
+# names of residual blocks (head, layer, part) and of vocabulary projections (head): as published, as vLLM packs them
+_BLOCK = re.compile(r"^(?:(?:medusa_head\.)?(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)$")
+_UNEMBED = re.compile(r"^(?:(?:medusa_head\.)?(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
 
 
 def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
     """Heads from the published layouts; counts are read from the tensors, never from a config.
 
     v0.1: `{i}.{j}.linear.{weight,bias}` and `{i}.{L}.weight`; v2: without the latter (the base's LM head serves);
-    ours: `weight`, `bias`, `unembed`. Raises UserError for unknown, missing or misshapen tensors.
+    inside a Medusa-2 model: the same behind `medusa_head.`; vLLM: `blocks.{i}.layers.{j}.{weight,bias}`, where all
+    biases may be missing, and `lm_heads.{i}.weight`; ours: `weight`, `bias`, `unembed`. Raises UserError for unknown,
+    missing or misshapen tensors.
     """
     if set(tensors) <= {"weight", "bias", "unembed"} and {"weight", "bias"} <= set(tensors):
         return _stacked(tensors, hidden, vocab)
@@ -63,17 +66,24 @@ def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> M
     unembeds: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
         if match := _BLOCK.match(name):
-            blocks[int(match[1]), int(match[2]), match[3]] = tensor
+            i, j = (int(g) for g in match.groups()[:4] if g is not None)
+            blocks[i, j, match[5]] = tensor
         elif match := _UNEMBED.match(name):
-            unembeds[int(match[1])] = tensor
+            unembeds[int(match[1] or match[3])] = tensor
         else:
             raise UserError(f"Medusa heads: unknown tensor {name!r}")
     if not blocks:
         raise UserError("Medusa heads: no residual block found")
-    n, layers = 1 + max(k[0] for k in blocks), 1 + max(k[1] for k in blocks)
+    above = {int(m[2]) for name in tensors if (m := _UNEMBED.match(name)) and m[2]}  # it stands behind the last block
+    n, layers = 1 + max(k[0] for k in blocks), max(1 + max(k[1] for k in blocks), *above, 1)
+    if above and min(above) < layers:
+        raise UserError(f"Medusa heads: a vocabulary projection stands at {min(above)}, before block {layers - 1}")
+    weights = _grid(blocks, n, layers, "weight")
+    packed = all(name.startswith(("blocks.", "lm_heads.")) for name in tensors)
+    plain = packed and not any(part == "bias" for _, _, part in blocks)
     stacked = {
-        "weight": _grid(blocks, n, layers, "weight"),
-        "bias": _grid(blocks, n, layers, "bias"),
+        "weight": weights,
+        "bias": torch.zeros_like(weights[..., 0]) if plain else _grid(blocks, n, layers, "bias"),
     }
     if unembeds:
         missing = [i for i in range(n) if i not in unembeds]

@@ -23,11 +23,15 @@ _PUBLISHED: dict[Choice, int] = {
     (): 10, (0,): 10, (0, 0): 10, (1,): 7, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1, (8,): 1, (9,): 1,
     (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1, (1, 0): 2, (2, 0): 1, (0, 0, 0): 2,
 }  # fmt: skip
-PUBLISHED: tuple[Choice, ...] = tuple(
-    sorted(
-        ((*prefix, rank) for prefix, width in _PUBLISHED.items() for rank in range(width)), key=lambda c: (len(c), c)
-    )
-)
+
+
+def from_branches(branches: dict[Choice, int]) -> tuple[Choice, ...]:
+    """The choices of a tree from how many best tokens follow each prefix."""
+    choices = ((*prefix, rank) for prefix, width in branches.items() for rank in range(width))
+    return tuple(sorted(choices, key=lambda c: (len(c), c)))
+
+
+PUBLISHED = from_branches(_PUBLISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +53,26 @@ class MedusaTree:
         return max(self.heads) + 1
 
 
-def check_tree(tree: MedusaTree, heads: int, vocab: int) -> None:
+def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa") -> None:
     """Raises UserError where the tree wants more heads or candidates than there are."""
     if tree.depth > heads:
-        raise UserError(f"medusa: the tree is {tree.depth} deep, there are {heads} heads")
+        raise UserError(f"{method}: the tree is {tree.depth} deep, there are {heads} heads")
     if tree.width > vocab:
-        raise UserError(f"medusa: the tree wants {tree.width} candidates of a vocabulary of {vocab}")
+        raise UserError(f"{method}: the tree wants {tree.width} candidates of a vocabulary of {vocab}")
 
 
 def tree_of(choices: Sequence[Choice]) -> MedusaTree:
     """Choices -> tree. Raises UserError where a choice lacks its prefix, or there are none or too many."""
     ordered = sorted(set(choices), key=lambda c: (len(c), c))
     if not ordered:
-        raise UserError("a Medusa tree needs at least one choice")
+        raise UserError("a draft tree needs at least one choice")
     if len(ordered) > MOST_NODES:
-        raise UserError(f"a Medusa tree has at most {MOST_NODES} nodes, not {len(ordered)}")
+        raise UserError(f"a draft tree has at most {MOST_NODES} nodes, not {len(ordered)}")
     index: dict[Choice, int] = {(): 0}
     parents = [-1]
     for choice in ordered:
         if not choice or min(choice) < 0 or choice[:-1] not in index:
-            raise UserError(f"Medusa tree: choice {list(choice)} has no parent in the tree")
+            raise UserError(f"draft tree: choice {list(choice)} has no parent in the tree")
         index[choice] = len(parents)
         parents.append(index[choice[:-1]])
     return MedusaTree(shape_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
@@ -88,19 +92,19 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]
     return best
 
 
-def read_accuracies(config: dict[str, Any]) -> list[list[float]]:
-    """accuracies[head][rank] of a heads' config; [] where it has none. Raises UserError for anything else."""
+def read_accuracies(config: dict[str, Any], method: str = "medusa", where: str = "config.json") -> list[list[float]]:
+    """accuracies[head][rank] of a drafter's config; [] where it has none. Raises UserError for anything else."""
     table = config.get("accuracies") or []
     if not isinstance(table, list) or not all(_are_shares(row) for row in table):
-        raise UserError("medusa: 'accuracies' in config.json must be a list for each head of numbers from 0 to 1")
+        raise UserError(f"{method}: 'accuracies' in {where} must be a list for each level of numbers from 0 to 1")
     return [[float(x) for x in row] for row in table]
 
 
-def read_nodes(config: dict[str, Any]) -> int:
-    """How many nodes the heads' config advises; 63 where it says nothing. Raises UserError for anything but a count."""
-    nodes = config.get("nodes", 63)
+def read_nodes(config: dict[str, Any], method: str = "medusa", published: int = 63, where: str = "config.json") -> int:
+    """How many nodes a drafter's config advises, `published` where it says nothing. Raises UserError otherwise."""
+    nodes = config.get("nodes", published)
     if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MOST_NODES:
-        raise UserError(f"medusa: 'nodes' in config.json must be a whole number from 1 to {MOST_NODES}, not {nodes!r}")
+        raise UserError(f"{method}: 'nodes' in {where} must be a whole number from 1 to {MOST_NODES}, not {nodes!r}")
     return nodes
 
 
@@ -109,22 +113,32 @@ def _are_shares(row: Any) -> bool:
     return numbers and bool(row)
 
 
-def read_tree(path: Path, heads: int) -> list[Choice]:
+def read_measured(path: Path) -> dict[str, Any]:
+    """The JSON object with measured `accuracies` in a file; {} where it holds something else, as a tree."""
+    content = _read_json(path)
+    return content if isinstance(content, dict) and content.get("accuracies") else {}
+
+
+def read_tree(path: Path, heads: int, method: str = "medusa") -> list[Choice]:
     """Choices from a JSON file: a list of lists of ranks.
 
     Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read Medusa tree {path}: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"cannot read Medusa tree {path}: it is not JSON") from None
+    content = _read_json(path)
     if problem := misfit(content, [[int]]):
         form = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
-        raise UserError(f"cannot read Medusa tree {path}: {problem}; a tree is {form}")
+        raise UserError(f"cannot read tree {path}: {problem}; a tree is {form}")
     choices = [tuple(choice) for choice in content]
     deepest = max(map(len, choices), default=0)
     if deepest > heads:
-        raise UserError(f"medusa: the tree {path} is {deepest} deep, there are {heads} heads to draft with")
+        raise UserError(f"{method}: the tree {path} is {deepest} deep, there are {heads} heads to draft with")
     return choices
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read tree {path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"cannot read tree {path}: it is not JSON") from None

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file, save_model
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import heads_from_tensors
 from specbench_ss.methods.medusa.trees import PUBLISHED, best_tree, read_tree, tree_of
+from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
 from specbench_ss.tree import MOST_NODES
 from tests.methods.decoders import medusa
+from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
 
 H, V = 32, 61
@@ -45,6 +50,94 @@ def test_published_layouts_compute_what_their_definition_says(own: bool, prefix:
             )
         expected = F.linear(y, tensors[f"{prefix}{i}.2.weight"] if own else shared)
         torch.testing.assert_close(logits[i], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_vllms_layout_computes_what_its_definition_says(biases: bool) -> None:
+    """blocks.{i}.layers.{j}, lm_heads.{i}; linear layers may come without biases."""
+    torch.manual_seed(0)
+    tensors = {f"blocks.{i}.layers.{j}.weight": torch.randn(H, H) * 0.2 for i in range(3) for j in range(2)}
+    if biases:
+        tensors |= {f"blocks.{i}.layers.{j}.bias": torch.randn(H) * 0.2 for i in range(3) for j in range(2)}
+    tensors |= {f"lm_heads.{i}.weight": torch.randn(V, H) * 0.2 for i in range(3)}
+    x = torch.randn(5, H)
+    logits = heads_from_tensors(tensors, H, V)(x, torch.zeros(V, H))
+    for i in range(3):
+        y = x
+        for j in range(2):
+            bias = tensors.get(f"blocks.{i}.layers.{j}.bias")
+            y = y + F.silu(F.linear(y, tensors[f"blocks.{i}.layers.{j}.weight"], bias))
+        torch.testing.assert_close(logits[i], F.linear(y, tensors[f"lm_heads.{i}.weight"]), atol=1e-5, rtol=1e-5)
+    if biases:
+        del tensors["blocks.1.layers.0.bias"]
+        with pytest.raises(UserError, match=r"1\.0\.linear\.bias is missing"):
+            heads_from_tensors(tensors, H, V)
+
+
+def test_one_block_under_several_names_is_read_as_often_as_it_stands(tmp_path: Path) -> None:
+    """`[block] * layers`: in a .pt file both names are there; in safetensors one, and the other in the header."""
+    target = Target(tiny_model("llama"))
+    tensors = layout()
+    for i in range(3):
+        for part in ("weight", "bias"):
+            tensors[f"{i}.1.linear.{part}"] = tensors[f"{i}.0.linear.{part}"]
+    tied = torch.nn.Module()
+    for i in range(3):
+        block = torch.nn.Module()
+        block.linear = torch.nn.Linear(H, H)
+        block.linear.load_state_dict({part: tensors[f"{i}.0.linear.{part}"] for part in ("weight", "bias")})
+        unembed = torch.nn.Linear(H, V, bias=False)
+        unembed.load_state_dict({"weight": tensors[f"{i}.2.weight"]})
+        tied.add_module(str(i), torch.nn.ModuleList([block, block, unembed]))
+    (tmp_path / "pt").mkdir()
+    (tmp_path / "st").mkdir()
+    torch.save(tied.state_dict(), tmp_path / "pt" / "medusa_lm_head.pt")
+    save_model(tied, str(tmp_path / "st" / "medusa_lm_head.safetensors"))
+    assert len(load_file(tmp_path / "st" / "medusa_lm_head.safetensors")) == 9
+    for folder in ("pt", "st"):
+        (tmp_path / folder / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')  # a lie
+        options = MedusaOptions(weights=str(tmp_path / folder))
+        Medusa.check(options, target)
+        heads = Medusa.load(target, options).heads
+        assert heads.weight.shape[:2] == (3, 2)
+        torch.testing.assert_close(heads.weight, heads_from_tensors(tensors, H, V).weight)
+    save_file(load_file(tmp_path / "st" / "medusa_lm_head.safetensors"), tmp_path / "st" / "medusa_lm_head.safetensors")
+    with pytest.raises(UserError, match=r"tensor 0\.[01]\.linear\.weight is missing"):  # nothing says what stood there
+        Medusa.check(options, target)
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_examples_obey_the_laws(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    made = {name: make() for name, make in Medusa.examples(target).items()}
+    for decoder in made.values():  # the lossy rules too: without a temperature they are greedy
+        assert_greedy_same(decoder, Autoregressive(target), limit=8)
+    assert {name for name, decoder in made.items() if not decoder.lossless} == {"typical", "nucleus"}
+
+
+@pytest.mark.parametrize(("rule", "exact"), [("exact", True), ("typical", False), ("nucleus", False)])
+def test_only_the_exact_rule_keeps_the_distribution(rule: str, exact: bool) -> None:
+    target = Target(tiny_model("llama", vocab=7, layers=2))
+    name = "shared-head" if rule == "exact" else rule
+    p = p_value(Medusa.examples(target)[name](), [3, 4, 5], Sampling(1.2), n=300)
+    assert (p > 1e-3) is exact
+
+
+def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:
+    """The file that `ssbench train medusa --measure` writes, for heads that came without any."""
+    target = Target(tiny_model("llama"))
+    torch.save(layout(), tmp_path / "heads.pt")
+    file = tmp_path / "accuracies.json"
+    file.write_text('{"accuracies": [[0.6, 0.2], [0.5, 0.4], [0.1, 0.05]], "nodes": 4}')
+    options = MedusaOptions(weights=str(tmp_path / "heads.pt"), tree=str(file))
+    Medusa.check(options, target)
+    decoder = Medusa.load(target, options)
+    assert decoder.tree == tree_of([(0,), (0, 0), (0, 1), (1,)])
+    assert list(decoder.tunable()) == ["nodes", "heads"]
+    assert len(decoder.variant(replace(options, nodes=2)).tree.ranks) == 2
+    file.write_text('{"accuracies": [[2.0]]}')
+    with pytest.raises(UserError, match=f"'accuracies' in {file} must be a list"):
+        Medusa.check(options, target)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +244,7 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
     tree.write_text("[[0, 1]]")
     with pytest.raises(UserError, match="no parent"):
         tree_of(read_tree(tree, heads=2))
-    with pytest.raises(UserError, match="cannot read Medusa tree"):
+    with pytest.raises(UserError, match="cannot read tree"):
         read_tree(tmp_path / "none.json", heads=2)
 
 

@@ -1,0 +1,208 @@
+"""What Medusa, Medusa-2 and Hydra share: heads that draft a fixed sparse tree, and the rules to accept it by.
+
+Knows no kind of head: a method says how its heads are read from files and how they fill the tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.methods.checkpoint import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
+from specbench_ss.methods.lossy import accept_rows, accept_typical
+from specbench_ss.methods.medusa.trees import (
+    PUBLISHED,
+    Choice,
+    MedusaTree,
+    best_tree,
+    check_tree,
+    read_accuracies,
+    read_measured,
+    read_nodes,
+    read_tree,
+    tree_of,
+)
+from specbench_ss.models import hash_weights
+from specbench_ss.outline import Outline
+from specbench_ss.target import Output, Target
+from specbench_ss.tree import MOST_NODES, DraftTree
+from specbench_ss.verify import Verdict
+
+NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
+LOSSY = "exact; or, at T>0 and lossy: typical (Medusa sec. 2.3.1)"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsOptions:
+    """Which heads, which tree, what is accepted."""
+
+    weights: str = field(default="", metadata={"help": "folder or file with the heads; empty = those of the model"})
+    tree: str = field(
+        default="auto",
+        metadata={
+            "help": "auto (from the heads' measured accuracies, else published), published, or a JSON file: a tree, "
+            "or accuracies measured by `ssbench train NAME --measure`"
+        },
+    )
+    nodes: int = field(default=0, metadata={"help": "drafted nodes of the auto tree; 0 = as the heads' config says"})
+    heads: int = field(default=0, metadata={"help": "use only this many heads; 0 = all"})
+    accept: Literal["exact", "typical"] = field(default="exact", metadata={"help": LOSSY})
+    epsilon: float = field(default=0.09, metadata={"help": "of typical: accepted where p(x) > min(epsilon, ..)"})
+    alpha: float = field(default=0.3, metadata={"help": "of typical: .., alpha exp(-H(p)))"})
+
+
+class Heads(Protocol):
+    """Any kind of heads."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+
+
+Read = Callable[..., dict[str, Tensor]]  # `read_tensors` or `read_shapes`
+
+
+class TreeHeads(Decoder):
+    """Heads on a fixed tree, drafted from the last state. At T=0 every rule of acceptance is greedy."""
+
+    Options = HeadsOptions  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        target: Target,
+        options: Any,
+        heads: Any,
+        tree: MedusaTree,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(target, options)
+        self.config = config or {}  # what came with the heads
+        self._check_rule(options)
+        check_tree(tree, heads.count, target.vocab_size, self.name)
+        self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.tree, self.depth = tree, tree.depth
+        self.lossless = options.accept == "exact"
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def read(cls, path: Path, base: Outline, read: Read) -> tuple[Any, dict[str, Any]]:
+        """The heads of a file or folder, and their config. Raises UserError where they do not fit the base."""
+
+    @classmethod
+    def outline_of(cls, base: Outline, path: Path) -> Outline:
+        """The model that heads of this folder draft for, by its configuration."""
+        return base
+
+    @classmethod
+    def model_of(cls, target: Target, path: Path) -> Target:
+        """That model."""
+        return target
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The heads' file and shapes, the tree and the rule of acceptance."""
+        cls._check_rule(options)
+        path = drafter_here(options.weights, cls.name, base)
+        if path is None:
+            return
+        base = cls.outline_of(base, path)
+        with torch.device("meta"):
+            heads, config = cls.read(path, base, read_shapes)
+        check_tree(tree_of(cls.choices(options, config, heads.count)), heads.count, base.vocab_size, cls.name)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> Self:
+        """Heads from the folder or file that the user named, or those that came with the model."""
+        path = drafter_folder(options.weights, cls.name, target)
+        own = cls.model_of(target, path)
+        heads, config = cls.read(path, own, read_tensors)
+        check_base(config, target, cls.name)
+        return cls(own, options, heads, tree_of(cls.choices(options, config, heads.count)), config)
+
+    def variant(self, options: Any) -> Self:
+        """The same heads on another tree."""
+        tree = tree_of(self.choices(options, self.config, self.heads.count))
+        other = type(self)(self.target, options, self.heads, tree, self.config)
+        other.heads_hash = self.heads_hash
+        return other
+
+    @classmethod
+    def _check_rule(cls, options: HeadsOptions) -> None:
+        for name in ("epsilon", "alpha"):
+            if getattr(options, name) <= 0:
+                raise UserError(f"{cls.name}: {name} must be above 0, not {getattr(options, name)}")
+
+    @classmethod
+    def choices(cls, options: HeadsOptions, config: dict[str, Any], count: int) -> list[Choice]:
+        """The tree that the options ask for, no deeper than the `count` heads, or those of them that are used."""
+        if not 0 <= options.heads <= count:
+            raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
+        heads = options.heads or count
+        if options.nodes < 0:
+            raise UserError(f"{cls.name}: nodes must be at least 1, or 0 for the heads' own, not {options.nodes}")
+        if options.nodes > MOST_NODES:
+            raise UserError(f"{cls.name}: nodes must be at most {MOST_NODES}, not {options.nodes}")
+        measured, where = config if options.tree == "auto" else {}, "config.json"
+        if options.tree not in ("auto", "published"):
+            measured, where = read_measured(Path(options.tree)), options.tree
+            if not measured:
+                return read_tree(Path(options.tree), heads, cls.name)
+        accuracies = read_accuracies(measured, cls.name, where)
+        if accuracies:
+            return best_tree(accuracies[:heads], options.nodes or read_nodes(measured, cls.name, where=where))
+        return [c for c in PUBLISHED if len(c) <= heads]
+
+    # -- what the harness asks ----------------------------------------------------------------------------------
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size of the tree, where accuracies to build it from are known, and its depth."""
+        given, heads = self.options.tree, {"heads": range(1, self.heads.count + 1)}
+        if given not in ("auto", "published"):
+            return {"nodes": NODES, **heads} if Path(given).is_file() and read_measured(Path(given)) else {}
+        known = given == "auto" and read_accuracies(self.config, self.name)
+        return {"nodes": NODES, **heads} if known else heads
+
+    @cached_property
+    def heads_hash(self) -> str:
+        """Of the heads' weights; large heads take a while."""
+        return hash_weights(self.heads)
+
+    def described(self) -> dict[str, Any]:
+        """The tree as it is drafted, the heads, and the rule of acceptance where it is not the exact one."""
+        tree = [list(pair) for pair in zip(self.tree.shape.parents[1:], self.tree.ranks, strict=True)]
+        o = self.options
+        rule = {} if o.accept == "exact" else {"accept": o.accept}
+        return {
+            "tree_nodes": len(self.tree.ranks),
+            "depth": self.depth,
+            "tree_hash": hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16],
+            "heads_hash": self.heads_hash,
+            **rule,
+            **({"epsilon": o.epsilon, "alpha": o.alpha} if o.accept == "typical" else {}),
+        }
+
+    def max_rows(self) -> int:
+        """The tree, root included."""
+        return len(self.tree.shape.parents)
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """As the options say."""
+        o, logits = self.options, output.logits[0]
+        if o.accept == "typical":
+            return accept_typical(logits, tree, state.sampling, o.epsilon, o.alpha)
+        if o.accept == "nucleus":
+            return accept_rows(logits, tree, state.sampling, state.rng)
+        return super().accept(state, tree, output)
