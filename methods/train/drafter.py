@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from specbench_ss.trainer import TrainConfig, Trainer
 
 if TYPE_CHECKING:
+    from specbench_ss.methods.accuracies import Guesser
     from specbench_ss.methods.train.training import DrafterTraining
     from specbench_ss.methods.training import Trainee
     from specbench_ss.target import Target
+
+JUDGED_STEPS = 8  # batches of text on which accuracies are measured
 
 
 class DrafterTrainer(Trainer):
@@ -45,3 +48,12 @@ class DrafterTrainer(Trainer):
         from specbench_ss.methods.train import session
 
         session.run(self, config)
+
+
+def measured_accuracies(training: DrafterTraining, trainee: Guesser) -> dict[str, Any]:
+    """Top-k accuracies for a folder's config: of held-out text, or of the training text where there is none."""
+    from specbench_ss.methods.accuracies import mean_accuracies
+
+    text = training.held_out if len(training.held_out.rows) else training.text
+    measured = mean_accuracies(training.target, trainee, text, training.budget, JUDGED_STEPS, training.processes)
+    return {"accuracies": measured, "accuracies_of": "held-out text" if text is training.held_out else "training text"}

@@ -36,6 +36,27 @@ EVERY = 20  # steps between progress lines
 
 def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
     """Train and write; what the user can mend is found before anything is learnt."""
+    processes, target = opened(config)
+    torch.manual_seed(config.seed)
+    trainee = trainer.build(target, config.lr or trainer.lr)
+    text = training_text(config, target, processes)
+    budget = _budget(config, trainer.ahead, len(text.train))
+    processes.shard(target, trainee)
+    train, held_out = PackedText(text.train, config.seed), PackedText(text.held_out, config.seed)
+    training = DrafterTraining(
+        target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _about(trainer, config)
+    )
+    _say(processes, _opening(training, config))
+    if not len(held_out.rows):
+        _say(processes, "nothing is held out: no held-out loss and no estimate of tau; see --eval-fraction")
+    training.train(lambda line: _say(processes, line), EVERY, config.save_every)
+    if processes.first:
+        _finish(trainer, config, training, text)
+    processes.wait()
+
+
+def opened(config: TrainConfig) -> tuple[Processes, Target]:
+    """The processes and the target; what the user can mend is found before it is loaded, if possible."""
     device = resolve_device(config.device)
     if config.load_in_4bit:
         check_four_bits(device)
@@ -52,22 +73,7 @@ def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
     check_template(target.tokenizer, target.name)
     if config.length > target.context_length:
         raise UserError(f"--length {config.length} is beyond the context of {target.name}, {target.context_length}")
-    torch.manual_seed(config.seed)
-    trainee = trainer.build(target, config.lr or trainer.lr)
-    text = _text(config, target, processes)
-    budget = _budget(config, trainer.ahead, len(text.train))
-    processes.shard(target, trainee)
-    train, held_out = PackedText(text.train, config.seed), PackedText(text.held_out, config.seed)
-    training = DrafterTraining(
-        target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _about(trainer, config)
-    )
-    _say(processes, _opening(training, config))
-    if not len(held_out.rows):
-        _say(processes, "nothing is held out: no held-out loss and no estimate of tau; see --eval-fraction")
-    training.train(lambda line: _say(processes, line), EVERY, config.save_every)
-    if processes.first:
-        _finish(trainer, config, training, text)
-    processes.wait()
+    return processes, target
 
 
 def check_out(out: Path) -> None:
@@ -81,7 +87,7 @@ def check_out(out: Path) -> None:
         raise UserError(f"--out {out} holds files that are of no training: give another folder")
 
 
-def _text(config: TrainConfig, target: Target, processes: Processes) -> TrainingText:
+def training_text(config: TrainConfig, target: Target, processes: Processes) -> TrainingText:
     """Made by the first process; the others find it made."""
     own = OwnAnswers(target, config.answer_limit, config.answer_temperature) if config.own_answers else None
     source = config.data[0] if len(config.data) == 1 else config.data
