@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.methods.medusa.trees import PUBLISHED
 from specbench_ss.methods.ss.paper.meta import CONTEXT, HEADS, META, Overhead, count, flops, meta_state
 from specbench_ss.methods.ss.paper.models import on_meta
@@ -51,41 +52,22 @@ def _fusion_and_head(target: Target, drafter: Eagle, rows: int) -> Callable[[], 
     return lambda: target.logits(drafter.fuse(x))
 
 
-class HydraHead(nn.Module):
-    """Head i reads the prefix state, the root and i drafted tokens: (i + 2) h values (Ankner et al. 2024)."""
-
-    def __init__(self, index: int, hidden: int, vocab: int, more: int) -> None:
-        super().__init__()
-        wide = (index + 2) * hidden
-        self.first, self.residual = nn.Linear(wide, hidden), nn.Linear(wide, hidden)
-        self.block = nn.Linear(hidden, hidden) if more else None  # one set of weights, applied `more` times
-        self.more, self.unembed = more, nn.Linear(hidden, vocab)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, (index + 2) h] -> logits [rows, V]."""
-        x = self.residual(x) + nn.functional.silu(self.first(x))
-        for _ in range(self.more):
-            assert self.block is not None
-            x = x + nn.functional.silu(self.block(x))
-        out: Tensor = self.unembed(x)
-        return out
-
-
 def hydra(target: Target, model: str, plus: bool) -> Overhead:
     """Four heads one after the other on Medusa's published tree; Hydra++: four blocks each, and a prefix layer."""
     with META:
-        heads = [HydraHead(i, target.hidden_size, target.vocab_size, 3 if plus else 0) for i in range(HEADS)]
-    total = sum(flops(_of_head(head, rows)) for head, rows in zip(heads, _expanded(), strict=True))
-    parameters = sum(map(count, heads))
+        heads = HydraHeads(HEADS, 4 if plus else 1, target.hidden_size, target.vocab_size, tied=True)
+    total = sum(flops(_of_head(heads, head, rows)) for head, rows in enumerate(_expanded()))
+    parameters = count(heads)
     if plus:  # the prefix layer runs once a draft, on the newest state
         parameters += count(Eagle(model).layer)
         total += layer_flops(target, 1)
     return Overhead(parameters, HEADS, total)
 
 
-def _of_head(head: HydraHead, rows: int) -> Callable[[], Tensor]:
-    x = torch.empty(rows, head.first.in_features, device=META)
-    return lambda: head(x)
+def _of_head(heads: HydraHeads, head: int, rows: int) -> Callable[[], Tensor]:
+    hidden = heads.hydra_mlp[head].get_parameter("0.linear.weight").shape[0]
+    x, path = torch.empty(1, hidden, device=META), torch.empty(rows, head + 1, hidden, device=META)
+    return lambda: heads.logits(head, x, path, x)
 
 
 def _expanded() -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.methods.ss.paper import drafts, meta, others
 from specbench_ss.methods.ss.paper.models import MODELS, meta_target
 from specbench_ss.methods.ss.paper.overheads import FLOP_NOTES, PRINTED, as_printed, counted
@@ -99,8 +100,8 @@ def test_overheads_rank_as_the_paper_says() -> None:
 def test_eagle_and_hydra_counts_are_the_published_ones() -> None:
     assert as_printed(meta.count(others.Eagle("Vicuna-13B")), "3.7E8")  # 0.37B in EAGLE's README
     with torch.device("meta"):
-        heads = [others.HydraHead(i, 4096, 32000, 0) for i in range(4)]
-    assert sum(map(meta.count, heads)) / 1e9 == pytest.approx(0.99, abs=0.005)
+        heads = HydraHeads(4, 1, 4096, 32000)
+    assert meta.count(heads) / 1e9 == pytest.approx(0.99, abs=0.005)
 
 
 def test_equation_10() -> None:

@@ -1,0 +1,111 @@
+"""Training Hydra heads on the frozen base: they learn its distributions (teacher loss, Hydra sec. 4), grounded.
+
+Grounded: a head reads the text's own tokens where decoding gives it drafted ones, which in training all are right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench_ss.errors import UserError
+from specbench_ss.methods.accuracies import TOP, ranked
+from specbench_ss.methods.hydra.files import prefix_config
+from specbench_ss.methods.hydra.heads import HydraHeads, start
+from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, mean_loss
+from specbench_ss.target import FINAL, Target
+
+
+class HydraTrainee(Trainee):
+    """Heads, and for Hydra++ the prefix layer. heads: how many new ones, or those that there are.
+
+    own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read.
+    """
+
+    name = "hydra"
+
+    def __init__(
+        self,
+        target: Target,
+        heads: int | HydraHeads = 4,
+        layers: int = 4,
+        prefix: bool = True,
+        own_unembed: bool = True,
+        lr: float = 5e-4,
+        tap: int = FINAL,
+    ) -> None:
+        self.embedding: Tensor = target.model.get_input_embeddings().weight
+        if self.embedding.shape[1] != target.hidden_size:
+            raise UserError(
+                f"hydra: the model embeds tokens in {self.embedding.shape[1]} numbers, its states have "
+                f"{target.hidden_size}: such models are not supported"
+            )
+        if isinstance(heads, int):
+            layer = prefix_config(target) if prefix else None
+            heads = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
+            start(heads, target.unembed)
+        self.module: HydraHeads = heads
+        self.config = {  # as published configs have it
+            "hydra_num_heads": heads.count,
+            "hydra_num_layers": len(heads.hydra_mlp[0]),  # type: ignore[arg-type]
+            "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
+        }
+        self.target, self.lr, self.tap = target, lr, tap
+        self.taps = () if tap == FINAL else (tap,)
+
+    def about(self) -> dict[str, Any]:
+        """The heads' shape."""
+        return {**self.config, "own_unembed": self.module.hydra_lm_head is not None}
+
+    @torch.no_grad()
+    def prepare(self, states: BaseStates, batch: Batch) -> None:
+        """The prefix layer starts at the scale of the states it reads, which the LM heads know."""
+        if self.module.prefix is not None:
+            self.module.prefix.norm.weight.fill_(self._read(states).float().pow(2).mean().sqrt())
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum over heads of the mean cross-entropy against the base's distribution of the same token."""
+        anchors, n = batch.anchors, self.module.count
+        labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
+        ahead = anchors.at[..., None] + torch.arange(1, n + 1, device=anchors.at.device)  # what decides x_{t+2+i}
+        ahead = ahead.clamp_max(states.final.shape[1] - 1).flatten(1)  # [B, A*n]
+        final = states.at(states.final, Anchors(ahead, anchors.labels)).unflatten(1, (-1, n)).flatten(0, 1)
+        losses, rights = [], []
+        for i, logits in enumerate(self._logits(states, anchors)):
+            with torch.no_grad():
+                teacher = self.target.logits(final[:, i]).float().softmax(-1)  # [B*A, V]
+            each = -(teacher * F.log_softmax(logits.float(), -1)).sum(-1)  # [B*A]
+            losses.append((each * (labels[:, i] != -100)).sum())
+            rights.append((logits.detach().argmax(-1) == labels[:, i]).sum())
+        return mean_loss((torch.stack(losses), torch.stack(rights)), whole, [1.0] * n)
+
+    @torch.no_grad()
+    def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Given that all tokens before are the text's, of which a path's probability is the product."""
+        top = min(TOP, self.target.vocab_size)
+        guesses = [logits.topk(top).indices for logits in self._logits(states, batch.anchors)]
+        return ranked(torch.stack(guesses), batch.anchors)
+
+    def _read(self, states: BaseStates) -> Tensor:
+        """The base's states that the heads or the prefix layer read, [B, T, h]."""
+        return states.final if self.tap == FINAL else states.taps[self.tap]
+
+    def _logits(self, states: BaseStates, anchors: Anchors) -> list[Tensor]:
+        """Of every head, [B*A, V]."""
+        x = states.at(self._prefixed(states), anchors).flatten(0, 1)  # [B*A, h]
+        tokens = anchors.labels[..., : self.module.count].clamp_min(0).flatten(0, 1)  # x_{t+1}.. [B*A, n]
+        path = F.embedding(tokens, self.embedding)
+        shared = self.target.unembed
+        return [self.module.logits(i, x, path[:, : i + 1], shared) for i in range(self.module.count)]
+
+    def _prefixed(self, states: BaseStates) -> Tensor:
+        x, layer, documents = self._read(states), self.module.prefix, states.documents
+        if layer is None:
+            return x
+        t = x.shape[1]
+        if documents is None:
+            return layer(x, torch.arange(t, device=x.device)[None], t, None, None)  # type: ignore[no-any-return]
+        return layer(x, documents.places, t, None, documents.masks((None,), x.dtype)[None])  # type: ignore[no-any-return]
