@@ -193,6 +193,8 @@ KINDS = {
     "ss": STREAMS,
     "ss-shared": [*STREAMS, "--mode", "shared", "--lora-rank", "2"],
     "medusa": ["--heads", "2"],
+    "medusa2": ["--heads", "2", "--lora-rank", "2", "--ramp", "4"],
+    "hydra": ["--heads", "2", "--layers", "1"],
     "draft": ["--hidden", "32", "--layers", "1", "--distill"],
 }
 
