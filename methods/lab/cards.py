@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from specbench_ss.decoder import Decoder
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.hydra import Hydra
 from specbench_ss.methods.lab.text import completion_mask, conversations, render, tokenize
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.methods.medusa.joint import Medusa2
 from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.shared import SharedStreaming
@@ -90,6 +92,9 @@ def taus(target: Target, per_category: int = 3, limit: int = 256) -> dict[str, f
         "ss": SpeculativeStreaming.load(target, SSOptions()),
         "ss-shared": SharedStreaming.load(target, SSOptions()),
     }
+    for method in (Hydra, Medusa2):
+        if target.companion(method.name):  # the shipped family may be older than the method
+            decoders[method.name] = method.load(target, method.Options())
     prompts = [
         target.encode_chat([{"role": "user", "content": q.turns[0]}])
         for q in questions(SPECBENCH_CATEGORIES, "eval", per_category)
@@ -128,7 +133,9 @@ Tau over held-out questions of the 13 categories, greedy, default options: {tau:
 OWN = "the base's own greedy answers"
 DRAFTERS = {
     "medusa": ("Four Medusa-1 heads", OWN),
+    "hydra": ("Hydra++: four sequential heads behind one more layer, which share the base's LM head,", OWN),
     "ss": ("Lossless streams and the pruning map", OWN),
+    "medusa2": ("LoRA and four Medusa heads, learnt together, which change the model,", "the base's kind of text"),
     "ss-shared": ("LoRA and streams, learnt together (eq. 6; main rows see their streams), which change the model,",
                   "the base's kind of text"),
 }  # fmt: skip
@@ -146,6 +153,8 @@ def write_cards(out: Path, base: Target, draft: Target, measured: Measured) -> N
         "draft": DRAFT.format(parameters=draft.parameter_count, loss=measured.draft_loss),
     }
     for name, (what, text) in DRAFTERS.items():
+        if name not in measured.taus:
+            continue
         others = ", ".join(f"{k} {v:.2f}" for k, v in measured.taus.items() if k != name)
         cards[name] = DRAFTER.format(name=name, what=what, text=text, tau=measured.taus[name], others=others)
     for name, text in cards.items():

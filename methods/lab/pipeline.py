@@ -15,6 +15,7 @@ from typing import Any
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.jsonl import write_json
 from specbench_ss.methods.lab import stages as work
+from specbench_ss.methods.lab.rivals import RIVALS, rivals
 from specbench_ss.methods.lab.workshop import Log, Workshop
 from specbench_ss.methods.resumable import check_same
 from specbench_ss.models import resolve_device
@@ -37,7 +38,9 @@ STAGES: dict[str, Stage] = {
     "polish": Stage(work.polish, CHECKPOINTED),
     "answers": Stage(work.answers, ("train.npy", "calibration.npy")),
     "drafters": Stage(work.drafters, CHECKPOINTED),
+    "rivals": Stage(rivals, tuple(f"{name}/checkpoint.pt" for name in RIVALS)),
     "shared": Stage(work.shared, CHECKPOINTED),
+    "medusa2": Stage(work.medusa2, CHECKPOINTED),
     "space": Stage(work.space, CHECKPOINTED),
     "datastore": Stage(work.datastore),
     "draft": Stage(work.draft, CHECKPOINTED),

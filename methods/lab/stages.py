@@ -15,14 +15,18 @@ import torch
 from numpy.typing import NDArray
 
 from specbench_ss.errors import UserError
+from specbench_ss.methods.accuracies import mean_accuracies
 from specbench_ss.methods.checkpoint import write_checkpoint
 from specbench_ss.methods.lab import cards
 from specbench_ss.methods.lab.answers import own_conversations
 from specbench_ss.methods.lab.base import BaseSize, BaseTrainer, new_model
+from specbench_ss.methods.lab.drafter_text import DRAFTER_STEPS, drafter_budget, drafter_text
+from specbench_ss.methods.lab.rivals import CALIBRATION_BATCHES, RIVALS
 from specbench_ss.methods.lab.text import POLISH_WEIGHTS, completion_mask, conversations, pack, render
 from specbench_ss.methods.lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.lab.workshop import Workshop, save_model, save_rows, training_rows
-from specbench_ss.methods.medusa.training import MedusaTrainee, mean_accuracies
+from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
+from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.rest.build import build as build_datastore
 from specbench_ss.methods.space.model import save as save_space
 from specbench_ss.methods.space.training import SPACETrainee
@@ -38,8 +42,6 @@ from specbench_ss.target import Target
 POLISH_SHARE = 0.33
 DRAFTER_TALKS = {"s": 10_000, "m": 200_000}
 CALIBRATION_TALKS = 768
-CALIBRATION_BATCHES = 12
-DRAFTER_STEPS = 900
 LAB_STREAMS = {
     "s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64),
     "m": StreamConfig(adapter_rank=32),
@@ -47,7 +49,6 @@ LAB_STREAMS = {
 STREAM_LR = 1.5e-2
 STREAM_EMBEDDING_LR = 0.1
 SPACE_MASK_LR = 5e-3
-DRAFTER_ROWS = 5
 SHARED_STREAMS = StreamConfig(
     gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
 )  # ACL sec. 3: LoRA for main and streams alike, eq. 3
@@ -122,23 +123,16 @@ def answers(shop: Workshop) -> None:
         save_rows(path, pack(docs, shop.base_size(shop.size).row_length, special_ids(tokenizer)["pad"]))
 
 
-def _drafter_text(shop: Workshop, split: str) -> DrafterText:
-    special = special_ids(shop.tokenizer())
-    rows = np.load(shop.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
-    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 3)
-
-
 def drafters(shop: Workshop) -> None:
     """Medusa heads and streams side by side: same batches, same steps, same frozen base."""
     target = shop.base_target()
     torch.manual_seed(shop.seed + 3)
     medusa = MedusaTrainee(target, heads=4)
     streams = StreamsTrainee(target, LAB_STREAMS[shop.size], lr=STREAM_LR, embedding_lr=STREAM_EMBEDDING_LR)
-    budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
-    text = _drafter_text(shop, "train")
+    budget, text = drafter_budget(shop), drafter_text(shop, "train")
     TogetherTrainer(target, [medusa, streams], text, budget, shop.folder("drafters")).train(shop.log)
     batches = shop.scaled(CALIBRATION_BATCHES, 1)
-    accuracies = mean_accuracies(target, medusa, _drafter_text(shop, "calibration"), budget, batches)
+    accuracies = mean_accuracies(target, medusa, drafter_text(shop, "calibration"), budget, batches)
     about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps}}
     heads = {**about, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
     write_checkpoint(shop.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
@@ -163,6 +157,21 @@ def train_shared(shop: Workshop, target: Target, trainees: Sequence[SharedTraine
     for trainee in trainees:
         trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
         save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+
+
+def medusa2(shop: Workshop) -> None:
+    """Heads and backbone together, on the batches of stage `shared`; the heads share the backbone's LM head."""
+    target = shop.base_target()
+    torch.manual_seed(shop.seed + 5)
+    trainee = Medusa2Trainee(target, 4, SHARED_STREAMS.lora_rank, own_unembed=False, lr=SHARED_LR)
+    budget = _tune(shop, target, [trainee], "medusa2")
+    batches = shop.scaled(CALIBRATION_BATCHES, 1)
+    accuracies = mean_accuracies(target, trainee, drafter_text(shop, "calibration"), budget, batches)
+    config = {
+        "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps},
+        "accuracies": accuracies, "nodes": MEDUSA_NODES,
+    }  # fmt: skip
+    save_joint(shop.folder("medusa2/weights"), trainee, config)
 
 
 def _tune(shop: Workshop, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
@@ -213,6 +222,8 @@ def export(shop: Workshop) -> None:
         "medusa": shop.made("medusa", "drafters"),
         "ss": shop.made("ss", "drafters"),
         "ss-shared": shop.made("ss-shared", "shared"),
+        "medusa2": shop.made("medusa2/weights", "medusa2"),
+        **{name: shop.made(name, "rivals") for name in RIVALS},
         "rest": shop.made("rest", "datastore"),
         "space": shop.made("space/weights", "space"),
     }

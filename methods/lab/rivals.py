@@ -1,0 +1,72 @@
+"""The rivals that leave the base alone, each trained by itself on the batches of stage `drafters`.
+
+One more of them is one more entry in RIVALS. Each has its own checkpoint, so that it can be trained alone and go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specbench_ss.methods.accuracies import mean_accuracies
+from specbench_ss.methods.checkpoint import write_checkpoint
+from specbench_ss.methods.hydra.training import HydraTrainee
+from specbench_ss.methods.lab.drafter_text import drafter_budget, drafter_text
+from specbench_ss.methods.lab.workshop import Workshop
+from specbench_ss.methods.together import TogetherTrainer
+from specbench_ss.target import Target
+
+CALIBRATION_BATCHES = 12
+HYDRA_NODES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """build: the trainee, with first weights. about: what its config.json says besides its shape and its training.
+
+    ranked: whether accuracies are measured, for a static tree.
+    """
+
+    build: Callable[[Workshop, Target, int], Any]  # the last: levels to draft
+    about: dict[str, Any] = field(default_factory=dict)
+    ranked: bool = False
+    file: str = "model.safetensors"
+
+
+RIVALS = {
+    "hydra": Rival(  # Hydra++; the heads share the base's LM head, which keeps the file small
+        lambda shop, target, levels: HydraTrainee(target, levels, layers=1, own_unembed=False, lr=1e-3),
+        {"nodes": HYDRA_NODES},
+        ranked=True,
+        file="hydra_lm_head.safetensors",
+    ),
+}
+
+
+def rivals(shop: Workshop) -> None:
+    """All of them, one after the other."""
+    target = shop.base_target()
+    for name in RIVALS:
+        train_rival(shop, target, name)
+
+
+def train_rival(shop: Workshop, target: Target, name: str) -> None:
+    """One of them, into the folder of its name; goes on from its checkpoint."""
+    rival, budget = RIVALS[name], drafter_budget(shop)
+    torch.manual_seed(shop.seed + 3)
+    trainee = rival.build(shop, target, budget.ahead)
+    text = drafter_text(shop, "train")
+    TogetherTrainer(target, [trainee], text, budget, shop.folder(f"rivals/{name}")).train(shop.log)
+    about: dict[str, Any] = {
+        "base_hash": target.weights_hash,
+        "base_dtype": str(target.dtype),
+        "trained": {"steps": budget.steps},
+    }
+    if rival.ranked:
+        batches = shop.scaled(CALIBRATION_BATCHES, 1)
+        measured = mean_accuracies(target, trainee, drafter_text(shop, "calibration"), budget, batches)
+        about["accuracies"] = measured
+    write_checkpoint(shop.folder(name), trainee.module, {**trainee.config, **about, **rival.about}, rival.file)
