@@ -6,10 +6,13 @@ otherwise, and its speed-up over the target's decoding would say nothing about t
 
 from __future__ import annotations
 
+import copy
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
@@ -97,4 +100,17 @@ def _beside(target: Target, folder: Path, stamp: tuple[Any, ...]) -> Target:
     model = load_model(str(folder), target.dtype, str(target.device))
     own = Target(model, target.tokenizer, target.name, target.folder)
     own.is_lab, own.weights_hash = target.is_lab, hash_weights(model)
+    return own
+
+
+def fine_tuned(target: Target) -> Target:
+    """The target with a random low-rank change of every linear layer, as a LoRA makes it: for examples."""
+    model, generator = copy.deepcopy(target.model), torch.Generator().manual_seed(3)
+    for module in model.model.modules() if hasattr(model, "model") else model.modules():
+        if isinstance(module, torch.nn.Linear):
+            out, into = module.weight.shape
+            a, b = torch.randn(out, 2, generator=generator), torch.randn(2, into, generator=generator)
+            module.weight.data += 0.03 * (a @ b).to(module.weight)
+    own = Target(model, target.tokenizer, target.name, target.folder)
+    own.weights_hash = hash_weights(model)
     return own

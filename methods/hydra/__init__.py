@@ -14,13 +14,12 @@ from torch import Tensor
 from specbench_ss.cache import Cache
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
-from specbench_ss.methods.hydra.files import prefix_config, read_heads
+from specbench_ss.methods.hydra.files import read_heads
 from specbench_ss.methods.hydra.heads import HydraHeads
-from specbench_ss.methods.medusa.tree_heads import HeadsOptions, Read, TreeHeads, example_choices
-from specbench_ss.methods.medusa.trees import MedusaTree, tree_of
+from specbench_ss.methods.medusa.tree_heads import HeadsOptions, Read, TreeHeads
+from specbench_ss.methods.medusa.trees import MedusaTree
 from specbench_ss.outline import Outline
 from specbench_ss.target import FINAL, Output, Target
-from specbench_ss.testing.tiny import randomise
 from specbench_ss.tree import DraftTree, indices
 from specbench_ss.verify import Verdict
 
@@ -75,28 +74,10 @@ class Hydra(TreeHeads):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """With the prefix layer and without, own LM heads and the base's, an earlier state, a rule that is lossy."""
+        """Random heads in every shape."""
+        from specbench_ss.methods.hydra.examples import shapes
 
-        def made(
-            count: int, layers: int = 1, prefix: bool = True, own: bool = True, offset: int = 0, **options: Any
-        ) -> Callable[[], Decoder]:
-            def make() -> Decoder:
-                layer = prefix_config(target) if prefix else None
-                heads = HydraHeads(count, layers, target.hidden_size, target.vocab_size, layer, own)
-                randomise(heads, 1)
-                tree, config = tree_of(example_choices(target, count)), {"hidden_state_offset": offset}
-                return cls(target, cls.Options(**options), heads, tree, config)
-
-            return make
-
-        return {
-            "hydra": made(4, prefix=False),
-            "hydra++": made(4, layers=2),
-            "hydra++, one head": made(1),
-            "hydra, earlier state": made(2, prefix=False, offset=1),
-            "hydra++, base's LM head": made(3, own=False, offset=1),
-            "typical": made(3, accept="typical"),
-        }
+        return shapes(target)
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 

@@ -164,14 +164,14 @@ def medusa2(shop: Workshop) -> None:
     target = shop.base_target()
     torch.manual_seed(shop.seed + 5)
     trainee = Medusa2Trainee(target, 4, SHARED_STREAMS.lora_rank, own_unembed=False, lr=SHARED_LR)
-    budget = _tune(shop, target, [trainee], "joint")
+    budget = _tune(shop, target, [trainee], "medusa2")
     batches = shop.scaled(CALIBRATION_BATCHES, 1)
     accuracies = mean_accuracies(target, trainee, drafter_text(shop, "calibration"), budget, batches)
     config = {
         "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps},
         "accuracies": accuracies, "nodes": MEDUSA_NODES,
     }  # fmt: skip
-    save_joint(shop.folder("medusa2"), trainee, config)
+    save_joint(shop.folder("medusa2/weights"), trainee, config)
 
 
 def _tune(shop: Workshop, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
@@ -222,10 +222,10 @@ def export(shop: Workshop) -> None:
         "medusa": shop.made("medusa", "drafters"),
         "ss": shop.made("ss", "drafters"),
         "ss-shared": shop.made("ss-shared", "shared"),
+        "medusa2": shop.made("medusa2/weights", "medusa2"),
+        **{name: shop.made(name, "rivals") for name in RIVALS},
         "rest": shop.made("rest", "datastore"),
         "space": shop.made("space/weights", "space"),
-        "medusa2": shop.made("medusa2", "joint"),
-        **{name: shop.made(name, "rivals") for name in RIVALS},
     }
     out = shop.folder("export")
     for name, source in sources.items():

@@ -13,11 +13,10 @@ from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
 from specbench_ss.methods.medusa.files import read_heads
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.medusa.tree_heads import LOSSY, HeadsOptions, Read, TreeHeads, example_choices
-from specbench_ss.methods.medusa.trees import MedusaTree, tree_of
+from specbench_ss.methods.medusa.tree_heads import LOSSY, HeadsOptions, Read, TreeHeads
+from specbench_ss.methods.medusa.trees import MedusaTree
 from specbench_ss.outline import Outline
 from specbench_ss.target import FINAL, Target
-from specbench_ss.testing.tiny import randomise
 from specbench_ss.tree import DraftTree
 
 
@@ -69,23 +68,10 @@ class Medusa(TreeHeads):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Many heads and one, own LM heads and the base's, every rule of acceptance."""
+        """Random heads on every kind of tree."""
+        from specbench_ss.methods.medusa.examples import shapes
 
-        def made(count: int, own_unembed: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
-            def make() -> Decoder:
-                heads = MedusaHeads(count, layers, target.hidden_size, target.vocab_size, own_unembed)
-                randomise(heads, 1)
-                return cls(target, cls.Options(**options), heads, tree_of(example_choices(target, count)))
-
-            return make
-
-        return {
-            "four heads": made(4),
-            "one head": made(1),
-            "base's LM head": made(3, own_unembed=False, layers=2),
-            "typical": made(3, accept="typical"),
-            "nucleus": made(3, accept="nucleus"),
-        }
+        return shapes(target, cls)
 
     def propose(self, state: State) -> DraftTree:
         """Top tokens of every head, placed on the tree."""

@@ -6,13 +6,10 @@ beside it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
@@ -22,6 +19,7 @@ from specbench_ss.methods.medusa import Medusa
 from specbench_ss.methods.own_model import (
     OwnAutoregressive,
     OwnModel,
+    fine_tuned,
     holds_model,
     outline_beside,
     target_beside,
@@ -65,7 +63,7 @@ class Medusa2(OwnModel, Medusa):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """As `medusa`, on a changed copy of the target."""
-        return super().examples(changed_copy(target))
+        return super().examples(fine_tuned(target))
 
 
 class Medusa2Autoregressive(OwnAutoregressive):
@@ -90,7 +88,7 @@ class Medusa2Autoregressive(OwnAutoregressive):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """On a changed copy of the target."""
-        return {"default": lambda: cls(changed_copy(target), Medusa2AROptions())}
+        return {"default": lambda: cls(fine_tuned(target), Medusa2AROptions())}
 
 
 def backbone_outline(base: Outline, path: Path) -> Outline:
@@ -111,16 +109,3 @@ def backbone(target: Target, path: Path) -> Target:
     backbone_outline(target, path)
     lora = (path / ADAPTER).is_file()
     return merged_target(target, path, NAME) if lora else target_beside(target, path)
-
-
-@torch.no_grad()
-def changed_copy(target: Target) -> Target:
-    """A target of its own whose weights are a little different, always in the same way."""
-    model = copy.deepcopy(target.model)
-    generator = torch.Generator().manual_seed(7)
-    for p in model.parameters():
-        noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
-        p.add_(noise, alpha=0.1 * float(p.float().std() if p.numel() > 1 else 1))
-    own = Target(model, target.tokenizer, target.name, target.folder)
-    own.weights_hash = f"{target.weights_hash}+changed"
-    return own

@@ -28,7 +28,7 @@ from specbench_ss.methods.medusa.trees import (
     best_tree,
     check_tree,
     read_accuracies,
-    read_file,
+    read_measured,
     read_nodes,
     read_tree,
     tree_of,
@@ -157,10 +157,9 @@ class TreeHeads(Decoder):
             raise UserError(f"{cls.name}: nodes must be at most {MOST_NODES}, not {options.nodes}")
         measured, where = config if options.tree == "auto" else {}, "config.json"
         if options.tree not in ("auto", "published"):
-            found = read_file(Path(options.tree), cls.name)
-            if not (isinstance(found, dict) and found.get("accuracies")):
+            measured, where = read_measured(Path(options.tree)), options.tree
+            if not measured:
                 return read_tree(Path(options.tree), heads, cls.name)
-            measured, where = found, options.tree
         accuracies = read_accuracies(measured, cls.name, where)
         if accuracies:
             return best_tree(accuracies[:heads], options.nodes or read_nodes(measured, cls.name, where=where))
@@ -172,9 +171,7 @@ class TreeHeads(Decoder):
         """The size of the tree, where accuracies to build it from are known, and its depth."""
         given, heads = self.options.tree, {"heads": range(1, self.heads.count + 1)}
         if given not in ("auto", "published"):
-            file = Path(given)
-            measured = file.is_file() and isinstance(read_file(file, self.name), dict)
-            return {"nodes": NODES, **heads} if measured else {}
+            return {"nodes": NODES, **heads} if Path(given).is_file() and read_measured(Path(given)) else {}
         known = given == "auto" and read_accuracies(self.config, self.name)
         return {"nodes": NODES, **heads} if known else heads
 
@@ -209,8 +206,3 @@ class TreeHeads(Decoder):
         if o.accept == "nucleus":
             return accept_rows(logits, tree, state.sampling, state.rng)
         return super().accept(state, tree, output)
-
-
-def example_choices(target: Target, heads: int) -> list[Choice]:
-    """Of the published tree what a small vocabulary and few heads can draft."""
-    return [c for c in PUBLISHED if len(c) <= heads and max(c) < target.vocab_size]

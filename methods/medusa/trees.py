@@ -113,27 +113,32 @@ def _are_shares(row: Any) -> bool:
     return numbers and bool(row)
 
 
-def read_file(path: Path, method: str) -> Any:
-    """What a JSON file holds. Raises UserError where it holds none."""
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{method}: cannot read tree {path}: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{method}: cannot read tree {path}: it is not JSON") from None
+def read_measured(path: Path) -> dict[str, Any]:
+    """The JSON object with measured `accuracies` in a file; {} where it holds something else, as a tree."""
+    content = _read_json(path)
+    return content if isinstance(content, dict) and content.get("accuracies") else {}
 
 
-def read_tree(path: Path, depth: int, method: str) -> list[Choice]:
-    """Choices from a JSON file, a list of lists of ranks.
+def read_tree(path: Path, heads: int, method: str) -> list[Choice]:
+    """Choices from a JSON file: a list of lists of ranks.
 
-    Raises UserError where it is not that, and where a choice is deeper than what there is to draft with.
+    Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
     """
-    content = read_file(path, method)
+    content = _read_json(path)
     if problem := misfit(content, [[int]]):
         form = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
         raise UserError(f"{method}: cannot read tree {path}: {problem}; a tree is {form}")
     choices = [tuple(choice) for choice in content]
     deepest = max(map(len, choices), default=0)
-    if deepest > depth:
-        raise UserError(f"{method}: the tree {path} is {deepest} deep, there are {depth} heads to draft with")
+    if deepest > heads:
+        raise UserError(f"{method}: the tree {path} is {deepest} deep, there are {heads} heads to draft with")
     return choices
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read tree {path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"cannot read tree {path}: it is not JSON") from None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from specbench_ss.methods.own_model import fine_tuned
 from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.options import SSOptions
@@ -77,14 +75,3 @@ def shared_ar_shapes(target: Target) -> dict[str, Callable[[], SharedAutoregress
         return lambda: SharedAutoregressive(tuned, SharedAROptions(**options), random_streams(tuned, config), ADVICE)
 
     return ({"eq-3": made(ATTENDING)} if attending else {}) | {"plain": made(SHARED)}
-
-
-def fine_tuned(target: Target) -> Target:
-    """The target with a random low-rank change of every linear layer, as a LoRA makes it."""
-    model, generator = copy.deepcopy(target.model), torch.Generator().manual_seed(3)
-    for module in model.model.modules() if hasattr(model, "model") else model.modules():
-        if isinstance(module, torch.nn.Linear):
-            out, into = module.weight.shape
-            a, b = torch.randn(out, 2, generator=generator), torch.randn(2, into, generator=generator)
-            module.weight.data += 0.03 * (a @ b).to(module.weight)
-    return Target(model, target.tokenizer, target.name, target.folder)

@@ -1,0 +1,50 @@
+"""Hydra with random heads: what the laws are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specbench_ss.decoder import Decoder
+from specbench_ss.methods.hydra import Hydra
+from specbench_ss.methods.hydra.files import prefix_config
+from specbench_ss.methods.hydra.heads import HydraHeads
+from specbench_ss.methods.medusa.examples import ACCURACIES, example_choices
+from specbench_ss.methods.medusa.tree_heads import HeadsOptions
+from specbench_ss.methods.medusa.trees import tree_of
+from specbench_ss.target import Target
+from specbench_ss.testing.tiny import randomise
+
+
+def random_hydra(
+    target: Target,
+    heads: int = 3,
+    layers: int = 1,
+    prefix: bool = True,
+    own_unembed: bool = True,
+    offset: int = 0,
+    options: HeadsOptions | None = None,
+) -> Hydra:
+    """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
+    layer = prefix_config(target) if prefix else None
+    module = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
+    randomise(module, 1)
+    config: dict[str, Any] = {"hidden_state_offset": offset}
+    if options is None:
+        return Hydra(target, HeadsOptions(), module, tree_of(example_choices(target, heads)), config)
+    config |= {"accuracies": ACCURACIES[:heads], "nodes": 5}
+    return Hydra(target, options, module, tree_of(Hydra.choices(options, config, heads)), config)
+
+
+def shapes(target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    """With the prefix layer and without, own LM heads and the base's, an earlier state, and a rule that is lossy."""
+    auto, typical = HeadsOptions(), HeadsOptions(accept="typical")
+    return {
+        "hydra++": lambda: random_hydra(target, 4, layers=2),
+        "hydra": lambda: random_hydra(target, 4, prefix=False),
+        "auto": lambda: random_hydra(target, options=auto),
+        "one-head": lambda: random_hydra(target, 1),
+        "earlier-state": lambda: random_hydra(target, 2, prefix=False, offset=1),
+        "shared-head": lambda: random_hydra(target, own_unembed=False, offset=1),
+        "typical": lambda: random_hydra(target, options=typical),
+    }
