@@ -65,9 +65,10 @@ class SPACETrainee(Trainee):
         k, share = self.mask.masks, self.mask_share
         main, masked = self.states(batch.ids, batch.anchors.at, batch.documents)
         answer = batch.labels[..., 0] != -100
-        own = F.cross_entropy(self.tuned.logits(main[answer]).float(), batch.labels[..., 0][answer])
-        labels = batch.anchors.labels[..., 1 : k + 1]
-        ahead, right = head_loss(self.tuned.logits(masked), labels, [1 / k] * k)
+        following = self.tuned.logits(main[answer])[:, None]  # [n, 1, V]
+        own, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.whole.labels[..., :1])
+        labels, whole = (b.anchors.labels[..., 1 : k + 1] for b in (batch, batch.whole))
+        ahead, right = head_loss(self.tuned.logits(masked), labels, [1 / k] * k, whole)
         return (1 - share) * own + share * ahead, right
 
     def states(self, ids: Tensor, at: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:

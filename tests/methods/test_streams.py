@@ -294,7 +294,6 @@ def test_extra_parameters_are_the_papers() -> None:
         ({"gamma": 0}, {}, "gamma"),
         ({"n_msa_layers": 9}, {}, "9 MSA layers"),
         ({}, {"gamma": 5}, "as trained"),
-        ({}, {"k": -1}, "at least 0"),
         ({"n_msa_layers": 3, "prune_layer": 2}, {}, "pruning layer"),
     ],
 )

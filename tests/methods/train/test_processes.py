@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from specbench_ss.cli import main
 from specbench_ss.methods.draft_training import DraftSize, DraftTrainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.training import StreamsTrainee
@@ -37,6 +38,7 @@ TRAINEES: dict[str, Callable[[Target], Trainee]] = {
     "streams": lambda target: StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2)),
     "shared": lambda target: SharedTrainee(target, SHARED),
     "medusa": lambda target: MedusaTrainee(target, heads=3),
+    "space": lambda target: SPACETrainee(target, masks=3, mask_id=4, rank=4),
     "draft": lambda target: DraftTrainee(target, DraftSize(1, 32, 2), 1e-3, 3, distill=0.5),
 }
 
