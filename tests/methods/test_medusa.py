@@ -238,14 +238,14 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
     tree.write_text("[[0], [0, 0], [0, 0, 0]]")
     with pytest.raises(UserError, match="3 deep, there are 2 heads"):
         Medusa.load(target, MedusaOptions(weights=str(tmp_path / "heads.pt"), tree=str(tree)))
-    assert len(read_tree(tree, heads=3)) == 3
+    assert len(read_tree(tree, 3, "medusa")) == 3
     with pytest.raises(UserError, match="is 3 deep, there are 2 heads"):
-        read_tree(tree, heads=2)
+        read_tree(tree, 2, "medusa")
     tree.write_text("[[0, 1]]")
     with pytest.raises(UserError, match="no parent"):
-        tree_of(read_tree(tree, heads=2))
+        tree_of(read_tree(tree, 2, "medusa"))
     with pytest.raises(UserError, match="cannot read tree"):
-        read_tree(tmp_path / "none.json", heads=2)
+        read_tree(tmp_path / "none.json", 2, "medusa")
 
 
 def test_a_tree_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
