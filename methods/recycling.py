@@ -66,6 +66,10 @@ class Recycling(Decoder):
         rows = target.vocab_size + 1  # the last is that of an unseen token: index -1
         self.successors = torch.full((rows, self.options.k), UNSEEN, device=target.device)
 
+    def forget(self) -> None:
+        """No token has successors."""
+        self.successors.fill_(UNSEEN)
+
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
         """The tree."""
@@ -100,7 +104,7 @@ class Recycling(Decoder):
     def begin(self, state: State) -> None:
         """No token has successors yet, but for those that it has in the prompt, where asked."""
         if not self.options.keep:
-            self.successors.fill_(UNSEEN)
+            self.forget()
         if self.options.prompt:
             tokens, followed = bigrams(state.ids, self.options.k)
             self.successors[torch.tensor(tokens, dtype=torch.long)] = torch.tensor(followed).to(self.successors)

@@ -145,6 +145,9 @@ class Decoder(ABC):
     def begin(self, state: State) -> None:  # noqa: B027 - optional hook
         """A new prompt has been prefilled; forget the last one."""
 
+    def forget(self) -> None:  # noqa: B027 - optional hook
+        """Forget every earlier prompt, as after warm-up: what a method that `remembers` has to do there."""
+
     @abstractmethod
     def propose(self, state: State) -> DraftTree:
         """The draft for this step; `DraftTree.root_only(state.root)` = plain autoregressive."""

@@ -127,6 +127,8 @@ class _Session:
         with frozen_heap():
             if todo and self.config.warmup:
                 warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self._warn_and_keep)
+                for decoder in self.decoders.values():
+                    decoder.forget()  # the warm-up's prompts are the run's own
             for _, group in groupby(samples, key=lambda s: s.question.id):
                 of_question = list(group)
                 for sample in of_question:

@@ -90,6 +90,10 @@ class Suffix(Decoder):
         """The root and the largest draft."""
         return 1 + int(self.options.nodes)
 
+    def forget(self) -> None:
+        """No past."""
+        self.past, self.answered = Past(self.options.requests), None
+
     def begin(self, state: State) -> None:
         """The request is read anew; the last answer, complete only now, becomes part of the past."""
         if self.options.past and self.answered is not None:

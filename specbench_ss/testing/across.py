@@ -72,8 +72,12 @@ def memory(subject: Subject, case: Case) -> str:
     others = ((*case.prompt, *alone.tokens, *case.prompt), subject.random_prompt(9, seed=1), case.prompt)
     for i, prompt in enumerate(others):
         subject.watch(Case(prompt[:60], 9, replace(WARM, seed=i), forced=True), decoder=used)
-    again = subject.watch(case, decoder=used)
-    return _differing(alone, again, "after other prompts", steps=not subject.one.remembers)
+    again, remembers = subject.watch(case, decoder=used), subject.one.remembers
+    problem = _differing(alone, again, "after other prompts", steps=not remembers)
+    if problem or not remembers:
+        return problem
+    used.forget()
+    return _differing(alone, subject.watch(case, decoder=used), "after other prompts and forget()")
 
 
 def untouched(subject: Subject, case: Case) -> str:

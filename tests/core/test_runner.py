@@ -425,6 +425,17 @@ def test_warm_up_precedes_and_is_not_recorded(tmp_path: Path) -> None:
     assert len(done.rows) == 10
 
 
+def test_what_remembers_prompts_forgets_those_of_the_warm_up_and_is_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, warmup=1)
+    known: list[int] = []
+    decoder = bench.decoders["m"]
+    decoder.remembers = True
+    decoder.forget = lambda: known.append(len(bench.calls))  # type: ignore[method-assign]
+    bench.run()
+    assert known == [len(bench.calls) - 10]  # once, before the first of the measured samples
+    assert bench.events.warnings == ["m remembers earlier prompts: its speed depends on what came before each"]
+
+
 def test_a_broken_scorer_costs_the_quality_only(tmp_path: Path) -> None:
     for i, value in enumerate((float("nan"), 7.0, None)):
         bench = Bench(tmp_path / str(i))
