@@ -18,7 +18,7 @@ METHODS = {  # the papers' names -> ours; a name that no plugin has yet is a mis
     "Baseline": REFERENCE,
     "2-Model SD": "sd",
     "Medusa": "medusa",
-    "Medusa-2": "medusa-2",
+    "Medusa-2": "medusa2",
     "Hydra": "hydra",
     "Eagle": "eagle",
     "PLD": "pld",
