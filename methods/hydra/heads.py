@@ -111,12 +111,11 @@ class HydraHeads(nn.Module):
 
 @torch.no_grad()
 def start(heads: HydraHeads, unembed: Tensor) -> None:
-    """Every head begins as the base's LM head on the prefix state, and the prefix layer as the identity."""
-    hidden = unembed.shape[1]
-    for blocks in heads.hydra_mlp:
-        first: Any = blocks.get_submodule("0.res_connection")
-        first.weight.zero_()[:, :hidden] = torch.eye(hidden)
-        first.bias.zero_()
+    """LM heads begin as the base's, the prefix layer as the identity; what reads state and tokens begins random.
+
+    Begun as the identity on the state, heads would first have to forget what it says of the next token: measured on the
+    lab, they learn more slowly (docs/methods/hydra.md).
+    """
     for head in heads.hydra_lm_head or ():
         own: Any = head
         own.weight.copy_(unembed)

@@ -17,10 +17,9 @@ from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.hydra import Hydra
-from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.medusa.tree_heads import HeadsOptions
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.methods.training import Anchors, Batch, Documents, base_states
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import FINAL, Target
 from specbench_ss.testing.tiny import randomise
@@ -334,15 +333,16 @@ def test_the_loss_is_the_cross_entropy_from_the_bases_distribution() -> None:
     assert right.shape == (3,) and float(right[2]) == 0
 
 
-def test_untrained_heads_say_what_the_base_says() -> None:
-    """They begin as the base's LM head on the base's state; with the prefix layer at its scale."""
+def test_an_untrained_prefix_layer_gives_back_the_bases_state() -> None:
+    """At its scale; and LM heads begin as the base's."""
     target = Target(tiny_model("llama"))
     states = base_states(target, torch.tensor([[5, 6, 7, 8, 9, 10]]), (), 4)
     anchors = Anchors(torch.tensor([[3]]), torch.tensor([[[9, 10, 11, 12]]]))
-    expected = target.logits(states.final[:, 3])
-    plain = HydraTrainee(target, 2, prefix=False)
-    torch.testing.assert_close(plain._logits(states, anchors)[1], expected)
-    plus = HydraTrainee(target, 2)
-    plus.prepare(states, Batch(torch.zeros(1, 6), anchors.labels, anchors))
-    assert plus._logits(states, anchors)[1].argmax() == expected.argmax()
-    assert isinstance(plus.module, HydraHeads) and isinstance(states, BaseStates)
+    trainee = HydraTrainee(target, 2)
+    trainee.prepare(states, Batch(torch.zeros(1, 6), anchors.labels, anchors))
+    with torch.no_grad():
+        made = trainee._prefixed(states)
+    assert F.cosine_similarity(made, states.final, dim=-1).min() > 0.999
+    torch.testing.assert_close(made.pow(2).mean(), states.final.pow(2).mean(), rtol=0.02, atol=0)
+    for head in trainee.module.hydra_lm_head or ():
+        torch.testing.assert_close(head.weight, target.unembed)
