@@ -76,15 +76,12 @@ class TwoModel(Decoder):
         o = TwoModelOptions
         shapes = {
             "chain": (o(), random),
-            "chain-top": (o(gamma=3, candidates="top"), random),
             "adaptive": (o(gamma=6, threshold=0.3), random),
             "heuristic": (o(gamma=2, schedule="heuristic"), random),
             "tree": (o(form="tree", gamma=3, k=2, nodes=6), random),
-            "tree-whole": (o(form="tree", gamma=3, k=3, nodes=0), random),
             "tree-drawn": (o(form="tree", gamma=3, k=2, candidates="drawn"), random),
-            "short-draft": (o(), short),
-            "same-chain": (o(gamma=5), target),
-            "same-tree": (o(form="tree", gamma=4, k=2, nodes=8), target),
+            "short-draft": (o(candidates="top"), short),
+            "same-model": (o(form="tree", gamma=3, k=3, nodes=0), target),
         }
         return {label: partial(cls, target, options, draft) for label, (options, draft) in shapes.items()}
 
