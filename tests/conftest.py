@@ -17,6 +17,7 @@ from specbench_ss.rundir import RunDir
 from specbench_ss.stored_manifest import FORMAT
 from specbench_ss.suite import Question, SuiteData
 
+collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")
 RATE = {"ss": 0.7, "ss-shared": 0.7, "medusa": 0.55}  # chance that a drafted token is accepted; others draft nothing
 STEP_S = {"ar": 0.010, "ss": 0.013, "ss-shared": 0.013, "ss-shared-ar": 0.010, "medusa": 0.012}

@@ -30,9 +30,8 @@ def command(
     """Hold methods to the laws of decoding, on tiny random models on the CPU. Exit code 1 where one is broken."""
     specs = _wanted(methods, all_, [name for file in plugin or () for name in file.methods])  # type: ignore[attr-defined]
     references = references_of(specs)
-    broken = [
-        spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone=len(specs) == 1)
-    ]
+    alone = len(specs) == 1
+    broken = [spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone)]
     if len(specs) > 1:
         failed = f"; not {', '.join(broken)}" if broken else ""
         print(f"{len(specs) - len(broken)} of {len(specs)} methods hold{failed}")

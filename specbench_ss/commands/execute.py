@@ -36,6 +36,8 @@ def describe(config: RunConfig, where: RunTarget) -> None:
         print(f"method     {label}: {options_text(values) or 'no options'}")
     for preset in config.presets:
         print(f"preset     {preset.file}, {preset.sha256[:12]}")
+    for file in config.plugin:
+        print(f"plugin     {file.file}, {file.sha256[:12]}")
     print(f"samples    {plan.samples}")
     print(f"out        {where.out}")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from specbench_ss import registry
+from specbench_ss.cli import main
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
@@ -153,3 +154,61 @@ def test_wrong_base_class_is_refused(plugins: dict[str, str]) -> None:
 def test_listing_loads_nothing(plugins: dict[str, str]) -> None:
     plugins["broken"] = "nowhere:Nothing"
     assert registry.names(registry.METHODS) == ["broken", "plain"]
+
+
+class Abstract(Decoder):
+    name, summary = "abstract", "lacks propose"
+
+
+class Nameless(Plain):
+    name = None  # type: ignore[assignment]
+
+
+class Optionless(Plain):
+    name = "optionless"
+    Options = dict  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Abstract", "it is abstract: it lacks propose"),
+        ("Nameless", "it has no name"),
+        ("Optionless", "its Options is no dataclass"),
+        ("Plain", "it calls itself 'plain'"),
+    ],
+)
+def test_a_method_that_nothing_can_be_decoded_with_is_named_and_stops_nothing_else(
+    plugins: dict[str, str], kind: str, said: str
+) -> None:
+    plugins[kind.lower() if kind != "Plain" else "other"] = f"{__name__}:{kind}"
+    with pytest.warns(registry.PluginWarning, match=said):
+        assert registry.load_all(registry.METHODS) == {"plain": Plain}
+
+
+def test_a_plugin_that_ends_the_process_at_import_is_named(
+    plugins: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins["quits"] = "nowhere:Nothing"
+    monkeypatch.setattr(f"{__name__}._fail", lambda point: exit(3))
+    with pytest.warns(registry.PluginWarning, match="method 'quits' does not load: SystemExit: 3"):
+        assert registry.load_all(registry.METHODS) == {"plain": Plain}
+
+
+@pytest.mark.parametrize("line", ["methods", "check plain", "run --methods ar --dry-run --limit 1", "train -h"])
+def test_no_command_is_stopped_by_a_broken_plugin(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, real = line.split(), registry.entry_points
+
+    def with_broken(group: str) -> list[EntryPoint]:
+        own = [EntryPoint("plain", f"{__name__}:Plain", group)] if "methods" in group else []
+        return [*real(group=group), *own, EntryPoint("broken", "nowhere:Nothing", group)]
+
+    monkeypatch.setattr(registry, "entry_points", with_broken)
+    monkeypatch.setattr("specbench_ss.commands.check._holds", lambda *_: True)
+    load = EntryPoint.load
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Plain if self.name == "plain" else load(self))
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    assert ("'broken' does not load" in told) == (command[0] in ("methods", "train"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
 from specbench_ss.tree import DraftTree
 
 
@@ -14,6 +15,10 @@ class Options:
 
     ngram: int = field(default=2, metadata={"help": "tokens that must match"})
     length: int = field(default=6, metadata={"help": "tokens to copy"})
+
+    def __post_init__(self) -> None:
+        if min(self.ngram, self.length) < 1:
+            raise UserError("copycat: ngram and length must be at least 1")
 
 
 class Copycat(Decoder):

@@ -1,0 +1,118 @@
+"""`ssbench check` and `ssbench new-method`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specbench_ss import registry
+from specbench_ss.cli import main
+from specbench_ss.commands import check
+from specbench_ss.config import MethodSpec
+from specbench_ss.decoder import Decoder
+from specbench_ss.testing import LAWS, kit
+from tests.cli import failing
+from tests.core import test_conformance as broken
+
+METHODS: dict[str, type[Decoder]] = {
+    "honest": broken.Honest,
+    "lossy": broken.Lossy,
+    "hasty": broken.AcceptsAnything,
+    "shy": broken.TooManyRows,
+}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One architecture, quick laws, made-up methods."""
+    quick = [law for law in LAWS if law.name in ("draft", "rows", "greedy", "told")]
+    monkeypatch.setattr(kit.Kit.results, "__defaults__", (quick,))
+    monkeypatch.setattr("specbench_ss.testing.FEW", ("llama",))
+    monkeypatch.setattr(registry, "load", lambda group, name: METHODS[name])
+    monkeypatch.setattr(registry, "load_all", lambda group: METHODS)
+
+
+def test_a_line_for_each_law(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "lossy"]) == 0
+    first, *laws, last = capsys.readouterr().out.splitlines()
+    assert first == "lossy: default"
+    assert [line.split()[:2] for line in laws] == [
+        ["ok", "draft"], ["ok", "rows"], ["exempt", "greedy"], ["ok", "told"],
+    ]  # fmt: skip
+    assert laws[2].endswith("it declares itself lossy")
+    assert "answers, " in last and last.endswith(" s")
+
+
+def test_what_is_broken_is_shown_with_its_example_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "hasty"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("  broken  greedy"))
+    assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["shape", "example", "found"]
+    assert lines[at + 4].startswith("  ok      told")
+
+
+def test_all_of_them_and_who_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--all"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 4 methods hold; not hasty, shy"
+
+
+def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "honest[width=1]"]) == 0
+    assert capsys.readouterr().out.startswith("honest[width=1]: honest[width=1]\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a method, --all, or --plugin FILE.py"),
+        (["honest", "--all"], "not both"),
+        (["honest[depth=1]"], "no option 'depth'"),
+        (["honest["], "cannot read method"),
+        (["honest[weights=x]"], "weights"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in failing(["check", *arguments], capsys)
+
+
+def test_references_are_those_that_methods_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OwnModel(broken.Honest):
+        @classmethod
+        def reference_for(cls, options: object) -> MethodSpec:
+            return MethodSpec("lossy")
+
+    monkeypatch.setitem(METHODS, "own", OwnModel)
+    assert "lossy" in check.references_of([MethodSpec("lossy")])
+    assert check.references_of([MethodSpec("honest")]) == set()
+
+
+def test_a_new_method_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a" / "b"
+    assert main(["new-method", "my-way", "--out", str(folder)]) == 0
+    assert f"next: pip install -e {folder} && ssbench check my-way" in capsys.readouterr().out
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(written) == {"README.md", "pyproject.toml", "ssbench_my_way.py", "test_ssbench_my_way.py"}
+    assert 'my-way = "ssbench_my_way:MyWay"' in written["pyproject.toml"]
+    assert "class MyWay(Decoder):" in written["ssbench_my_way.py"]
+    assert not any("{{" in text or "copycat" in text.lower() for text in written.values())
+    assert "already and not empty" in failing(["new-method", "my-way", "--out", str(folder)], capsys)
+
+
+@pytest.mark.parametrize("name", ["Big", "1st", "a_b", "a--b", "-a", "a-", "", "ä", "a b"])
+def test_names_that_cannot_be(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told = failing(["new-method", "--out", str(tmp_path / "x"), "--", name], capsys)
+    assert "cannot be the name of a method" in told and not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["decoder", "state", "options", "draft-tree"])
+def test_a_name_that_the_file_uses_itself_makes_another_class(name: str, tmp_path: Path) -> None:
+    assert main(["new-method", name, "--out", str(tmp_path / "x")]) == 0
+    module = (tmp_path / "x" / f"ssbench_{name.replace('-', '_')}.py").read_text()
+    assert "Method(Decoder):" in module
+    compile(module, name, "exec")
+
+
+def test_a_name_that_is_taken_and_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a method 'ss' already" in failing(["new-method", "ss"], capsys)
+    assert "cannot write /dev/null/x" in failing(["new-method", "mine", "--out", "/dev/null/x"], capsys)

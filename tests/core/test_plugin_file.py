@@ -1,0 +1,174 @@
+"""--plugin FILE.py: a method in one file, on every command that takes methods; what is wrong with it is one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specbench_ss import registry
+from specbench_ss.cli import main
+from specbench_ss.commands import execute, tuning
+from specbench_ss.config import MethodSpec, RunConfig, TuneConfig
+from specbench_ss.errors import UserError
+from specbench_ss.plugin_file import PluginFile, load_plugin
+from specbench_ss.preset import read_preset, write_preset
+from specbench_ss.rundir import RunTarget
+from specbench_ss.stored_manifest import MANIFEST, check_same_config
+from tests.cli import failing
+
+BODY = """
+from dataclasses import dataclass, field
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Options:
+    k: int = field(default=1, metadata={"help": "words"})
+
+
+class Nothing(Decoder):
+    name, summary = "nothing", "drafts nothing"
+    Options = Options
+
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.root_only(state.root)
+"""
+RUN = [
+    "run",
+    "--methods",
+    "nothing[k=2]",
+    "--categories",
+    "qa",
+    "--limit",
+    "1",
+    "--max-new-tokens",
+    "4",
+    "--warmup",
+    "0",
+]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    registry.forget_files()
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    file = tmp_path / "my plugin.py"
+    file.write_text(BODY)
+    return file
+
+
+def test_it_is_listed_checked_and_forgotten(plugin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--plugin", str(plugin)]) == 0
+    assert "nothing    drafts nothing [same output as the model]\n            k=<int>  words" in capsys.readouterr().out
+    assert main(["check", "--plugin", str(plugin)]) == 0
+    assert capsys.readouterr().out.startswith("nothing: default\n  ok ")
+    assert "no method 'nothing'" in failing(["check", "nothing"], capsys)
+
+
+def test_a_run_with_it_is_resumed_with_the_same_content_only(
+    plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    assert main([*RUN, *out, "--plugin", str(plugin)]) == 0
+    sha256 = hashlib.sha256(plugin.read_bytes()).hexdigest()
+    manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
+    assert manifest["config"]["plugin"] == [{"file": str(plugin), "sha256": sha256, "methods": ["nothing"]}]
+    begun = f"--resume: the run in {tmp_path / 'run'} was begun with --plugin {plugin} ({sha256[:12]}), not with"
+    assert f"{begun} none: give the same again" in failing([*RUN, *out, "--resume"], capsys)
+    moved = tmp_path / "moved.py"
+    moved.write_bytes(plugin.read_bytes())
+    assert main([*RUN, *out, "--resume", "--plugin", str(moved), "--dry-run"]) == 0
+    moved.write_text(BODY + "# changed\n")
+    assert f"{begun} --plugin {moved} (" in failing([*RUN, *out, "--resume", "--plugin", str(moved)], capsys)
+
+
+def test_another_run_has_no_use_for_a_plugin() -> None:
+    plain, with_file = RunConfig(()), RunConfig((), plugin=(PluginFile("a.py", "f" * 64, ("a",)),))
+    with pytest.raises(UserError, match=r"was begun with no plugin file, not with --plugin a.py \(ffffffffffff\)$"):
+        check_same_config(Path("run"), plain.as_dict(), with_file.as_dict())
+    assert plain.fingerprint != with_file.fingerprint
+
+
+def test_it_may_stand_in_a_configuration_file(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[RunConfig] = []
+    monkeypatch.setattr(execute, "run", lambda config, where, open_report: asked.append(config))
+    for given in (str(plugin), [str(plugin)]):
+        file = tmp_path / "run.yaml"
+        file.write_text(yaml.safe_dump({"methods": "nothing", "plugin": given}))
+        assert main(["run", "--config", str(file)]) == 0
+    assert [config.plugin[0].methods for config in asked] == [("nothing",)] * 2
+
+
+def test_a_preset_of_its_method_asks_for_it(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "nothing.yaml"
+    made_of = {"file": str(plugin), "sha256": "f" * 64, "methods": ["nothing"]}
+    write_preset(file, {"method": "nothing", "options": {"k": 3}, "plugin": made_of})
+    assert read_preset(file).plugin == {"file": str(plugin), "sha256": "f" * 64}
+    asked = ["run", "--methods", "nothing", "--preset", str(file), "--dry-run", "--categories", "qa"]
+    told = failing(asked, capsys)
+    assert told.strip().endswith(f"is for method 'nothing' of {plugin}: give --plugin {plugin}")
+    assert main([*asked, "--plugin", str(plugin)]) == 0
+    assert "nothing[k=3]: k=3" in capsys.readouterr().out
+
+
+def test_tuning_takes_it(plugin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[TuneConfig] = []
+    monkeypatch.setattr(tuning, "run", lambda config, out: asked.append(config))
+    assert main(["tune", "nothing", "--plugin", str(plugin)]) == 0
+    assert asked[0].method == MethodSpec("nothing") and asked[0].plugin[0].file == str(plugin)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such file"),
+        ("x = 1\n", "defines no method: no subclass of specbench_ss.decoder.Decoder"),
+        ("from specbench_ss.decoder import Decoder\n", "defines no method"),
+        ("import nowhere\n", "does not load: ModuleNotFoundError: No module named 'nowhere'"),
+        ("def f(:\n", "does not load: SyntaxError"),
+        ("raise SystemExit(3)\n", "does not load: SystemExit: 3"),
+        (BODY.replace('name, summary = "nothing", "drafts nothing"', 'summary = "s"'), "Nothing: it has no name"),
+        (BODY.replace("propose", "suggest"), "Nothing: it is abstract: it lacks propose"),
+        (BODY.replace("@dataclass(frozen=True)\n", ""), "Nothing: its Options is no dataclass"),
+        (BODY.replace('"nothing"', '"ss"'), "there is a method 'ss' already (specbench_ss.methods.ss:"),
+        (BODY + "\nclass Two(Nothing):\n    pass\n", "Two: its name 'nothing' is that of another one in the file"),
+    ],
+)
+@pytest.mark.parametrize("command", [["methods"], ["check"], ["run", "--methods", "ar"], ["tune", "ss"]])
+def test_what_is_wrong_with_it_is_one_line(
+    content: str | None, said: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.py"
+    if content is not None:
+        file.write_text(content)
+    told = failing([*command, "--plugin", str(file)], capsys)
+    assert said in told and str(file) in told
+
+
+def test_several_methods_and_files(plugin: Path, tmp_path: Path) -> None:
+    base = BODY.replace("class Nothing", "class Base").replace('    name, summary = "nothing", "drafts nothing"\n', "")
+    base = base.replace("def propose", "def propose_later")
+    kinds = "".join(
+        f"\n\nclass K{i}(Base):\n    name, summary = 'k{i}', 's'\n\n    def propose(self, state):\n"
+        "        return DraftTree.root_only(state.root)\n"
+        for i in range(2)
+    )
+    two = tmp_path / "two.py"
+    two.write_text(base + kinds)
+    assert load_plugin(two).methods == ("k0", "k1")  # what they have in common is abstract, and no method
+    assert load_plugin(plugin).methods == load_plugin(plugin).methods == ("nothing",)
+    with pytest.raises(UserError, match="there is a method 'nothing' already"):
+        (tmp_path / "other.py").write_text(BODY + "# another\n")
+        load_plugin(tmp_path / "other.py")
+    assert RunTarget(tmp_path).resume is False

@@ -1,0 +1,44 @@
+"""Every registered method, in all its shapes, obeys the laws; and plain decoding is what transformers does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench_ss import registry
+from specbench_ss.commands.check import references_of
+from specbench_ss.config import MethodSpec
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.ss.examples import shapes
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.testing import ARCHITECTURES, check_decoder
+from tests.tiny import tiny_model
+
+METHODS = registry.names(registry.METHODS)
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_obeys_the_laws(name: str) -> None:
+    """The first shape on every architecture, the others on one each."""
+    own_model = name in references_of([MethodSpec(name)])
+    check_decoder(registry.method_class(name), architectures=ARCHITECTURES, own_model=own_model)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_autoregressive_equals_transformers(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        theirs = target.model.generate(ids, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
+        ours = generate(Autoregressive(target), prompt, Limits(40), Sampling()).tokens
+        assert ours == theirs[0, len(prompt) :].tolist()
+
+
+def test_acceptance_is_counted_against_what_was_drafted() -> None:
+    """Pruning takes nodes away from verification, not from the count of what was drafted."""
+    one_kept = shapes(Target(tiny_model("llama")))["one-kept"]()
+    steps = generate(one_kept, [5, 6, 7], Limits(20), Sampling()).steps
+    assert {(step.verified, step.depth, step.nodes) for step in steps} == {(0, 3, 14)}
