@@ -1,8 +1,9 @@
 """Every lossless method against autoregressive decoding on this device, in float32 and bfloat16.
 
-    PYTHONPATH=. python benchmarks/gpu/sameness.py [--device cuda] [--prompts 2]
+    PYTHONPATH=. python benchmarks/gpu/sameness.py [--device cuda] [--prompts 2] [--methods "medusa;ss[k=1]"]
 
-Prints, for each dtype and method, how many answers are identical, how many part at a near-tie, how many mismatch.
+Every method that has weights for the lab unless --methods says which; each against its own reference. Prints, for each
+dtype and method, how many answers are identical, how many part at a near-tie, how many mismatch.
 Exit code 1 if anything differs in float32, or for another reason than a near-tie in bfloat16.
 """
 
@@ -14,8 +15,10 @@ from collections import Counter
 
 import torch
 
+from specbench_ss.commands.request import with_all
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder
+from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.models import load_target
 from specbench_ss.registry import load_method
@@ -40,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompts", type=int, default=2, help="per category")
-    parser.add_argument("--methods", default="medusa;ss;ss[prune=off];ss[mode=chain]")
+    parser.add_argument("--methods", default="all;ss[prune=off];ss[mode=chain];sd[form=tree]")
     arguments = parser.parse_args()
     print(torch.__version__, torch.cuda.get_device_name() if arguments.device.startswith("cuda") else "cpu")
     asked = questions(SPECBENCH_CATEGORIES, "eval", arguments.prompts)
@@ -48,13 +51,23 @@ def main() -> int:
     for dtype, harmless in HARMLESS.items():
         target = load_target("lab", dtype=dtype, device=arguments.device)
         prompts = [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in asked]
-        ar = load_method(MethodSpec("ar"), target)
-        references = [answer(ar, q, p) for q, p in zip(asked, prompts, strict=True)]
-        for text in arguments.methods.split(";"):
-            method = load_method(MethodSpec.parse(text), target)
+        kept: dict[str, tuple[Decoder, list[Row]]] = {}
+        for text in with_all(arguments.methods.split(";")):
+            try:
+                method = load_method(MethodSpec.parse(text), target)
+            except UserError as error:
+                print(f"{dtype} {text}: left out: {error}", flush=True)
+                continue
+            if not method.lossless:
+                continue
+            spec = method.reference_for(method.options)
+            if spec.label not in kept:
+                reference = load_method(spec, target)
+                kept[spec.label] = reference, [answer(reference, q, p) for q, p in zip(asked, prompts, strict=True)]
+            reference, rows = kept[spec.label]
             verdicts = Counter(
-                judge(target, p, reference, answer(method, q, p)).verdict
-                for q, p, reference in zip(asked, prompts, references, strict=True)
+                judge(reference, p, row, answer(method, q, p)).verdict
+                for q, p, row in zip(asked, prompts, rows, strict=True)
             )
             bad += sum(count for verdict, count in verdicts.items() if verdict not in harmless)
             print(f"{dtype} {text}: {dict(verdicts)}", flush=True)
