@@ -95,7 +95,7 @@ class Kit:
     @property
     def subjects(self) -> list[Subject]:
         """All of them."""
-        return [*self.large, *self.small]
+        return [*self.small, *self.large]
 
     def results(self, wanted: Sequence[Law] = LAWS) -> Iterator[Result]:
         """Law after law, each until the first shape that breaks it."""
