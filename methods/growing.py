@@ -14,7 +14,6 @@ from torch import Tensor
 
 from specbench_ss.tree import DraftTree, shape_of
 
-TIE = 1e-4  # a level's: where a transition has probability one, the parent is before the child
 IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
 # tokens [k], what of the tree each sees [k, level * k] bool, the place of its parent's row among the last level's [k],
@@ -55,7 +54,7 @@ def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: in
     own = torch.eye(k, dtype=torch.bool, device=device)
     visible = own.new_zeros(1, 0)  # what the last level's parents see of the tree: here the root, nothing
     origin = torch.zeros(k, dtype=torch.long, device=device)  # of the last level's nodes: their place among its parents
-    levels, parents, scores = [tokens.flatten()], [origin], [log_p.flatten().clamp_min(IMPOSSIBLE) - TIE]
+    levels, parents, scores = [tokens.flatten()], [origin], [log_p.flatten().clamp(IMPOSSIBLE, 0)]
     drawn, expanded = [] if q is None else [q], []
     first = 1  # index of the last level's first node
     for level in range(1, depth):
@@ -65,7 +64,7 @@ def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: in
         tokens, log_p, q = choose(expand(levels[-1][chosen], visible, above, level))  # [k, k]
         expanded.append(first + chosen)
         parents.append(expanded[-1].repeat_interleave(k))
-        scores.append((scores[-1][chosen, None] + log_p.clamp_min(IMPOSSIBLE)).flatten() - TIE)
+        scores.append((scores[-1][chosen, None] + log_p.clamp(IMPOSSIBLE, 0)).flatten())
         first += len(levels[-1])
         levels.append(tokens.flatten())
         origin = torch.arange(k, device=device).repeat_interleave(k)
@@ -87,7 +86,8 @@ def _selected(
     flat, total = torch.cat((root, *tokens)), sum(map(len, tokens))
     keep = torch.arange(total, device=root.device)
     if 0 < nodes < total:
-        keep = torch.cat(scores).topk(nodes).indices.sort().values
+        # no child scores more than its parent, and of equals the first is taken: that is the parent
+        keep = torch.cat(scores).sort(descending=True, stable=True).indices[:nodes].sort().values
     keep = keep + 1
     sizes = (len(keep), total)
     told = torch.cat((keep, *parents, *expanded)).tolist()  # the one transfer

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+    from specbench_ss.outline import Outline
 
 
 def new_llama(
@@ -38,3 +43,29 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor
     """
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
     return (loss * weights.flatten()).sum() / (weights if whole is None else whole).sum().clamp_min(1e-6)
+
+
+def llama_layer(base: Outline, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
+    """A Llama layer of the base's width and heads. ffn, kv_rows: 0 = as in the base.
+
+    Of a Llama base it has the rotary embedding and the norms' epsilon too.
+    """
+    from transformers import LlamaConfig
+
+    config, hidden = base.config, base.hidden_size
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    kv_heads = kv_rows // head_dim if kv_rows else getattr(config, "num_key_value_heads", None) or heads
+    ffn = ffn or getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", 0) or 4 * hidden
+    llama = config.model_type == "llama"
+    alike = {"rope_parameters": dict(config.rope_parameters), "rms_norm_eps": config.rms_norm_eps} if llama else {}
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, kv_heads),
+        head_dim=head_dim,
+        max_position_embeddings=base.context_length,
+        **alike,
+    )

@@ -21,6 +21,8 @@ from specbench_ss.methods.resumable import Resumable, digest
 from specbench_ss.methods.training import BaseStates, Batch, Trainee, base_states, future_labels, pick_anchors
 from specbench_ss.target import Target
 
+SCANNED = 1000  # batches, at most, that a trainee may look through before it begins
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -148,6 +150,8 @@ class TogetherTrainer(Resumable):
         tokens = budget.rows_per_step * text.rows.shape[1]
         super().__init__(folder, [t.module for t in trainees], optimizers, budget.steps, tokens, about)
         if not self.resumed:
+            for trainee in trainees:
+                trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(min(budget.steps, SCANNED)))
             first = text.batch(0, budget, target.device)
             states = self._states(first)
             for trainee in trainees:

@@ -128,6 +128,9 @@ class Trainee(ABC):
         """Parameters with their peak learning rates, as torch.optim takes them."""
         return [{"params": list(self.module.parameters()), "lr": self.lr}]
 
+    def scan(self, batches: Iterable[Batch]) -> None:  # noqa: B027 - optional hook
+        """See batches of the text to come, before anything is learnt: to count its words. They are on the CPU."""
+
     def prepare(self, states: BaseStates, batch: Batch) -> None:  # noqa: B027 - optional hook
         """See the base's states on the first batch, before anything is learnt: to start at their scale."""
 

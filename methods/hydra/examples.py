@@ -7,8 +7,8 @@ from typing import Any
 
 from specbench_ss.decoder import Decoder
 from specbench_ss.methods.hydra import Hydra
-from specbench_ss.methods.hydra.files import prefix_config
 from specbench_ss.methods.hydra.heads import HydraHeads
+from specbench_ss.methods.llama import llama_layer
 from specbench_ss.methods.medusa.examples import ACCURACIES, example_choices
 from specbench_ss.methods.medusa.tree_heads import HeadsOptions
 from specbench_ss.methods.medusa.trees import tree_of
@@ -26,7 +26,7 @@ def random_hydra(
     options: HeadsOptions | None = None,
 ) -> Hydra:
     """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
-    layer = prefix_config(target) if prefix else None
+    layer = llama_layer(target) if prefix else None
     module = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
     randomise(module, 1)
     config: dict[str, Any] = {"hidden_state_offset": offset}

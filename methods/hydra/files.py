@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import load_into, weight_file
 from specbench_ss.methods.hydra.heads import HydraHeads
+from specbench_ss.methods.llama import llama_layer
 from specbench_ss.methods.medusa.tree_heads import Read
 from specbench_ss.outline import Outline
 from specbench_ss.target import Target
@@ -99,31 +100,7 @@ def prefix_of(tensors: dict[str, Tensor], base: Outline) -> LlamaConfig:
     rows = {name.rpartition("self_attn.k_proj")[1]: t.shape[0] for name, t in tensors.items() if "prefix" in name}
     wide = [t.shape[0] for name, t in tensors.items() if name.endswith("mlp.gate_proj.weight")]
     kv_rows = rows.get("self_attn.k_proj", base.hidden_size)
-    return prefix_config(base, ffn=wide[0] if wide else 0, kv_rows=kv_rows)
-
-
-def prefix_config(base: Outline, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
-    """A Llama layer of the base's width and heads. ffn, kv_rows: 0 = as in the base.
-
-    Of a Llama base it has the rotary embedding and the norms' epsilon too.
-    """
-    config, hidden = base.config, base.hidden_size
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    kv_heads = kv_rows // head_dim if kv_rows else getattr(config, "num_key_value_heads", None) or heads
-    ffn = ffn or getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", 0) or 4 * hidden
-    llama = config.model_type == "llama"
-    alike = {"rope_parameters": dict(config.rope_parameters), "rms_norm_eps": config.rms_norm_eps} if llama else {}
-    return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=max(1, kv_heads),
-        head_dim=head_dim,
-        max_position_embeddings=base.context_length,
-        **alike,
-    )
+    return llama_layer(base, ffn=wide[0] if wide else 0, kv_rows=kv_rows)
 
 
 def check_embedding(saved: Tensor | None, base: Outline, file: Path) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.accuracies import TOP, ranked
-from specbench_ss.methods.hydra.files import prefix_config
 from specbench_ss.methods.hydra.heads import HydraHeads, start
+from specbench_ss.methods.llama import llama_layer
 from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, mean_loss
 from specbench_ss.target import FINAL, Target
 
@@ -44,7 +44,7 @@ class HydraTrainee(Trainee):
                 f"{target.hidden_size}: such models are not supported"
             )
         if isinstance(heads, int):
-            layer = prefix_config(target) if prefix else None
+            layer = llama_layer(target) if prefix else None
             heads = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
             start(heads, target.unembed)
         self.module: HydraHeads = heads

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from specbench_ss.decoder import Decoder
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.eagle import Eagle, Eagle2, Eagle3
 from specbench_ss.methods.hydra import Hydra
 from specbench_ss.methods.lab.text import completion_mask, conversations, render, tokenize
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
@@ -38,6 +39,11 @@ class Measured:
     draft_loss: float
     scores: Mapping[str, tuple[str, float, int]]
     taus: Mapping[str, float]
+
+
+RIVALS: dict[type[Decoder], str] = {
+    Hydra: "hydra", Eagle: "eagle", Eagle2: "eagle", Eagle3: "eagle3", Medusa2: "medusa2"
+}  # fmt: skip
 
 
 @torch.inference_mode()
@@ -92,8 +98,8 @@ def taus(target: Target, per_category: int = 3, limit: int = 256) -> dict[str, f
         "ss": SpeculativeStreaming.load(target, SSOptions()),
         "ss-shared": SharedStreaming.load(target, SSOptions()),
     }
-    for method in (Hydra, Medusa2):
-        if target.companion(method.name):  # the shipped family may be older than the method
+    for method, folder in RIVALS.items():
+        if target.companion(folder):  # the shipped family may be older than the method
             decoders[method.name] = method.load(target, method.Options())
     prompts = [
         target.encode_chat([{"role": "user", "content": q.turns[0]}])
@@ -134,6 +140,8 @@ OWN = "the base's own greedy answers"
 DRAFTERS = {
     "medusa": ("Four Medusa-1 heads", OWN),
     "hydra": ("Hydra++: four sequential heads behind one more layer, which share the base's LM head,", OWN),
+    "eagle": ("EAGLE's drafter, which eagle2 uses too,", OWN),
+    "eagle3": ("EAGLE-3's drafter", OWN),
     "ss": ("Lossless streams and the pruning map", OWN),
     "medusa2": ("LoRA and four Medusa heads, learnt together, which change the model,", "the base's kind of text"),
     "ss-shared": ("LoRA and streams, learnt together (eq. 6; main rows see their streams), which change the model,",

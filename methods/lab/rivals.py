@@ -13,6 +13,7 @@ import torch
 
 from specbench_ss.methods.accuracies import mean_accuracies
 from specbench_ss.methods.checkpoint import write_checkpoint
+from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.lab.drafter_text import drafter_budget, drafter_text
 from specbench_ss.methods.lab.workshop import Workshop
@@ -21,6 +22,10 @@ from specbench_ss.target import Target
 
 CALIBRATION_BATCHES = 12
 HYDRA_NODES = 15
+EAGLE_NODES = 8
+EAGLE_LR = 3e-3  # over 100 steps better than 1e-3, for either drafter
+EAGLE_ADVICE = {"total_tokens": 8, "depth": 3, "top_k": 2}
+EAGLE3_WORDS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,14 @@ RIVALS = {
         {"nodes": HYDRA_NODES},
         ranked=True,
         file="hydra_lm_head.safetensors",
+    ),
+    "eagle": Rival(
+        lambda shop, target, levels: EagleTrainee(target, EAGLE_LR, levels),
+        {"nodes": EAGLE_NODES, "advice": EAGLE_ADVICE},
+        ranked=True,
+    ),
+    "eagle3": Rival(
+        lambda shop, target, levels: Eagle3Trainee(target, EAGLE_LR, levels, EAGLE3_WORDS), {"advice": EAGLE_ADVICE}
     ),
 }
 

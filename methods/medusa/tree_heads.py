@@ -22,21 +22,18 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
 from specbench_ss.methods.lossy import accept_rows, accept_typical
 from specbench_ss.methods.medusa.trees import (
-    PUBLISHED,
     Choice,
     MedusaTree,
-    best_tree,
+    asked_tree,
     check_tree,
     read_accuracies,
     read_measured,
-    read_nodes,
-    read_tree,
     tree_of,
 )
 from specbench_ss.models import hash_weights
 from specbench_ss.outline import Outline
 from specbench_ss.target import Output, Target
-from specbench_ss.tree import MOST_NODES, DraftTree
+from specbench_ss.tree import DraftTree
 from specbench_ss.verify import Verdict
 
 NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
@@ -151,19 +148,7 @@ class TreeHeads(Decoder):
         if not 0 <= options.heads <= count:
             raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
         heads = options.heads or count
-        if options.nodes < 0:
-            raise UserError(f"{cls.name}: nodes must be at least 1, or 0 for the heads' own, not {options.nodes}")
-        if options.nodes > MOST_NODES:
-            raise UserError(f"{cls.name}: nodes must be at most {MOST_NODES}, not {options.nodes}")
-        measured, where = config if options.tree == "auto" else {}, "config.json"
-        if options.tree not in ("auto", "published"):
-            measured, where = read_measured(Path(options.tree)), options.tree
-            if not measured:
-                return read_tree(Path(options.tree), heads, cls.name)
-        accuracies = read_accuracies(measured, cls.name, where)
-        if accuracies:
-            return best_tree(accuracies[:heads], options.nodes or read_nodes(measured, cls.name, where=where))
-        return [c for c in PUBLISHED if len(c) <= heads]
+        return asked_tree(options.tree, options.nodes, config, heads, cls.name)
 
     # -- what the harness asks ----------------------------------------------------------------------------------
 

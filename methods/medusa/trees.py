@@ -119,7 +119,36 @@ def read_measured(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) and content.get("accuracies") else {}
 
 
-def read_tree(path: Path, heads: int, method: str) -> list[Choice]:
+def asked_tree(
+    tree: str,
+    nodes: int,
+    config: dict[str, Any],
+    deepest: int,
+    method: str,
+    published: Sequence[Choice] = PUBLISHED,
+    unit: str = "heads",
+) -> list[Choice]:
+    """The tree that a method's options ask for, no deeper than `deepest`.
+
+    tree: auto (off the drafter's config, else published), published, or a JSON file with a tree or with accuracies.
+    nodes: of one built from accuracies, 0 = as measured ones advise. Raises UserError that names the method.
+    """
+    if nodes < 0:
+        raise UserError(f"{method}: nodes must be at least 1, or 0 for the drafter's own, not {nodes}")
+    if nodes > MOST_NODES:
+        raise UserError(f"{method}: nodes must be at most {MOST_NODES}, not {nodes}")
+    measured, where = config if tree == "auto" else {}, "config.json"
+    if tree not in ("auto", "published"):
+        measured, where = read_measured(Path(tree)), tree
+        if not measured:
+            return read_tree(Path(tree), deepest, method, unit)
+    accuracies = read_accuracies(measured, method, where)
+    if accuracies:
+        return best_tree(accuracies[:deepest], nodes or read_nodes(measured, method, len(published), where))
+    return [c for c in published if len(c) <= deepest]
+
+
+def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[Choice]:
     """Choices from a JSON file: a list of lists of ranks.
 
     Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
@@ -131,7 +160,7 @@ def read_tree(path: Path, heads: int, method: str) -> list[Choice]:
     choices = [tuple(choice) for choice in content]
     deepest = max(map(len, choices), default=0)
     if deepest > heads:
-        raise UserError(f"{method}: the tree {path} is {deepest} deep, there are {heads} heads to draft with")
+        raise UserError(f"{method}: the tree {path} is {deepest} deep, there are {heads} {unit} to draft with")
     return choices
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.eagle import Eagle, Eagle2, Eagle3
 from specbench_ss.methods.lab.base import SIZES, BaseTrainer, new_model, trapezoid
 from specbench_ss.methods.lab.pipeline import STAGES, train
 from specbench_ss.methods.lab.text import completion_mask, pack
@@ -33,9 +34,10 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
     assert target.is_lab
     prompt = target.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
     reference = generate(Autoregressive(target), prompt, Limits(20), Sampling()).tokens
-    for decoder in (Medusa.load(target, MedusaOptions()), SpeculativeStreaming.load(target, SSOptions())):
+    rivals = [method.load(target, method.Options()) for method in (Eagle, Eagle2, Eagle3)]
+    for decoder in (Medusa.load(target, MedusaOptions()), SpeculativeStreaming.load(target, SSOptions()), *rivals):
         assert generate(decoder, prompt, Limits(20), Sampling()).tokens == reference
-    cards = [tmp_path / "export" / name / "README.md" for name in ("base", "draft", "medusa", "ss")]
+    cards = [tmp_path / "export" / name / "README.md" for name in ("base", "draft", "medusa", "ss", "eagle", "eagle3")]
     assert all(card.stat().st_size for card in cards)
     learnt = torch.load(tmp_path / "drafters" / "checkpoint.pt", weights_only=True)["modules"][1]
     for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():

@@ -15,6 +15,7 @@ from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.eagle import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.medusa import Medusa, MedusaOptions
 from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
@@ -145,6 +146,20 @@ def test_heads_have_a_tree_of_their_own_and_decode(models: dict[str, Path], chat
     assert answer(Medusa.load(target, MedusaOptions(weights=str(out)))) == answer(Autoregressive(target))
 
 
+@pytest.mark.parametrize("trainer", ["eagle", "eagle3"])
+def test_a_drafter_over_features_decodes(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(arguments(trainer, models["opt"], chats, out, "--steps", "2")) == 0
+    target = load_target(str(models["opt"]), device="cpu")
+    reference = answer(Autoregressive(target))
+    if trainer == "eagle3":
+        assert answer(Eagle3.load(target, Eagle3Options(weights=str(out)))) == reference
+        return
+    eagle = Eagle.load(target, EagleOptions(weights=str(out)))
+    assert [len(row) for row in eagle.config["accuracies"]] == [10] * 5
+    assert answer(eagle) == answer(Eagle2.load(target, DynamicOptions(weights=str(out)))) == reference
+
+
 @pytest.mark.parametrize("way", ["--from-scratch", "--distill"])
 def test_a_draft_is_a_model_of_the_same_tokens(way: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -163,7 +178,7 @@ def test_own_answers_are_what_the_base_says(models: dict[str, Path], chats: Path
     assert "the base's own answers" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("trainer", ["ss", "medusa", "draft"])
+@pytest.mark.parametrize("trainer", ["ss", "medusa", "draft", "eagle", "eagle3"])
 def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     own = STREAMS if trainer == "ss" else ["--hidden", "32"] if trainer == "draft" else []
@@ -196,6 +211,8 @@ KINDS = {
     "medusa2": ["--heads", "2", "--lora-rank", "2", "--ramp", "4"],
     "hydra": ["--heads", "2", "--layers", "1"],
     "draft": ["--hidden", "32", "--layers", "1", "--distill"],
+    "eagle": [],
+    "eagle3": ["--levels", "3", "--draft-vocab", "50"],
 }
 
 
@@ -253,6 +270,8 @@ def test_ctrl_c_says_where_it_is_and_how_to_go_on(
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no streams": ("ss", ["--gamma", "0"], "gamma must be at least 1, not 0"),
     "no heads": ("medusa", ["--heads", "0"], "heads must be at least 1, not 0"),
+    "no levels": ("eagle3", ["--levels", "0"], "levels must be at least 1, not 0"),
+    "nothing to learn": ("eagle", ["--feature-weight", "0", "--token-weight", "0"], "there is nothing to learn"),
     "too many layers": ("ss", ["--n-msa-layers", "9"], "9 MSA layers, the model has 4 layers"),
     "pruning too high": ("ss", ["--n-msa-layers", "2", "--prune-layer", "3"], "pruning layer 3 is above layer 2"),
     "LoRA in lossless": ("ss", ["--lora-rank", "4"], "for --mode shared"),

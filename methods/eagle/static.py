@@ -1,0 +1,156 @@
+"""EAGLE: a static tree, drafted level by level. Li et al. 2024 (ICML), sec. 4."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.methods.eagle.decoding import FeatureDrafting
+from specbench_ss.methods.eagle.drafter import Drafter
+from specbench_ss.methods.eagle.fresh import random_eagle
+from specbench_ss.methods.eagle.trees import MOST_DEPTH, PUBLISHED, Plan, plan_of
+from specbench_ss.methods.medusa.trees import (
+    MedusaTree,
+    asked_tree,
+    check_tree,
+    read_accuracies,
+    read_measured,
+    tree_of,
+)
+from specbench_ss.methods.sd.draft import draw
+from specbench_ss.target import FINAL, Target
+from specbench_ss.tree import DraftTree
+
+NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, worth trying; 25 is the published size
+
+
+@dataclass(frozen=True, slots=True)
+class EagleOptions:
+    """Options of `eagle`."""
+
+    weights: str = field(default="", metadata={"help": "folder or file with the drafter; empty = that of the model"})
+    tree: str = field(
+        default="auto",
+        metadata={
+            "help": "auto (from the drafter's measured accuracies, else published), published, or a JSON file: a tree, "
+            "or measured accuracies"
+        },
+    )
+    nodes: int = field(default=0, metadata={"help": "drafted nodes of the auto tree; 0 = as the drafter's config says"})
+    depth: int = field(default=0, metadata={"help": "draft at most this many levels; 0 = as deep as the tree is"})
+    sample: Literal["on", "off"] = field(
+        default="off", metadata={"help": "at T>0 draw candidates from the draft's distribution, as published"}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.depth <= MOST_DEPTH:
+            raise UserError(f"eagle: depth must be 1 to {MOST_DEPTH}, or 0 for the tree's own, not {self.depth}")
+
+
+class Eagle(FeatureDrafting):
+    """Every level of the tree is one pass of the drafter; which node hangs on which is fixed."""
+
+    name = "eagle"
+    companion = "eagle"
+    summary = "EAGLE: one layer drafts features, static tree"
+    paper = "Li et al. 2024, arXiv:2401.15077"
+    Options = EagleOptions  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        target: Target,
+        options: EagleOptions,
+        drafter: Drafter,
+        config: dict[str, Any],
+        layers: Sequence[int] = (FINAL,),
+    ) -> None:
+        self.plan: Plan = plan_of(self.settle(options, config, target.vocab_size), target.device)
+        super().__init__(target, options, drafter, config, layers)
+
+    @classmethod
+    def settle(cls, options: EagleOptions, config: dict[str, Any], vocab: int) -> MedusaTree:
+        """The tree."""
+        depth = options.depth or MOST_DEPTH
+        tree = tree_of(asked_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels"))
+        check_tree(tree, depth, vocab, cls.name)
+        return tree
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random weights on the published tree and on a deep one, and with drawn candidates."""
+
+        def make(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
+            return lambda: cls(
+                target, EagleOptions(**options), random_eagle(target), {"accuracies": accuracies, "nodes": 9}
+            )
+
+        fair = [[0.4 / (r + 1) for r in range(min(4, target.vocab_size))] for _ in range(5)]
+        chain = [[0.9]] * 7
+        return {
+            "published": make(fair, tree="published"),
+            "auto": make(fair),
+            "chain": make(chain, nodes=7),
+            "sampled": make(fair, tree="published", sample="on"),
+        }
+
+    def described(self) -> dict[str, Any]:
+        """The tree as it is drafted, and the drafter."""
+        tree = [self.plan.shape.parents, [level.rank.tolist() for level in self.plan.levels]]
+        return super().described() | {
+            "tree_nodes": len(self.plan.shape.parents) - 1,
+            "depth": self.plan.shape.depth,
+            "tree_hash": hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16],
+            "sample": self.options.sample,
+        }
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size of the tree, where accuracies to build it from are known, and its depth."""
+        given = self.options.tree
+        if given not in ("auto", "published"):
+            return {"nodes": NODES} if Path(given).is_file() and read_measured(Path(given)) else {}
+        accuracies = read_accuracies(self.config, self.name) if given == "auto" else []
+        deepest = len(accuracies) or max(map(len, PUBLISHED))
+        return {**({"nodes": NODES} if accuracies else {}), "depth": range(1, deepest + 1)}
+
+    def max_rows(self) -> int:
+        """The tree, root included."""
+        return len(self.plan.shape.parents)
+
+    @property
+    def drafted_rows(self) -> int:
+        """Nodes with children."""
+        return len(self.plan.nodes) - 1
+
+    def propose(self, state: State) -> DraftTree:
+        """Candidates of a level from the states of the level above, placed on the tree."""
+        drawn = self.options.sample == "on" and not state.sampling.greedy
+        rotary = self.rotary_ahead(state, len(self.plan.levels))
+        states, tokens, qs = self.newest, [state.root], []
+        for depth, level in enumerate(self.plan.levels):
+            logits = self.drafter.logits(states, self.target)[0]  # [rows, V]
+            if drawn:
+                qs.append(state.sampling.probs(logits))
+                candidates, at = draw(qs[-1], state.rng, self.plan.siblings), level.place
+            else:
+                candidates, at = logits.topk(self.plan.width).indices, level.rank
+            tokens.append(candidates[level.parent, at])
+            if len(level.inner):
+                states = self.descend(
+                    state, tokens[-1][level.inner], states[:, level.carry], level.visible, rotary, depth
+                )
+        self.forget_drafted(state)
+        return DraftTree(torch.cat(tokens), self.plan.shape, self._probs(qs) if drawn else None)
+
+    def _probs(self, qs: list[Tensor]) -> Tensor:
+        """q [n, V] at the nodes with children; leaves have none to draw."""
+        q = torch.cat(qs)
+        return q.new_zeros(len(self.plan.shape.parents), q.shape[-1]).index_copy_(0, self.plan.nodes, q)

@@ -1,0 +1,211 @@
+"""Training EAGLE's drafters on a frozen base: EAGLE sec. 4.2, EAGLE-3 sec. 3.2 (training-time test).
+
+Slot t reads the feature of position t and the token x_{t+1}, and says what x_{t+2} is; level 1 reads that output and
+x_{t+2} in its place, and says what x_{t+3} is; and so on. Losses are at the anchors, as those of heads and streams are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from specbench_ss.cache import StreamCache
+from specbench_ss.methods.accuracies import TOP
+from specbench_ss.methods.eagle.drafter import Rotary
+from specbench_ss.methods.eagle.fresh import choose_words, new_eagle, new_eagle3
+from specbench_ss.methods.training import BaseStates, Batch, Trainee, mean_loss
+from specbench_ss.target import FINAL, Target
+
+NOISE_LENGTH = 512  # the published noise is for rows of this length, and less in longer ones
+
+
+class FeatureTrainee(Trainee):
+    """A drafter unrolled over whole rows. config: what its folder's config.json says of it."""
+
+    module: Any  # a Drafter
+    config: dict[str, Any]
+
+    def __init__(self, target: Target, levels: int, layers: tuple[int, ...] = (FINAL,)) -> None:
+        self.target, self.levels, self.layers = target, levels, layers
+        self.taps = tuple(layer for layer in layers if layer != FINAL)
+        self.rotary = Rotary(self.module.shape.llama(self.config), target.device)
+
+    def features(self, states: BaseStates) -> list[Tensor]:
+        """[B, T, h_t] a level."""
+        return [states.final if layer == FINAL else states.taps[layer] for layer in self.layers]
+
+    def unrolled(self, features: list[Tensor], batch: Batch, levels: int) -> Iterator[Tensor]:
+        """Output states [B, A, h] at the anchors, level after level; level j of anchor t says what x_{t+2+j} is.
+
+        As in decoding, level j of an anchor sees the true features up to its own, and its own levels 1 to j.
+        """
+        at, t = batch.anchors.at, batch.ids.shape[1]
+        every = torch.arange(t, device=at.device).expand(len(at), -1)
+        places = every if batch.documents is None else batch.documents.places
+        cache = StreamCache({0: None}, mains=t)
+        out = self._pass(batch, every, places, self.module.fuse(features), cache, 0)
+        state = out.gather(1, at[..., None].expand(-1, -1, out.shape[-1]))
+        yield state
+        places = places.gather(1, at)
+        for j in range(1, levels):
+            cache = StreamCache(cache.kept, mains=at.shape[1])
+            state = self._pass(batch, at, places, state, cache, j)
+            yield state
+
+    def _pass(self, batch: Batch, at: Tensor, places: Tensor, state: Tensor, cache: StreamCache, level: int) -> Tensor:
+        """Rows at [B, r] with their states [B, r, h], `level` tokens further on."""
+        ahead = (at + 1 + level).clamp_max(batch.ids.shape[1] - 1)
+        tokens = self.module.embed(batch.ids.gather(1, ahead), self.target)
+        out: Tensor = self.module(
+            tokens, state, cache, _visible(batch, at, level), self.rotary(places + level, state.dtype)
+        )
+        return out
+
+    def labels(self, batch: Batch) -> Tensor:
+        """int64 [B, A, levels]: x_{t+2+j}, -100 where the answer has ended by then."""
+        return batch.anchors.labels[..., 1 : 1 + self.levels]
+
+    @torch.no_grad()
+    def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """How often the r-th guess of level j is right: (hits [levels, top], positions [levels])."""
+        top, labels = min(TOP, self.module.draft_vocab or self.target.vocab_size), self.labels(batch)
+        hits = []
+        for j, state in enumerate(self.unrolled(self.features(states), batch, self.levels)):
+            guesses = self.module.token_ids(self.module.logits(state, self.target).topk(top).indices)
+            hits.append((guesses == labels[..., j, None]).sum((0, 1)))
+        return torch.stack(hits), (labels != -100).sum((0, 1))
+
+
+def _visible(batch: Batch, at: Tensor, level: int) -> Tensor | None:
+    """Bool [B, 1, r, T + level * r] of rows at [B, r]; None = causal, which whole rows of one text are."""
+    t, r = batch.ids.shape[1], at.shape[1]
+    if batch.documents is None and not level:
+        return None
+    true = torch.arange(t, device=at.device) <= at[..., None]  # [B, r, T]
+    if batch.documents is not None:
+        true = true & batch.documents.same(at, t)
+    own = torch.eye(r, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
+    return torch.cat((true, *[own] * level), -1)[:, None]
+
+
+def _ahead(final: Tensor, at: Tensor, by: int) -> Tensor:
+    """final [B, T, h] at positions at + by, [B, A, h]."""
+    at = (at + by).clamp_max(final.shape[1] - 1)
+    return final.gather(1, at[..., None].expand(-1, -1, final.shape[-1]))
+
+
+class EagleTrainee(FeatureTrainee):
+    """Smooth L1 between features, and cross-entropy from the target's distribution (EAGLE eq. in sec. 4.2).
+
+    levels: how far accuracies are looked at; what is learnt is the next feature alone. noise: width of the uniform
+    noise on features, at rows of 512 tokens.
+    """
+
+    name = "eagle"
+
+    def __init__(
+        self,
+        target: Target,
+        lr: float = 1e-3,
+        levels: int = 5,
+        feature_weight: float = 1.0,
+        token_weight: float = 0.1,
+        noise: float = 0.2,
+    ) -> None:
+        self.module, self.config = new_eagle(target)
+        self.lr, self.feature_weight, self.token_weight, self.noise = lr, feature_weight, token_weight, noise
+        super().__init__(target, levels)
+
+    def about(self) -> dict[str, Any]:
+        """The weights of the losses and the noise."""
+        return {"feature weight": self.feature_weight, "token weight": self.token_weight, "noise": self.noise}
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of the next feature and the token read off it; without gradients, shares of all levels are looked at too."""
+        at, labels = batch.anchors.at, self.labels(batch)[..., :1]
+        known = labels[..., 0] != -100
+        count = (self.labels(batch.whole)[..., 0] != -100).sum().clamp_min(1)
+        (out,) = self.unrolled([self._noisy(states.final, batch)], batch, 1)
+        drafted, true = out[known], _ahead(states.final, at, 1)[known]  # [n, h]
+        feature = F.smooth_l1_loss(drafted.float(), true.float(), reduction="none").mean(-1).sum() / count
+        with torch.no_grad():
+            p = self.target.logits(true).softmax(-1, dtype=torch.float32)
+        log_q = self.module.logits(drafted, self.target).log_softmax(-1, dtype=torch.float32)
+        token = -(p * log_q).sum() / count
+        if torch.is_grad_enabled():
+            shares = (log_q.detach().argmax(-1) == labels[known][:, 0]).sum()[None] / count
+        else:
+            hits, _ = self.accuracies(states, batch)
+            shares = hits[:, 0] / (self.labels(batch.whole) != -100).sum((0, 1)).clamp_min(1)
+        return self.feature_weight * feature + self.token_weight * token, shares
+
+    def _noisy(self, final: Tensor, batch: Batch) -> Tensor:
+        """Features with noise, as the drafter's own outputs will have errors; a function of the batch alone."""
+        if not self.noise or not torch.is_grad_enabled():
+            return final
+        rng = torch.Generator().manual_seed(int(batch.ids.sum()))  # on the CPU: the same wherever it is trained
+        noise = (torch.rand(final.shape, generator=rng) - 0.5).to(final.device)
+        return final + noise * (self.noise * NOISE_LENGTH / final.shape[1])
+
+
+class Eagle3Trainee(FeatureTrainee):
+    """Training-time test: `levels` levels of its own outputs, cross-entropy over the draft vocabulary, weight 0.8^j.
+
+    The draft vocabulary: the words that answers of the text have most. Its LM head starts as the target's rows.
+    """
+
+    name = "eagle3"
+
+    def __init__(
+        self, target: Target, lr: float = 1e-3, levels: int = 7, draft_vocab: int = 32000, decay: float = 0.8
+    ) -> None:
+        self.module, self.config, layers = new_eagle3(target, draft_vocab)
+        self.lr, self.decay = lr, decay
+        super().__init__(target, levels, layers)
+
+    def about(self) -> dict[str, Any]:
+        """The draft vocabulary's size and the weights of the levels."""
+        return {"draft vocabulary": self.module.draft_vocab, "levels": self.levels, "decay": self.decay}
+
+    @torch.no_grad()
+    def scan(self, batches: Iterable[Batch]) -> None:
+        """Choose the draft vocabulary."""
+        v = self.target.vocab_size
+        counts = torch.zeros(v, dtype=torch.long)
+        for batch in batches:
+            answers = batch.labels[..., 0]
+            counts += torch.bincount(answers[answers != -100], minlength=v)
+        words = counts.sort(descending=True, stable=True).indices[: self.module.draft_vocab].sort().values
+        words = words.to(self.target.device)
+        choose_words(self.module, words)
+        self.module.lm_head.weight.copy_(self.target.unembed[words])
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum of the levels' losses, each a mean over the anchors that have a token so far ahead."""
+        labels, sums = self.labels(batch), []
+        for j, state in enumerate(self.unrolled(self.features(states), batch, self.levels)):
+            known = labels[..., j] != -100
+            rows = state[known], _ahead(states.final, batch.anchors.at, 1 + j)[known], labels[..., j][known]
+            # logits of a level are many: computed again in the backward pass rather than kept
+            sums.append(checkpoint(self._sums, *rows, use_reentrant=False))
+        total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
+        return mean_loss(total, self.labels(batch.whole), [self.decay**j for j in range(self.levels)])
+
+    def _sums(self, state: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over positions [n] of the cross-entropy from the target's distribution and of right guesses.
+
+        state [n, h] of the drafter, true [n, h] the target's at the same token. Words outside the draft vocabulary are
+        left out of the distribution, and positions whose token is one of them out of the loss.
+        """
+        words = self.module.token_ids(torch.arange(self.module.draft_vocab, device=labels.device))
+        with torch.no_grad():
+            p = self.target.logits(true)[:, words].softmax(-1, dtype=torch.float32)
+            p = p * self.module.get_buffer("t2d")[labels][:, None]
+        log_q = self.module.logits(state, self.target).log_softmax(-1, dtype=torch.float32)
+        guesses = words[log_q.detach().argmax(-1)]
+        return -(p * log_q).sum(), (guesses == labels).sum()

@@ -1,0 +1,578 @@
+"""EAGLE: published layouts load, drafts equal a computation written from the description alone, trees are closed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from scipy.stats import chisquare
+from torch import Tensor
+
+from specbench_ss.cache import Cache
+from specbench_ss.decoder import Decoder, State
+from specbench_ss.errors import UserError
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.eagle import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
+from specbench_ss.methods.eagle.drafter import Drafter, Rotary
+from specbench_ss.methods.eagle.fresh import random_eagle
+from specbench_ss.methods.eagle.layouts import published_levels
+from specbench_ss.methods.eagle.selftest import best_layers
+from specbench_ss.methods.eagle.trees import PUBLISHED
+from specbench_ss.methods.growing import best, grow
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import FINAL, Target
+from tests.tiny import ARCHITECTURES, paths, tiny_model
+
+H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
+CONFIG = {
+    "num_attention_heads": HEADS, "hidden_size": H, "num_hidden_layers": 40, "rms_norm_eps": 1e-5,
+    "rope_theta": 5e4, "max_position_embeddings": 16, "intermediate_size": 7,
+}  # fmt: skip
+
+
+# -- checkpoints as they are published, scaled down ----------------------------------------------------------------
+
+
+def layer(prefix: str, width: int, bias: bool) -> dict[str, Tensor]:
+    sizes = {"q_proj": (HEADS * HD, width), "k_proj": (KV * HD, width), "v_proj": (KV * HD, width)}
+    tensors = {f"{prefix}.self_attn.{n}.weight": torch.randn(s) * 0.3 for n, s in sizes.items()}
+    if bias:
+        tensors |= {f"{prefix}.self_attn.{n}.bias": torch.randn(s[0]) for n, s in sizes.items()}
+    shapes = {"self_attn.o_proj": (H, HEADS * HD), "mlp.gate_proj": (FFN, H), "mlp.up_proj": (FFN, H),
+              "mlp.down_proj": (H, FFN)}  # fmt: skip
+    tensors |= {f"{prefix}.{n}.weight": torch.randn(s) * 0.3 for n, s in shapes.items()}
+    return tensors | {f"{prefix}.post_attention_layernorm.weight": torch.rand(H) + 0.5}
+
+
+def eagle1(bias: bool = True, embed: bool = False, qkv_bias: bool = False) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    tensors = {"fc.weight": torch.randn(H, 2 * H) * 0.3, **layer("layers.0", H, qkv_bias)}
+    if bias:
+        tensors["fc.bias"] = torch.randn(H)
+    if embed:
+        tensors["embed_tokens.weight"] = torch.randn(V, H)
+    return tensors
+
+
+def eagle3(prefix: str = "midlayer", words: int = WORDS, embed: bool = False, norms: bool = False) -> dict[str, Tensor]:
+    torch.manual_seed(2)
+    tensors = {"fc.weight": torch.randn(H, 3 * H) * 0.2, **layer(prefix, 2 * H, False)}
+    tensors |= {f"{prefix}.{n}.weight": torch.rand(H) + 0.5 for n in ("hidden_norm", "input_layernorm")}
+    tensors |= {"norm.weight": torch.rand(H) + 0.5, "lm_head.weight": torch.randn(words, H)}
+    if words < V:
+        chosen = torch.randperm(V)[:words].sort().values
+        tensors |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
+        tensors["t2d"][chosen] = True
+    if embed:
+        tensors["embed_tokens.weight"] = torch.randn(V, H)
+    if norms:
+        tensors |= {f"fc_norm.{i}.weight": torch.rand(H) + 0.5 for i in range(3)}
+    return tensors
+
+
+def folder(path: Path, tensors: dict[str, Tensor], pickled: bool = False, **config: Any) -> str:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    if pickled:
+        torch.save(tensors, path / "pytorch_model.bin")
+    else:
+        save_file(tensors, path / "model.safetensors")
+    return str(path)
+
+
+# -- the same, written from the description ------------------------------------------------------------------------
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + CONFIG["rms_norm_eps"]).sqrt() * weight
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rotary embedding of rows of heads [n, heads, HD] at positions 0, 1, ..: halves turned against each other."""
+    angle = torch.arange(len(x))[:, None, None] / CONFIG["rope_theta"] ** (torch.arange(HD // 2) * 2 / HD)
+    low, high = x[..., : HD // 2], x[..., HD // 2 :]
+    return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
+
+
+def attend(w: dict[str, Tensor], prefix: str, rows: list[Tensor]) -> Tensor:
+    """Attention of the last of rows [width], at positions 0, 1, .., over all of them."""
+
+    def project(name: str, heads: int) -> Tensor:
+        bias = w.get(f"{prefix}.self_attn.{name}.bias", torch.zeros(()))
+        return (torch.stack(rows) @ w[f"{prefix}.self_attn.{name}.weight"].T + bias).view(len(rows), heads, HD)
+
+    q, k, v = turned(project("q_proj", HEADS))[-1], turned(project("k_proj", KV)), project("v_proj", KV)
+    k, v = (x.repeat_interleave(HEADS // KV, 1) for x in (k, v))  # [n, HEADS, HD]
+    shares = ((k * q).sum(-1) / HD**0.5).softmax(0)  # [n, HEADS]
+    return w[f"{prefix}.self_attn.o_proj.weight"] @ (shares[..., None] * v).sum(0).flatten()
+
+
+def mlp(w: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
+    x = normed(x, w[f"{prefix}.post_attention_layernorm.weight"])
+    gate = F.silu(w[f"{prefix}.mlp.gate_proj.weight"] @ x) * (w[f"{prefix}.mlp.up_proj.weight"] @ x)
+    return w[f"{prefix}.mlp.down_proj.weight"] @ gate
+
+
+def states_1(w: dict[str, Tensor], embedding: Tensor, tokens: list[int], features: list[Tensor]) -> list[Tensor]:
+    """EAGLE-1: output of every slot; slots without a feature read the output before them."""
+    rows: list[Tensor] = []
+    out: list[Tensor] = []
+    for i, token in enumerate(tokens):
+        state = features[i] if i < len(features) else out[-1]
+        rows.append(w["fc.weight"] @ torch.cat((embedding[token], state)) + w.get("fc.bias", torch.zeros(H)))
+        x = rows[-1] + attend(w, "layers.0", rows)
+        out.append(x + mlp(w, "layers.0", x))
+    return out
+
+
+def states_3(
+    w: dict[str, Tensor], embedding: Tensor, tokens: list[int], features: list[Tensor], about: dict[str, Any]
+) -> list[Tensor]:
+    """EAGLE-3, features [3 * H]."""
+    prefix = "midlayer" if "midlayer.hidden_norm.weight" in w else "layers.0"
+    rows: list[Tensor] = []
+    out: list[Tensor] = []
+    for i, token in enumerate(tokens):
+        if i < len(features):
+            parts = features[i].split(H)
+            if "fc_norm.0.weight" in w:
+                parts = [normed(p, w[f"fc_norm.{n}.weight"]) for n, p in enumerate(parts)]
+            state = w["fc.weight"] @ torch.cat(list(parts))
+        else:
+            state = out[-1]
+        inner = normed(state, w[f"{prefix}.hidden_norm.weight"])
+        rows.append(torch.cat((normed(embedding[token], w[f"{prefix}.input_layernorm.weight"]), inner)))
+        x = (inner if about.get("norm_before_residual") else state) + attend(w, prefix, rows)
+        x = x + mlp(w, prefix, x)
+        out.append(normed(x, w["norm.weight"]) if about.get("norm_output") else x)
+    return out
+
+
+def steps(decoder: Decoder, prompt: list[int], tokens: int = 12) -> list[tuple[list[int], Any]]:
+    """(ids before the step, tree proposed) of every step, greedy."""
+    seen = []
+    propose = decoder.propose
+
+    def spy(state: State) -> Any:
+        tree = propose(state)
+        seen.append((list(state.ids), tree))
+        return tree
+
+    decoder.propose = spy  # type: ignore[method-assign]
+    generate(decoder, prompt, Limits(tokens), Sampling())
+    decoder.propose = propose  # type: ignore[method-assign]
+    return seen
+
+
+def features_of(target: Target, ids: list[int], layers: tuple[int, ...]) -> list[Tensor]:
+    out = target.prefill(torch.tensor([ids]), target.new_cache(len(ids)), [i for i in layers if i != FINAL], every=True)
+    return list(torch.cat([out.taps[i][0] for i in layers], -1))
+
+
+def embedding_of(target: Target, w: dict[str, Tensor]) -> Tensor:
+    return w.get("embed_tokens.weight", target.model.get_input_embeddings().weight)
+
+
+@torch.inference_mode()
+def check_static(target: Target, decoder: Decoder, w: dict[str, Tensor]) -> None:
+    """The published tree, whose siblings are the best tokens after their path, in order."""
+    for ids, tree in steps(decoder, PROMPTS[0], 5):
+        features = features_of(target, ids[:-1], (FINAL,))
+        tokens, nodes = tree.tokens.tolist(), paths(tree.shape.parents)
+        assert len(tree) == 1 + len(PUBLISHED)
+        for node, children in enumerate(tree.shape.children()):
+            path = [tokens[i] for i in nodes[node][1:]]
+            state = states_1(w, embedding_of(target, w), ids[1:] + path, features)[-1]
+            best = target.logits(state).topk(4).indices.tolist()
+            assert [tokens[c] for c in children] == best[: len(children)], path
+
+
+@torch.inference_mode()
+def check_dynamic(
+    target: Target, decoder: Eagle2, w: dict[str, Tensor], layers: tuple[int, ...], about: dict[str, Any]
+) -> None:
+    """The trees are those of beam search and reranking over path probabilities, one path after the other."""
+    k, depth, kept = decoder.size.top_k, decoder.size.depth, decoder.size.drafted
+    words = torch.arange(WORDS) + w["d2t"] if "d2t" in w else torch.arange(V)
+    for ids, tree in steps(decoder, PROMPTS[0], 5):
+        features = features_of(target, ids[:-1], layers)
+
+        def following(path: list[int], ids: list[int] = ids, features: list[Tensor] = features) -> list[tuple]:
+            tokens, table = ids[1:] + path, embedding_of(target, w)
+            if layers == (FINAL,):
+                logits = target.logits(states_1(w, table, tokens, features)[-1])
+            else:
+                state = states_3(w, table, tokens, features, about)[-1]
+                state = state if about.get("norm_output") else normed(state, w["norm.weight"])
+                logits = w["lm_head.weight"] @ state
+            best = logits.log_softmax(-1).topk(k)
+            chosen = range(V) if layers == (FINAL,) else words.tolist()
+            return [([*path, chosen[i]], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+
+        beams = [(path, p) for path, p in following([])]
+        every = list(beams)
+        for _ in range(depth):
+            grown = [(path, p + q) for parent, p in beams for path, q in following(parent)]
+            every += grown
+            beams = sorted(grown, key=lambda b: -b[1])[:k]
+        best = sorted(every, key=lambda b: -b[1])[:kept]
+        tokens = tree.tokens.tolist()
+        found = {tuple(tokens[i] for i in path[1:]) for path in paths(tree.shape.parents)[1:]}
+        assert found == {tuple(path) for path, _ in best}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("llama", {}), ("opt", {}), ("qwen2", {"bias": False, "embed": True, "qkv_bias": True})],
+)
+@pytest.mark.parametrize("pickled", [False, True])
+def test_eagle_1_drafts_what_its_description_says(
+    kind: str, change: dict[str, bool], pickled: bool, tmp_path: Path
+) -> None:
+    w, target = eagle1(**change), Target(tiny_model(kind))
+    given = {**w, "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # as old files have it
+    weights = folder(tmp_path / "e", given, pickled)
+    if not pickled:
+        check_static(target, Eagle.load(target, EagleOptions(weights=weights)), w)
+    options = DynamicOptions(weights=weights, total_tokens=12, depth=2, top_k=3)
+    check_dynamic(target, Eagle2.load(target, options), w, (FINAL,), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        ({}, {}),
+        ({"prefix": "layers.0", "embed": True}, {"norm_before_residual": True}),
+        ({"words": V}, {}),
+        ({"norms": True}, {"norm_output": True, "fc_norm": True}),
+    ],
+)
+def test_eagle_3_drafts_what_its_description_says(
+    change: dict[str, Any], about: dict[str, Any], tmp_path: Path
+) -> None:
+    w, target = eagle3(**change), Target(tiny_model("llama", layers=8))
+    weights = folder(tmp_path / "e", w, **about)
+    options = Eagle3Options(weights=weights, total_tokens=12, depth=2, top_k=3)
+    decoder = Eagle3.load(target, options)
+    assert decoder.layers == (2, 4, 5)
+    check_dynamic(target, decoder, w, (2, 4, 5), about)
+
+
+def test_a_nested_configuration_is_read(tmp_path: Path) -> None:
+    target, w = Target(tiny_model("llama", layers=8)), eagle3("layers.0")
+    weights = folder(tmp_path / "e", w)
+    outer = {"speculators_model_type": "eagle3", "transformer_layer_config": CONFIG}
+    (tmp_path / "e" / "config.json").write_text(json.dumps(outer))
+    options = Eagle3Options(weights=weights, total_tokens=8, depth=1, top_k=3)
+    check_dynamic(target, Eagle3.load(target, options), w, (2, 4, 5), {})
+
+
+class Oracle:
+    """Knows the features of these layers by heart, and what comes two tokens after each."""
+
+    def __init__(self, target: Target, ids: list[int], layers: tuple[int, ...]) -> None:
+        self.shape = random_eagle(target).shape
+        self.features, self.ids = torch.stack(features_of(target, ids, layers)), torch.tensor(ids)
+
+    def to(self, *_: Any) -> Oracle:
+        return self
+
+    eval = to
+
+    def embed(self, tokens: Tensor, target: Target) -> Tensor:
+        return tokens[..., None]
+
+    def fuse(self, features: list[Tensor]) -> Tensor:
+        return torch.cat(features, -1)
+
+    def __call__(self, tokens: Tensor, state: Tensor, *_: Any) -> Tensor:
+        return state
+
+    def logits(self, state: Tensor, target: Target) -> Tensor:
+        distance, nearest = torch.cdist(state, self.features[None, :-2]).min(-1)
+        return F.one_hot(self.ids[nearest + 2], V) * (distance < 1e-3)[..., None]
+
+    def token_ids(self, drafted: Tensor) -> Tensor:
+        return drafted
+
+
+@pytest.mark.parametrize("true", [(1, 3, 4), (2, 4, 5)])
+def test_layers_that_can_be_read_two_ways_are_tried_out(true: tuple[int, ...], tmp_path: Path) -> None:
+    target = Target(tiny_model("llama", layers=8))
+    weights = folder(tmp_path / "e", eagle3(), eagle_aux_hidden_state_layer_ids=[1, 3, 4])
+    about = json.loads((tmp_path / "e" / "config.json").read_text())
+    candidates = Eagle3.layers_of(Eagle3Options(), about, target)
+    assert candidates == ((1, 3, 4), (2, 4, 5))
+    answer = generate(Autoregressive(target), [1], Limits(48), Sampling()).tokens
+    oracle: Any = Oracle(target, [1, *answer], true)
+    assert best_layers(target, oracle, about, candidates) == true
+    assert Eagle3.load(target, Eagle3Options(weights=weights)).layers in candidates
+    assert Eagle3.load(target, Eagle3Options(weights=weights, layers="2:4:-1")).layers == (2, 4, FINAL)
+
+
+@pytest.mark.parametrize("layers", range(1, 12))
+def test_levels_are_distinct_layers(layers: int) -> None:
+    chosen = published_levels(layers)
+    assert len(set(chosen)) == len(chosen) == min(3, layers)
+    assert all(0 < i < layers or i == FINAL for i in chosen)
+
+
+# -- laws ----------------------------------------------------------------------------------------------------------
+
+METHODS = (Eagle, Eagle2, Eagle3)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def target(request: pytest.FixtureRequest) -> Target:
+    return Target(tiny_model(request.param))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_equals_autoregressive(target: Target, method: type[Decoder]) -> None:
+    for prompt in PROMPTS[:2]:
+        reference = generate(Autoregressive(target), prompt, Limits(10), Sampling()).tokens
+        for name, make in method.examples(target).items():
+            assert generate(make(), prompt, Limits(10), Sampling()).tokens == reference, name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_remembered(method: type[Decoder]) -> None:
+    target = Target(tiny_model("llama"))
+    for name, make in method.examples(target).items():
+        decoder = make()
+        drawn = [generate(decoder, p, Limits(6), Sampling(0.9, seed=4)).tokens for p in PROMPTS]
+        again = [generate(decoder, p, Limits(6), Sampling(0.9, seed=4)).tokens for p in reversed(PROMPTS)]
+        assert drawn == again[::-1], name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_ends_of_the_context(method: type[Decoder]) -> None:
+    target = Target(tiny_model("llama"))
+    for prompt in ([7], [9] * (target.context_length - 1), [9] * (target.context_length - 3)):
+        reference = generate(Autoregressive(target), prompt, Limits(200), Sampling())
+        found = generate(next(iter(method.examples(target).values()))(), prompt, Limits(200), Sampling())
+        assert (found.tokens, found.finish) == (reference.tokens, reference.finish)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_cache_holds_what_a_fresh_pass_gives(method: type[Decoder]) -> None:
+    """Slots of every step, features and all, are those of one pass over everything."""
+    target = Target(tiny_model("gpt_neox"))  # whose random weights accept several tokens in a step
+    decoder: Any = next(iter(method.examples(target).values()))()
+    kept = []
+    for tokens in (3, 9, 20):
+        run = generate(decoder, PROMPTS[0], Limits(tokens), Sampling())
+        length = decoder.cache.get_seq_length()  # of the last step that went on
+        kept.append((run.tokens, length, decoder.cache.keys[0][:, :, :length].clone()))
+    ids = PROMPTS[0] + kept[-1][0]
+    session_ids = torch.tensor([ids])
+    with torch.inference_mode():
+        seen = target.prefill(session_ids, target.new_cache(len(ids)), decoder.taps, every=True).taps
+        cache = Cache(1, len(ids))
+        positions = torch.arange(len(ids) - 1)[None]
+        drafter: Drafter = decoder.drafter
+        fused = drafter.fuse([seen[i][:, :-1] for i in decoder.layers])
+        rotary: Rotary = decoder.rotary
+        drafter(drafter.embed(session_ids[:, 1:], target), fused, cache, None, rotary(positions, fused.dtype))
+    for _, length, keys in kept:
+        assert length >= len(PROMPTS[0])
+        torch.testing.assert_close(keys, cache.keys[0][:, :, :length], atol=2e-5, rtol=1e-4)
+
+
+SMALL, DRAWS = 5, 250
+SAMPLINGS = (Sampling(1.0), Sampling(0.8, top_p=0.7), Sampling(1.2, top_k=2))
+
+
+def fits(seen: list[int], p: Tensor) -> bool:
+    """Chi-square of tokens against a distribution [V]; words that are seldom expected are counted together."""
+    wanted = (p * len(seen)).tolist()
+    common = [x for x in range(len(p)) if wanted[x] >= 5]
+    observed, expected = [seen.count(x) for x in common], [wanted[x] for x in common]
+    if len(seen) - sum(expected) > 1:
+        observed, expected = [*observed, len(seen) - sum(observed)], [*expected, len(seen) - sum(expected)]
+    if set(seen) - {x for x in range(len(p)) if p[x] > 0}:
+        return False
+    scale = sum(observed) / sum(expected)
+    return len(common) < 2 or bool(chisquare(observed, [e * scale for e in expected]).pvalue > 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "label", "sampling"),
+    [(Eagle, "sampled", how) for how in SAMPLINGS]
+    + [(Eagle, "auto", SAMPLINGS[1]), (Eagle2, "small", SAMPLINGS[0]), (Eagle3, "small", SAMPLINGS[0])],
+)
+@torch.inference_mode()
+def test_sampled_distribution_is_exact(method: type[Decoder], label: str, sampling: Sampling) -> None:
+    """One step many times over: its first token, and the second where the first was accepted.
+
+    Also where top-k and top-p leave fewer words than the tree has places.
+    """
+    target = Target(tiny_model("llama", vocab=SMALL, layers=2))
+    decoder: Any = method.examples(target)[label]()
+    prompt, root = [3, 4], 1
+    state = State([*prompt], 2, torch.tensor([root]), target.request_cache(64), sampling)
+    decoder.prefill(state, torch.tensor([prompt]))
+    state.ids = [*prompt, root]
+    decoder.begin(state)
+    first: list[int] = []
+    second: dict[int, list[int]] = {}
+    state.rng.manual_seed(0)
+    for _ in range(DRAWS):
+        tree = decoder.propose(state)
+        tokens = decoder.accept(state, tree, decoder.forward(state, tree)).tokens
+        first.append(tokens[0])
+        if len(tokens) > 1:
+            second.setdefault(tokens[0], []).append(tokens[1])
+    assert fits(first, sampling.probs(target.next_logits(state.ids)))
+    assert second
+    for x, seen in second.items():
+        assert fits(seen, sampling.probs(target.next_logits([*state.ids, x])))
+
+
+@pytest.mark.parametrize("sure", [0.0, 60.0, 1e4])
+def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
+    """A drafter that is sure: paths of probability one, all of the same score."""
+    logits = torch.zeros(9)
+    logits[4] = sure
+
+    def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
+        return logits.expand(len(tokens), -1)
+
+    for nodes in (1, 2, 7, 20, 39):
+        tree = grow(torch.tensor([1]), logits, best(3), expand, 30, nodes).tree
+        assert len(tree) == 1 + nodes
+        if sure:
+            assert tree.shape.depth == min(nodes, 30)
+
+
+# -- what a user may get wrong -------------------------------------------------------------------------------------
+
+
+def refused(method: type[Decoder], options: Any, target: Target, said: str) -> None:
+    """By `check` and by `load` alike."""
+    for ask in (lambda: method.check(options, target), lambda: method.load(target, options)):
+        with pytest.raises(UserError) as error:
+            ask()
+        assert said in str(error.value) and str(error.value).startswith(method.name), str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "about", "said"),
+    [
+        ({"layers.1.weird": torch.zeros(1)}, {}, "has unknown tensors: layers.1.weird"),
+        ({"layers.0.input_layernorm.weight": torch.ones(H)}, {}, "unknown tensors: layers.0.input_layernorm.weight"),
+        ({"layers.0.self_attn.o_proj.weight": None}, {}, "lacks tensors: layers.0.self_attn.o_proj.weight"),
+        ({"fc.weight": None}, {}, "lacks tensors: fc.weight"),
+        ({"layers.0.mlp.up_proj.weight": torch.zeros(3, H)}, {}, "layers.0.mlp.up_proj.weight has shape (3, 32)"),
+        ({"embed_tokens.weight": torch.zeros(V + 3, H)}, {}, f"vocabulary of {V + 3}, the model has {V}"),
+        ({}, {"num_attention_heads": None}, "config.json lacks num_attention_heads"),
+        ({}, {"num_attention_heads": 3}, "3 heads of 10"),
+        ({}, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope of type 'dynamic'"),
+        ({}, {"advice": {"depth": "deep"}}, "advice.depth is not a whole number"),
+    ],
+)
+def test_wrong_eagle_folders_are_one_line(
+    change: dict[str, Tensor | None], about: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    tensors = {n: t for n, t in {**eagle1(), **change}.items() if t is not None}
+    weights = folder(tmp_path / "e", tensors, **about)
+    refused(Eagle2, DynamicOptions(weights=weights), Target(tiny_model("llama")), said)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fc_norm.0.weight": torch.ones(H)}, "lacks tensors: fc_norm.1.weight, fc_norm.2.weight"),
+        ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: midlayer.self_attn.q_norm.weight"),
+        ({"d2t": None}, f"LM head has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
+        ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, f"vocabulary of {V + 1}, the model has {V}"),
+        ({"fc.weight": torch.zeros(H, 3 * 64)}, "for hidden size 64, the model has 32"),
+        ({"norm.weight": None}, "lacks tensors: norm.weight"),
+    ],
+)
+def test_wrong_eagle3_folders_are_one_line(change: dict[str, Tensor | None], said: str, tmp_path: Path) -> None:
+    tensors = {n: t for n, t in {**eagle3(), **change}.items() if t is not None}
+    weights = folder(tmp_path / "e", tensors)
+    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=8)), said)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "said"),
+    [(torch.arange(WORDS) + V, f"the model has a vocabulary of {V}"), (torch.zeros(WORDS).long(), "that t2d marks")],
+)
+def test_a_map_to_other_words_is_refused(d2t: Tensor, said: str, tmp_path: Path) -> None:
+    weights = folder(tmp_path / "e", {**eagle3(), "d2t": d2t})
+    with pytest.raises(UserError, match=said):
+        Eagle3.load(Target(tiny_model("llama", layers=8)), Eagle3Options(weights=weights))
+
+
+def test_weights_of_the_other_kind_and_of_another_size_are_named(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama", layers=8))
+    third, first = folder(tmp_path / "3", eagle3()), folder(tmp_path / "1", eagle1())
+    refused(Eagle, EagleOptions(weights=third), target, "weights of EAGLE-3: use eagle3")
+    refused(Eagle3, Eagle3Options(weights=first), target, "no weights of EAGLE-3")
+    refused(Eagle3, Eagle3Options(weights=third, layers="2:4:9"), target, "names layer 9")
+    refused(Eagle3, Eagle3Options(weights=third, layers="2-4"), target, "not '2-4'")
+    wide = {n: torch.zeros([2 * s for s in t.shape]) for n, t in eagle1().items()}
+    refused(Eagle, EagleOptions(weights=folder(tmp_path / "w", wide)), target, "hidden size 64, the model has 32")
+    (tmp_path / "1" / "model.safetensors").unlink()
+    refused(Eagle2, DynamicOptions(weights=first), target, "no weights in")
+    (tmp_path / "1" / "config.json").unlink()
+    with pytest.raises(UserError, match="no config.json in"):
+        Eagle2.check(DynamicOptions(weights=first), target)
+
+
+def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
+    target, tree = Target(tiny_model("llama")), tmp_path / "tree.json"
+    weights = folder(tmp_path / "e", eagle1())
+    tree.write_text("[[0], [0, 0], [0, 0, 0]]")
+    refused(
+        Eagle,
+        EagleOptions(weights=weights, tree=str(tree), depth=2),
+        target,
+        "is 3 deep, there are 2 levels to draft with",
+    )
+    assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).plan.shape.depth == 3
+    tree.write_text("[[0], [70]]")
+    refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates of a vocabulary of 61")
+    for bad in ({"depth": -2}, {"total_tokens": 1}, {"top_k": 1000}, {"depth": 1000}):
+        with pytest.raises(UserError, match=f"eagle3: {next(iter(bad))}"):
+            Eagle3Options(**bad)
+    with pytest.raises(UserError, match="eagle: depth must be"):
+        EagleOptions(depth=-1)
+    refused(Eagle, EagleOptions(weights=weights, nodes=-1), target, "nodes must be at least 1")
+
+
+def test_advice_and_options_settle_the_tree() -> None:
+    settle = Eagle2.settle
+    assert settle(DynamicOptions(), {}, 32000) == settle(DynamicOptions(total_tokens=60, depth=5, top_k=10), {}, 32000)
+    assert Eagle3.settle(Eagle3Options(), {}, 32000).depth == 7
+    advice = {"advice": {"total_tokens": 8, "depth": 3, "top_k": 2}}
+    size = settle(DynamicOptions(depth=1), advice, 32000)
+    assert (size.drafted, size.depth, size.top_k) == (6, 1, 2)  # two, and two of each
+    assert settle(DynamicOptions(), {}, 7).top_k == 7
+
+
+def test_it_tells_weights_and_trees_apart() -> None:
+    target = Target(tiny_model("llama"))
+    drafter = random_eagle(target)
+    one = Eagle(target, EagleOptions(), drafter, {})
+    assert one.described() == Eagle(target, EagleOptions(), random_eagle(target), {}).described()
+    other = one.variant(EagleOptions(depth=2))
+    changed = {k for k, v in other.described().items() if v != one.described()[k]}
+    assert changed == {"tree_nodes", "depth", "tree_hash"} and other.drafter is one.drafter
+
+
+def test_it_counts_the_passes_of_the_drafter() -> None:
+    target = Target(tiny_model("llama"))
+    decoder = Eagle2(target, DynamicOptions(total_tokens=7, depth=2, top_k=3), random_eagle(target), {})
+    run = generate(decoder, PROMPTS[0], Limits(12), Sampling())
+    assert run.draft_calls == len(run.steps) * 3  # prompt, then two levels and the accepted ones a step, not the last

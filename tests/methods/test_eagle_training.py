@@ -1,0 +1,197 @@
+"""EAGLE's training: what it unrolls is what decoding does, texts in a row stand alone, what is saved loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specbench_ss.decoder import State
+from specbench_ss.generate import Limits, generate
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.checkpoint import write_checkpoint
+from specbench_ss.methods.eagle import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
+from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee, FeatureTrainee
+from specbench_ss.methods.together import Budget, DrafterText, Machine, TogetherTrainer
+from specbench_ss.methods.training import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.sampling import Sampling
+from specbench_ss.target import Target
+from specbench_ss.testing.tiny import randomise
+from tests.tiny import ARCHITECTURES, tiny_model
+
+LEVELS = 3
+
+
+class Exact(Machine):
+    """float32."""
+
+    def autocast(self) -> Any:
+        return torch.autocast(self.device.type, enabled=False)
+
+
+def trainees(target: Target) -> list[FeatureTrainee]:
+    torch.manual_seed(0)
+    made: list[FeatureTrainee] = [
+        EagleTrainee(target, 3e-3, LEVELS), Eagle3Trainee(target, 3e-3, LEVELS, draft_vocab=40)
+    ]  # fmt: skip
+    return made
+
+
+def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None) -> Batch:
+    """Anchors at [B, A]; every token of a row counts as answer."""
+    b, t = ids.shape
+    labels = torch.full((b, t, 1 + LEVELS), -100)
+    for j in range(1 + LEVELS):
+        labels[:, : t - 1 - j, j] = ids[:, 1 + j :]
+    chosen = labels.gather(1, at[..., None].expand(-1, -1, 1 + LEVELS))
+    return Batch(ids, labels, Anchors(at, chosen), documents)
+
+
+def states_of(target: Target, trainee: FeatureTrainee, batch: Batch) -> BaseStates:
+    return base_states(target, batch.ids, trainee.taps, None, batch.documents)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@torch.inference_mode()
+def test_what_is_unrolled_is_what_decoding_computes(kind: str) -> None:
+    """Level j of anchor t: the state of the j-th node of a chain of the text's own tokens, drafted at t + 1."""
+    target = Target(tiny_model(kind))
+    ids, t = torch.randint(3, 61, (1, 14), generator=torch.Generator().manual_seed(1)), 8
+    for trainee, method in zip(trainees(target), (Eagle2, Eagle3), strict=True):
+        randomise(trainee.module, 3, 0.15)
+        batch = batch_of(ids, torch.tensor([[2, t]]))
+        states = states_of(target, trainee, batch)
+        unrolled = [s[0, 1] for s in trainee.unrolled(trainee.features(states), batch, LEVELS)]
+        options = method.Options(total_tokens=8, depth=LEVELS, top_k=1)
+        decoder: Any = method(target, options, trainee.module, trainee.config, trainee.layers)
+        tokens = ids[0].tolist()
+        state = State(tokens[: t + 1], t + 1, ids[0, t + 1 : t + 2], target.new_cache(40), Sampling())
+        decoder.prefill(state, ids[:, : t + 1])
+        state.ids = tokens[: t + 2]
+        decoder.begin(state)
+        found, rotary = [decoder.newest[0, 0]], decoder.rotary_ahead(state, LEVELS)
+        for j in range(1, LEVELS):
+            visible = torch.ones(1, j, dtype=torch.bool)
+            out = decoder.descend(state, ids[0, t + 1 + j : t + 2 + j], found[-1][None, None], visible, rotary, j - 1)
+            found.append(out[0, 0])
+        for ours, theirs in zip(unrolled, found, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt", "mistral-window"])
+@torch.no_grad()
+def test_texts_in_a_row_stand_alone(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    one, two = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(2))
+    numbers = torch.tensor([[0] * 12 + [1] * 12])
+    places = torch.cat((torch.arange(12), torch.arange(12)))[None]
+    for trainee in trainees(target):
+        randomise(trainee.module, 3, 0.15)
+        packed = batch_of(torch.cat((one, two))[None], torch.tensor([[12 + 5, 3, 12 + 8]]), Documents(numbers, places))
+        alone = batch_of(two[None], torch.tensor([[5, 8]]))
+        found, wanted = (
+            list(trainee.unrolled(trainee.features(states_of(target, trainee, b)), b, LEVELS)) for b in (packed, alone)
+        )
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours[:, [0, 2]], theirs, atol=3e-5, rtol=1e-4)
+
+
+def text_of(target: Target) -> DrafterText:
+    """The target's own answers to single tokens, after a prompt of one."""
+    limits = Limits(23)
+    rows = [[i, *generate(Autoregressive(target), [i], limits, Sampling()).tokens] for i in range(3, 19)]
+    return DrafterText(np.array(rows, np.int32), lambda row: np.arange(len(row)) > 0, 2, seed=1)
+
+
+def test_the_loss_falls_what_is_saved_loads_and_a_cut_changes_nothing(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    text, budget = text_of(target), Budget(40, 8, 16, LEVELS, warmup=4)
+    taus = {}
+    for trainee, fresh in zip(trainees(target), trainees(target), strict=True):
+        first, last = [], []
+        machine = Exact(target.device)
+        trainer = TogetherTrainer(target, [trainee], text, budget, tmp_path / trainee.name, machine)
+        for step in range(budget.steps):
+            trainer.advance()
+            if trainer.step == 20:
+                trainer.save()
+            (first if step < 5 else last).append(trainer.outcomes[trainee.name].loss)
+        assert np.mean(last[-5:]) < 0.92 * np.mean(first), trainee.name
+        again = TogetherTrainer(target, [fresh], text, budget, tmp_path / trainee.name, machine)
+        assert again.resumed and again.step == 20
+        while again.step < budget.steps:
+            again.advance()
+        for name, tensor in trainee.module.state_dict().items():
+            torch.testing.assert_close(tensor, fresh.module.state_dict()[name], atol=1e-6, rtol=1e-5)
+        write_checkpoint(tmp_path / trainee.name, trainee.module, trainee.config)
+        taus[trainee.name] = tau(target, tmp_path / trainee.name, trainee.name)
+    assert min(taus.values()) > 1.1, taus
+
+
+def tau(target: Target, folder: Path, name: str) -> float:
+    """Of every method that reads the folder, the least: on prompts that were trained on."""
+    size = {"weights": str(folder), "total_tokens": 16, "depth": 3, "top_k": 4}
+    if name == "eagle3":
+        decoders: list[Any] = [Eagle3.load(target, Eagle3Options(**size))]
+    else:
+        decoders = [
+            Eagle.load(target, EagleOptions(weights=str(folder))), Eagle2.load(target, DynamicOptions(**size))
+        ]  # fmt: skip
+    found = []
+    for decoder in decoders:
+        runs = [generate(decoder, [i], Limits(23), Sampling()) for i in range(3, 19)]
+        reference = [generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens for i in range(3, 19)]
+        assert [r.tokens for r in runs] == reference
+        found.append(sum(len(r.tokens) - 1 for r in runs) / sum(len(r.steps) for r in runs))
+    return min(found)
+
+
+def test_the_draft_vocabulary_is_what_answers_say_most(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    trainee = Eagle3Trainee(target, levels=LEVELS, draft_vocab=3)
+    ids = torch.tensor([[9, 9, 50, 50, 50, 4, 4, 30, 30, 30, 30, 8]])
+    batch = batch_of(ids, torch.tensor([[0]]))
+    batch.labels[:, 8:] = -100  # what is no answer does not count: 30 once as 50 three times, 4 twice, 9 once
+    trainee.scan([batch, batch])
+    words = trainee.module.token_ids(torch.arange(3)).tolist()
+    assert words == [4, 30, 50]
+    assert trainee.module.t2d.nonzero()[:, 0].tolist() == words
+    assert torch.equal(trainee.module.lm_head.weight, target.unembed[words])
+    write_checkpoint(tmp_path, trainee.module, trainee.config)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved["d2t"].dtype == torch.long and saved["t2d"].dtype == torch.bool
+    assert saved["fc.weight"].dtype == torch.float16
+
+
+@torch.no_grad()
+def test_the_loss_of_eagle_3_is_the_cross_entropy_over_its_words() -> None:
+    """Computed again position by position: soft targets over the words drafted, 0.8^j, others left out."""
+    target = Target(tiny_model("llama"))
+    trainee = Eagle3Trainee(target, levels=LEVELS, draft_vocab=30)
+    randomise(trainee.module, 3, 0.15)
+    ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(3))
+    batch = batch_of(ids, torch.tensor([[0, 4, 10], [2, 3, 9]]))
+    states = states_of(target, trainee, batch)
+    loss, right = trainee.loss(states, batch)
+    words = trainee.module.token_ids(torch.arange(30))
+    total, hits = 0.0, []
+    for j, state in enumerate(trainee.unrolled(trainee.features(states), batch, LEVELS)):
+        terms, good = [], []
+        for row in range(2):
+            for n, t in enumerate(batch.anchors.at[row].tolist()):
+                if t + 2 + j >= 12:
+                    continue
+                log_q = trainee.module.logits(state[row, n], target).log_softmax(-1)
+                p = target.logits(states.final[row, t + 1 + j])[words].softmax(-1)
+                label = int(ids[row, t + 2 + j])
+                terms.append(-float((p * log_q).sum()) if label in words.tolist() else 0.0)
+                good.append(int(words[log_q.argmax()]) == label)
+        total += 0.8**j * sum(terms) / len(terms)
+        hits.append(sum(good) / len(good))
+    assert float(loss) == pytest.approx(total, rel=1e-4)
+    assert right.tolist() == pytest.approx(hits)
