@@ -17,6 +17,9 @@ from accelerate import Accelerator
 
 from specbench_ss.cli import main
 from specbench_ss.methods.draft_training import DraftSize, DraftTrainee
+from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
+from specbench_ss.methods.hydra.training import HydraTrainee
+from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.ss.config import StreamConfig
@@ -38,6 +41,11 @@ TRAINEES: dict[str, Callable[[Target], Trainee]] = {
     "streams": lambda target: StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2)),
     "shared": lambda target: SharedTrainee(target, SHARED),
     "medusa": lambda target: MedusaTrainee(target, heads=3),
+    "medusa2": lambda target: Medusa2Trainee(target, 3, lora_rank=4, ramp=0),
+    "hydra": lambda target: HydraTrainee(target, 3, layers=1, prefix=False),
+    "hydra++": lambda target: HydraTrainee(target, 3, layers=1),
+    "eagle": lambda target: EagleTrainee(target, levels=3, noise=0.0),
+    "eagle3": lambda target: Eagle3Trainee(target, levels=3, draft_vocab=61),
     "space": lambda target: SPACETrainee(target, masks=3, mask_id=4, rank=4),
     "draft": lambda target: DraftTrainee(target, DraftSize(1, 32, 2), 1e-3, 3, distill=0.5),
 }
