@@ -131,7 +131,7 @@ def chosen_tree(options: RecyclingOptions) -> MedusaTree:
     """The tree that the options ask for. Raises UserError for a file that holds none, or a rank beyond k."""
     if not options.tree:
         return tree_of([c for c in template()[: options.nodes] if max(c) < options.k])
-    tree = tree_of(read_tree(Path(options.tree), MOST_NODES, "recycling"))
+    tree = tree_of(read_tree(Path(options.tree), MOST_NODES, "recycling"), "recycling")
     if tree.width > options.k:
         raise UserError(
             f"recycling: the tree {options.tree} wants {tree.width} successors of a token, k is {options.k}"

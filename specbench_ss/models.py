@@ -6,6 +6,7 @@ Knows where models come from, not what is done with them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,8 +259,13 @@ def hash_weights(model: Any) -> str:
     is the same on every device, and different for any single word that changes. It is taken where the tensor lies, one
     pass over memory: hundredths of a second for the lab, a few seconds for 7B parameters on a CPU, less on a GPU.
     """
+    return hash_tensors(dict(model.named_parameters()))
+
+
+def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The same over any tensors: buffers too, where they say something that no parameter does."""
     digest = hashlib.sha256()
-    for name, p in sorted(model.named_parameters()):
+    for name, p in sorted(tensors.items()):
         digest.update(f"{name}{tuple(p.shape)}".encode())
         for checksum in _checksums(p.detach()):
             digest.update(checksum.to_bytes(8, "little", signed=True))

@@ -44,7 +44,7 @@ def load_plugin(path: Path) -> PluginFile:
     found = _methods(_module(path, content, sha256))
     if not found:
         raise UserError(f"plugin {path} defines no method: no subclass of specbench_ss.decoder.Decoder")
-    names = []
+    names: list[str] = []
     for kind in found:
         name = getattr(kind, "name", None)
         problem = registry.method_problem(kind, name)
@@ -52,8 +52,9 @@ def load_plugin(path: Path) -> PluginFile:
             problem = f"its name {name!r} is that of another one in the file"
         if problem:
             raise UserError(f"plugin {path}: {kind.__name__}: {problem}")
-        registry.register_method(str(name), f"{kind.__module__}:{kind.__qualname__}", f"plugin {path}")
         names.append(str(name))
+    values = {name: f"{kind.__module__}:{kind.__qualname__}" for name, kind in zip(names, found, strict=True)}
+    registry.register_methods(values, f"plugin {path}")
     return PluginFile(str(path), sha256, tuple(names))
 
 
@@ -78,7 +79,7 @@ def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
 
 
 def _methods(module: ModuleType) -> list[type[Decoder]]:
-    """The decoders defined here, not imported; an abstract one only where it is all there is."""
+    """The decoders defined here, not imported; an abstract one, or a nameless base of others, only if it is all."""
     from specbench_ss.decoder import Decoder
 
     own = [
@@ -87,4 +88,9 @@ def _methods(module: ModuleType) -> list[type[Decoder]]:
         if isinstance(value, type) and issubclass(value, Decoder) and value.__module__ == module.__name__
     ]
     unique = list(dict.fromkeys(own))
-    return [kind for kind in unique if not inspect.isabstract(kind)] or unique
+
+    def is_base(kind: type[Decoder]) -> bool:
+        nameless = not hasattr(kind, "name") and any(issubclass(o, kind) for o in unique if o is not kind)
+        return inspect.isabstract(kind) or nameless
+
+    return [kind for kind in unique if not is_base(kind)] or unique

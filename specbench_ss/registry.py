@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -53,12 +54,16 @@ class PluginWarning(UserWarning):
 _of_files: dict[str, EntryPoint] = {}  # methods of files that the command at hand was given
 
 
-def register_method(name: str, value: str, owner: str) -> None:
-    """Have `name` stand for 'module:Class' of a module that is loaded. Raises UserError where it stands for another."""
-    taken = _registered(METHODS).get(name)
-    if taken is not None and taken.value != value:
-        raise UserError(f"{owner}: there is a method {name!r} already ({taken.value})")
-    _of_files[name] = EntryPoint(name, value, METHODS.entry_points)
+def register_methods(values: Mapping[str, str], owner: str) -> None:
+    """Have names stand for 'module:Class' of a module that is loaded.
+
+    Raises UserError where one stands for another already, and then registers none.
+    """
+    known = _registered(METHODS)
+    for name, value in values.items():
+        if name in known and known[name].value != value:
+            raise UserError(f"{owner}: there is a method {name!r} already ({known[name].value})")
+    _of_files.update({name: EntryPoint(name, value, METHODS.entry_points) for name, value in values.items()})
 
 
 def forget_files() -> None:

@@ -18,7 +18,7 @@ from specbench_ss.decoder import Decoder, State
 from specbench_ss.methods.checkpoint import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
 from specbench_ss.methods.eagle.drafter import Drafter, Rotary
 from specbench_ss.methods.eagle.layouts import drafter_config, read_drafter
-from specbench_ss.models import hash_weights
+from specbench_ss.models import hash_tensors
 from specbench_ss.outline import Outline
 from specbench_ss.target import FINAL, Output, Target
 from specbench_ss.tree import indices
@@ -90,8 +90,8 @@ class FeatureDrafting(Decoder):
         return type(self)(self.target, options, self.drafter, self.config, self.layers)
 
     def described(self) -> dict[str, Any]:
-        """The features' layers and the drafter."""
-        return {"layers": list(self.layers), "drafter_hash": hash_weights(self.drafter)}
+        """The features' layers and the drafter, with the words that it drafts."""
+        return {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
 
     # -- slots of true features ---------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Eagle(FeatureDrafting):
     def settle(cls, options: EagleOptions, config: dict[str, Any], vocab: int) -> MedusaTree:
         """The tree."""
         depth = options.depth or MOST_DEPTH
-        tree = tree_of(asked_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels"))
+        tree = tree_of(asked_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels"), cls.name)
         check_tree(tree, depth, vocab, cls.name)
         return tree
 
@@ -116,7 +116,7 @@ class Eagle(FeatureDrafting):
         """The size of the tree, where accuracies to build it from are known, and its depth."""
         given = self.options.tree
         if given not in ("auto", "published"):
-            return {"nodes": NODES} if Path(given).is_file() and read_measured(Path(given)) else {}
+            return {"nodes": NODES} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
         accuracies = read_accuracies(self.config, self.name) if given == "auto" else []
         deepest = len(accuracies) or max(map(len, PUBLISHED))
         return {**({"nodes": NODES} if accuracies else {}), "depth": range(1, deepest + 1)}

@@ -91,7 +91,7 @@ def look_up(text: str, options: LookupOptions) -> str:
     end = len(text)
     find = text.find if options.match == "first" else text.rfind
     for n in range(min(options.ngram, end - 1), 0, -1):
-        start = find(text[end - n :], 0, end - (options.length if options.complete else 1))
+        start = find(text[end - n :], 0, max(0, end - (options.length if options.complete else 1)))
         if start >= 0:
             return text[start + n : start + n + options.length]
     return ""

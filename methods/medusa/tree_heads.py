@@ -118,7 +118,7 @@ class TreeHeads(Decoder):
         base = cls.outline_of(base, path)
         with torch.device("meta"):
             heads, config = cls.read(path, base, read_shapes)
-        check_tree(tree_of(cls.choices(options, config, heads.count)), heads.count, base.vocab_size, cls.name)
+        check_tree(tree_of(cls.choices(options, config, heads.count), cls.name), heads.count, base.vocab_size, cls.name)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Self:
@@ -127,11 +127,11 @@ class TreeHeads(Decoder):
         own = cls.model_of(target, path)
         heads, config = cls.read(path, own, read_tensors)
         check_base(config, target, cls.name)
-        return cls(own, options, heads, tree_of(cls.choices(options, config, heads.count)), config)
+        return cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
 
     def variant(self, options: Any) -> Self:
         """The same heads on another tree."""
-        tree = tree_of(self.choices(options, self.config, self.heads.count))
+        tree = tree_of(self.choices(options, self.config, self.heads.count), self.name)
         other = type(self)(self.target, options, self.heads, tree, self.config)
         other.heads_hash = self.heads_hash
         return other
@@ -156,7 +156,7 @@ class TreeHeads(Decoder):
         """The size of the tree, where accuracies to build it from are known, and its depth."""
         given, heads = self.options.tree, {"heads": range(1, self.heads.count + 1)}
         if given not in ("auto", "published"):
-            return {"nodes": NODES, **heads} if Path(given).is_file() and read_measured(Path(given)) else {}
+            return {"nodes": NODES, **heads} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
         known = given == "auto" and read_accuracies(self.config, self.name)
         return {"nodes": NODES, **heads} if known else heads
 

@@ -61,18 +61,18 @@ def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa")
         raise UserError(f"{method}: the tree wants {tree.width} candidates of a vocabulary of {vocab}")
 
 
-def tree_of(choices: Sequence[Choice]) -> MedusaTree:
+def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> MedusaTree:
     """Choices -> tree. Raises UserError where a choice lacks its prefix, or there are none or too many."""
     ordered = sorted(set(choices), key=lambda c: (len(c), c))
     if not ordered:
-        raise UserError("a draft tree needs at least one choice")
+        raise UserError(f"{method}: a tree needs at least one choice")
     if len(ordered) > MOST_NODES:
-        raise UserError(f"a draft tree has at most {MOST_NODES} nodes, not {len(ordered)}")
+        raise UserError(f"{method}: a tree has at most {MOST_NODES} nodes, not {len(ordered)}")
     index: dict[Choice, int] = {(): 0}
     parents = [-1]
     for choice in ordered:
         if not choice or min(choice) < 0 or choice[:-1] not in index:
-            raise UserError(f"draft tree: choice {list(choice)} has no parent in the tree")
+            raise UserError(f"{method}: choice {list(choice)} has no parent in the tree")
         index[choice] = len(parents)
         parents.append(index[choice[:-1]])
     return MedusaTree(shape_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
@@ -113,9 +113,9 @@ def _are_shares(row: Any) -> bool:
     return numbers and bool(row)
 
 
-def read_measured(path: Path) -> dict[str, Any]:
+def read_measured(path: Path, method: str) -> dict[str, Any]:
     """The JSON object with measured `accuracies` in a file; {} where it holds something else, as a tree."""
-    content = _read_json(path)
+    content = _read_json(path, method)
     return content if isinstance(content, dict) and content.get("accuracies") else {}
 
 
@@ -139,7 +139,7 @@ def asked_tree(
         raise UserError(f"{method}: nodes must be at most {MOST_NODES}, not {nodes}")
     measured, where = config if tree == "auto" else {}, "config.json"
     if tree not in ("auto", "published"):
-        measured, where = read_measured(Path(tree)), tree
+        measured, where = read_measured(Path(tree), method), tree
         if not measured:
             return read_tree(Path(tree), deepest, method, unit)
     accuracies = read_accuracies(measured, method, where)
@@ -153,7 +153,7 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 
     Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
     """
-    content = _read_json(path)
+    content = _read_json(path, method)
     if problem := misfit(content, [[int]]):
         form = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
         raise UserError(f"{method}: cannot read tree {path}: {problem}; a tree is {form}")
@@ -164,10 +164,10 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
     return choices
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, method: str) -> Any:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"cannot read tree {path}: {(error.strerror or str(error)).lower()}") from None
+        raise UserError(f"{method}: cannot read tree {path}: {(error.strerror or str(error)).lower()}") from None
     except (ValueError, RecursionError):
-        raise UserError(f"cannot read tree {path}: it is not JSON") from None
+        raise UserError(f"{method}: cannot read tree {path}: it is not JSON") from None

@@ -30,15 +30,18 @@ def build(
     draft: size of tree that it advises. The same documents give the same bytes. Raises UserError where there is no
     token, or one that the base's vocabulary does not have.
     """
+    out = out.resolve()  # '.' has no name
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
-    part.mkdir(parents=True)
     try:
+        part.mkdir(parents=True)
         header = _write(documents, base, made_of, part, chunk)
         if draft:
             header["advice"] = {"draft": draft}
         (part / HEADER).write_text(json.dumps(header, indent=1) + "\n")
         part.rename(out)
+    except OSError as error:
+        raise UserError(f"cannot write the datastore {out}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return header

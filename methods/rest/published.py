@@ -24,10 +24,13 @@ SAMPLES = 64
 
 def read_idx(path: Path) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], dict[str, Any]]:
     """(ids, suffix array) of every chunk, mapped, and what results say of the file. Raises UserError."""
-    size = path.stat().st_size
-    if not size:
-        raise UserError(f"rest: datastore {path} is empty")
-    raw = np.asarray(np.memmap(path, np.uint8, "r"))
+    try:
+        size = path.stat().st_size
+        if not size:
+            raise UserError(f"rest: datastore {path} is empty")
+        raw = np.asarray(np.memmap(path, np.uint8, "r"))
+    except OSError as error:
+        raise UserError(f"rest: cannot read datastore {path}: {error.strerror or error}") from None
     chunks: list[tuple[NDArray[Any], NDArray[Any]]] = []
     at = 0
     while at < size:

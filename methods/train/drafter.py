@@ -35,6 +35,10 @@ class DrafterTrainer(Trainer):
     def build(self, target: Target, lr: float) -> Trainee:
         """What is trained, with its first weights. Raises UserError where it does not fit the target."""
 
+    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+        """What the folder's config says of how the drafter does, found at the end by all processes together."""
+        return {}
+
     @abstractmethod
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
         """Write weights and config, so that the method loads them. about: the base's hash, what the training was."""

@@ -117,8 +117,8 @@ class Processes(Machine):
                 weights = list(part.parameters())
                 if any(not p.is_floating_point() for p in weights):
                     raise UserError("--load-in-4bit cannot be shared out by FSDP: launch without it")
-                if weights:
-                    fully_shard(part)
+                if weights:  # each is gathered for its own pass alone, without a backward pass too
+                    fully_shard(part, reshard_after_forward=True)
 
 
 def _layers(target: Target) -> Sequence[nn.Module]:

@@ -50,8 +50,9 @@ def run(trainer: DrafterTrainer, config: TrainConfig) -> None:
     if not len(held_out.rows):
         _say(processes, "nothing is held out: no held-out loss and no estimate of tau; see --eval-fraction")
     training.train(lambda line: _say(processes, line), EVERY, config.save_every)
+    measured = trainer.measured(training)  # with all processes: a base that is shared out runs in all or in none
     if processes.first:
-        _finish(trainer, config, training, text)
+        _finish(trainer, config, training, text, measured)
     processes.wait()
 
 
@@ -135,9 +136,16 @@ def _opening(training: DrafterTraining, config: TrainConfig) -> str:
     )
 
 
-def _finish(trainer: DrafterTrainer, config: TrainConfig, training: DrafterTraining, text: TrainingText) -> None:
+def _finish(
+    trainer: DrafterTrainer,
+    config: TrainConfig,
+    training: DrafterTraining,
+    text: TrainingText,
+    measured: dict[str, Any],
+) -> None:
     target = training.target
     about = {
+        **measured,
         "base": base_name(target),
         "base_hash": target.weights_hash,
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),

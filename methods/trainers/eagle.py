@@ -54,6 +54,11 @@ class EagleTrainer(DrafterTrainer):
         o = self.options
         return EagleTrainee(target, lr, self.ahead, o.feature_weight, o.token_weight, o.noise)
 
+    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+        """Accuracies, of which the static tree is built."""
+        trainee: Any = training.trainee
+        return measured_accuracies(training, trainee)
+
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
         """In the published layout."""
         from specbench_ss.methods.checkpoint import write_checkpoint
@@ -61,7 +66,7 @@ class EagleTrainer(DrafterTrainer):
 
         trainee = training.trainee
         assert isinstance(trainee, EagleTrainee)
-        write_checkpoint(folder, trainee.module, {**trainee.config, **about, **measured_accuracies(training, trainee)})
+        write_checkpoint(folder, trainee.module, {**trainee.config, **about})
 
 
 @dataclass(frozen=True, slots=True)

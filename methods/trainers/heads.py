@@ -61,10 +61,15 @@ class HeadsTrainer(DrafterTrainer):
 
         measure(self, config)
 
+    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+        """Accuracies, of which the tree is built."""
+        trainee: Any = training.trainee
+        return measured_accuracies(training, trainee)
+
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
         """Heads and accuracies."""
         from specbench_ss.methods.checkpoint import write_checkpoint
 
         trainee: Any = training.trainee
-        config = {**about, **trainee.config, **measured_accuracies(training, trainee)}
+        config = {**about, **trainee.config}
         write_checkpoint(folder, trainee.module, config, self.weights_file)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.train.drafter import measured_accuracies
 from specbench_ss.methods.trainers.heads import HeadsTrainer, HeadsTraining
 
 if TYPE_CHECKING:
@@ -57,4 +56,4 @@ class Medusa2Trainer(HeadsTrainer):
 
         trainee = training.trainee
         assert isinstance(trainee, Medusa2Trainee)
-        save_joint(folder, trainee, {**about, **measured_accuracies(training, trainee)})
+        save_joint(folder, trainee, about)

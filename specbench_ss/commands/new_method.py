@@ -12,7 +12,7 @@ from specbench_ss.errors import UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-TAKEN = ("Decoder", "Options", "State", "DraftTree")  # class names that a method's file uses itself
+TAKEN = ("Decoder", "Options", "State", "DraftTree", "UserError")  # class names that a method's file uses itself
 
 
 def command(

@@ -172,3 +172,20 @@ def test_several_methods_and_files(plugin: Path, tmp_path: Path) -> None:
         (tmp_path / "other.py").write_text(BODY + "# another\n")
         load_plugin(tmp_path / "other.py")
     assert RunTarget(tmp_path).resume is False
+
+
+def test_a_nameless_base_of_its_methods_is_none_itself(tmp_path: Path) -> None:
+    body = BODY.replace('    name, summary = "nothing", "drafts nothing"\n', "").replace("class Nothing", "class Base")
+    two = "".join(
+        f'\n\nclass {n.title()}(Base):\n    name, summary = "{n}", "drafts nothing"\n' for n in ("one", "two")
+    )
+    (tmp_path / "two.py").write_text(body + two)
+    assert load_plugin(tmp_path / "two.py").methods == ("one", "two")
+
+
+def test_a_file_with_one_that_will_not_do_registers_none(tmp_path: Path) -> None:
+    second = '\n\nclass Other(Nothing):\n    name, summary = "ar", "a name that is taken"\n'
+    (tmp_path / "half.py").write_text(BODY + second)
+    with pytest.raises(UserError, match="a method 'ar' already"):
+        load_plugin(tmp_path / "half.py")
+    assert "nothing" not in registry.names(registry.METHODS)

@@ -13,6 +13,7 @@ from specbench_ss.generate import Limits, generate
 from specbench_ss.records import Generation
 from specbench_ss.sampling import Sampling
 
+Joint = dict[tuple[int, ...], float]
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
 
 
@@ -25,9 +26,9 @@ def assert_greedy_same(decoder: Decoder, reference: Decoder, limit: int = 30) ->
     return found
 
 
-def p_value(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, n: int = 500, length: int = 2) -> float:
-    """Of a chi-square of the joint of the first tokens against the model's own; the seeds are fixed."""
-    joint: dict[tuple[int, ...], float] = {(): 1.0}
+def exact_joint(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, length: int = 3) -> Joint:
+    """The model's own distribution of the next tokens."""
+    joint: Joint = {(): 1.0}
     for _ in range(length):
         joint = {
             (*tokens, x): mass * p_x
@@ -35,6 +36,12 @@ def p_value(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, n: int 
             for x, p_x in enumerate(sampling.probs(decoder.next_logits(prompt, tokens)).tolist())
             if p_x > 0
         }
+    return joint
+
+
+def p_value(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, n: int = 500, length: int = 2) -> float:
+    """Of a chi-square of the joint of the first tokens against the model's own; the seeds are fixed."""
+    joint = exact_joint(decoder, prompt, sampling, length)
     draws = (generate(decoder, prompt, Limits(length), replace(sampling, seed=i)).tokens for i in range(n))
     seen = Counter(map(tuple, draws))
     assert set(seen) <= set(joint)

@@ -17,7 +17,7 @@ from specbench_ss.methods.lookup.suffix import Suffix
 from specbench_ss.methods.recycling import Recycling
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
-from tests.methods.test_lossless import exact_joint
+from tests.methods.exactness import exact_joint
 from tests.tiny import ARCHITECTURES, tiny_model
 
 METHODS: tuple[type[Decoder], ...] = (Lookahead, Recycling, Suffix)
@@ -58,7 +58,7 @@ def test_sampled_distribution_is_exact(name: str) -> None:
     found = [generate(decoder, REPEATING, Limits(3), replace(sampling, seed=i)) for i in range(n)]
     steps = [s for f in found for s in f.steps]
     assert sum(s.nodes > 0 for s in steps) > n / 4 and sum(s.accepted for s in steps) > 20
-    joint = exact_joint(target, REPEATING, sampling)
+    joint = exact_joint(Autoregressive(target), REPEATING, sampling)
     seen = Counter(tuple(f.tokens) for f in found)
     assert set(seen) <= set(joint)
     common = [t for t in joint if joint[t] * n >= 5]

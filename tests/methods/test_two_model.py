@@ -22,7 +22,7 @@ from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
 from tests.methods.assisted import assert_same_steps
-from tests.methods.test_lossless import exact_joint
+from tests.methods.exactness import exact_joint
 from tests.tiny import ARCHITECTURES, tiny_model
 
 PROMPTS = ([20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9], [3])
@@ -125,7 +125,11 @@ def test_sampled_distribution_is_exact(name: str) -> None:
     decoder, prompt, n = TwoModel(target, options, random_draft(target, 128)), [3, 4, 5], 500
     answers = [generate(decoder, prompt, Limits(3), replace(sampling, seed=seed)) for seed in range(n)]
     assert sum(s.accepted for a in answers for s in a.steps) > n / 10
-    joint, pairs, draws = exact_joint(target, prompt, sampling), Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    joint, pairs, draws = (
+        exact_joint(Autoregressive(target), prompt, sampling),
+        Counter[tuple[int, ...]](),
+        Counter[tuple[int, ...]](),
+    )
     for tokens, mass in joint.items():
         pairs[tokens[1:]] += mass * n  # type: ignore[assignment]
     for a in answers:

@@ -131,16 +131,18 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.M
 
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     script = str(Path(__file__).with_name("two_processes.py"))
-    commands = [*(command(kind, f"{kind}-2") for kind in COMMANDS), command("ss", "sharded"), command("ss", "cut", 3)]
+    plain, sharded = [command(kind, f"{kind}-2") for kind in COMMANDS], ("ss", "medusa")
+    commands = [*plain, *(command(kind, f"{kind}-sharded") for kind in sharded), command("ss", "cut", 3)]
     done = subprocess.run([*launch, script, json.dumps(commands)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("2 processes") == 6  # the first process alone speaks
+    assert done.stdout.count("2 processes") == 7  # the first process alone speaks
     assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 1  # both stopped
     monkeypatch.setattr(Accelerator, "clip_grad_norm_", lambda *_: None)
     for kind in COMMANDS:
         assert main(command(kind, f"{kind}-1")) == 0
         assert_alike(tmp_path / f"{kind}-2", tmp_path / f"{kind}-1")
-    assert_alike(tmp_path / "sharded", tmp_path / "ss-1")
+    for kind in sharded:
+        assert_alike(tmp_path / f"{kind}-sharded", tmp_path / f"{kind}-1")
 
 
 def assert_alike(found: Path, expected: Path) -> None:

@@ -1,6 +1,6 @@
 """Run by `test_processes.py` in two processes: trainings one after another.
 
-The last but one has the base shared out; in the last one Ctrl-C reaches the second process alone.
+The last but one, and the one before it, have the base shared out; in the last Ctrl-C reaches the second process alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from specbench_ss.cli import main
 from specbench_ss.methods.together import TogetherTrainer
 from specbench_ss.methods.train.processes import PATIENCE, Processes
+from specbench_ss.target import Target
 
 
 def interrupted(self: TogetherTrainer, update: Any = TogetherTrainer._update) -> str:
@@ -26,13 +29,19 @@ def interrupted(self: TogetherTrainer, update: Any = TogetherTrainer._update) ->
 
 
 if __name__ == "__main__":
-    *plain, sharded, cut = json.loads(sys.argv[1])
+    *plain, streams, heads, cut = json.loads(sys.argv[1])
     Accelerator.clip_grad_norm_ = lambda *_: None  # type: ignore[assignment, method-assign] # cut, a wrong scale is hidden
     for command in plain:
         assert main(command) == 0
     group = torch.distributed.distributed_c10d._get_default_group()
     assert group._get_backend(torch.device("cpu")).options._timeout == PATIENCE
     Processes.shards_base = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    assert main(sharded) == 0
+    bases: list[Target] = []
+    shard = Processes.shard
+    Processes.shard = lambda self, target, trainee: bases.append(target) or shard(self, target, trainee)  # type: ignore
+    for command in (streams, heads):
+        assert main(command) == 0
+        parts = [part for part in bases[-1].model.modules() if isinstance(part, FSDPModule)]
+        assert parts and all(isinstance(p, DTensor) for part in parts for p in part.parameters())  # none left gathered
     TogetherTrainer._update = interrupted  # type: ignore[method-assign]
     assert main(cut) == 130
