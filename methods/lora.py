@@ -6,8 +6,9 @@ import copy
 import hashlib
 import json
 import warnings
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from specbench_ss.weights import read_json
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
+_in_use: WeakValueDictionary[tuple[Target, str], Target] = WeakValueDictionary()
 
 
 def with_lora(target: Target, rank: int) -> Target:
@@ -65,15 +67,18 @@ def check_lora(folder: Path, method: str) -> None:
 def merged_target(target: Target, folder: Path, method: str) -> Target:
     """The target with the folder's LoRA merged in; whatever the LoRA does not touch is the target's own memory.
 
-    Made once for what the files hold. Raises UserError where they are no plain LoRA of this model.
+    One for what the files hold, as long as it is in use. Raises UserError where they are no plain LoRA of this model.
     """
     names = adapted_modules(folder, method)
     content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
-    return _merged(target, folder, tuple(names), hashlib.sha256(content).hexdigest()[:16], method)
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    own = _in_use.get((target, digest))
+    if own is None:
+        own = _in_use[target, digest] = _merged(target, folder, names, digest, method)
+    return own
 
 
-@lru_cache(maxsize=2)
-def _merged(target: Target, folder: Path, names: tuple[str, ...], digest: str, method: str) -> Target:
+def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, method: str) -> Target:
     from peft import PeftModel
 
     model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})

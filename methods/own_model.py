@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -22,6 +22,8 @@ from specbench_ss.outline import Outline
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
 from specbench_ss.weights import weight_files
+
+_in_use: WeakValueDictionary[tuple[Any, ...], Target] = WeakValueDictionary()
 
 
 class OwnModel(Decoder):
@@ -90,13 +92,18 @@ def outline_beside(folder: Path, base: Outline) -> Outline:
 
 
 def target_beside(target: Target, folder: Path) -> Target:
-    """The whole model in a folder as a target, on the same device, with the same type and tokenizer; loaded once."""
+    """The whole model in a folder as a target, on the same device, with the same type and tokenizer.
+
+    One, as long as it is in use.
+    """
     stamp = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(folder))
-    return _beside(target, folder, stamp)
+    own = _in_use.get((target, folder, stamp))
+    if own is None:
+        own = _in_use[target, folder, stamp] = _beside(target, folder)
+    return own
 
 
-@lru_cache(maxsize=1)
-def _beside(target: Target, folder: Path, stamp: tuple[Any, ...]) -> Target:
+def _beside(target: Target, folder: Path) -> Target:
     model = load_model(str(folder), target.dtype, str(target.device))
     own = Target(model, target.tokenizer, target.name, target.folder)
     own.is_lab, own.weights_hash = target.is_lab, hash_weights(model)
