@@ -26,7 +26,7 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one method is drawn. index: its CSS class is m<index>."""
+    """How one method is drawn. index: its CSS class is m<index>; again: how many before it have its colour."""
 
     label: str
     index: int
@@ -34,11 +34,20 @@ class Style:
     pattern: str
     symbol: str
     dash: str
+    again: int = 0
 
     @property
     def css(self) -> str:
         """The class of its swatch."""
         return f"m{self.index}"
+
+    @property
+    def swatch(self) -> str:
+        """What its swatch is laid over with, as CSS: stripes where another has the colour, a slope for each."""
+        if not self.again:
+            return "none"
+        stripes = "#fff 0 1.5px, transparent 1.5px 4px"
+        return f"repeating-linear-gradient({45 * (2 * self.again - 1)}deg, {stripes})"
 
     def cell(self) -> Cell:
         """The method's name in a table."""
@@ -64,11 +73,12 @@ def hatch(shape: str) -> dict[str, object]:
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """A style for each method in order; the reference is grey. After six colours the patterns change."""
+    """A style for each method in order; the reference is grey. After six colours patterns and symbols change."""
     drawn = [label for label in labels if label != REFERENCE]
     made = {REFERENCE: Style(REFERENCE, 0, REFERENCE_COLOUR, "", "circle-open", "dot")}
     for i, label in enumerate(drawn):
         again, colour = divmod(i, len(COLOURS))
         pattern, dash = PATTERNS[again % len(PATTERNS)], DASHES[again % len(DASHES)]
-        made[label] = Style(label, i + 1, COLOURS[colour], pattern, SYMBOLS[i % len(SYMBOLS)], dash)
+        symbol = SYMBOLS[(i + again) % len(SYMBOLS)]
+        made[label] = Style(label, i + 1, COLOURS[colour], pattern, symbol, dash, again)
     return {label: made[label] for label in labels}
