@@ -109,3 +109,16 @@ def _probs(drawn: list[Tensor], rows: dict[int, int], n: int) -> Tensor:
         at[node] = row + 1
     has = torch.tensor([node == 0 or node in rows for node in range(n)])
     return q[at.to(q.device)] * has.to(q.device, q.dtype)[:, None]
+
+
+def draw(q: Tensor, rng: torch.Generator, count: int = 1) -> Tensor:
+    """`count` tokens [.., count] in the order in which they are drawn from q [.., V], without replacement.
+
+    An exponential race: what torch.multinomial does, without its check of q, for which a GPU has to be waited for.
+    Where q has fewer tokens than that, the first one stands for those missing: verification never accepts it twice.
+    """
+    arrivals = q / torch.empty_like(q).exponential_(generator=rng).clamp_min_(1e-30)  # 0 / 0 would win
+    if count == 1:
+        return arrivals.argmax(-1, keepdim=True)
+    first = arrivals.topk(count, dim=-1).indices
+    return torch.where(q.gather(-1, first) > 0, first, first[..., :1])

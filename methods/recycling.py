@@ -5,8 +5,6 @@ The matrix of successors is a tensor on the device; a level of the tree is one g
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -88,9 +86,7 @@ class Recycling(Decoder):
 
     def described(self) -> dict[str, Any]:
         """And the tree as it is."""
-        form = [list(pair) for pair in zip(self.tree.shape.parents[1:], self.tree.ranks, strict=True)]
-        of_tree = {"tree_nodes": len(form), "tree_hash": hashlib.sha256(json.dumps(form).encode()).hexdigest()[:16]}
-        return asdict(self.options) | of_tree
+        return asdict(self.options) | self.tree.described()
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """The size of the tree, and whether the prompt helps."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from specbench_ss.methods.eagle.decoding import FeatureDrafting
 from specbench_ss.methods.eagle.drafter import Drafter
 from specbench_ss.methods.eagle.fresh import random_eagle
 from specbench_ss.methods.eagle.trees import MOST_DEPTH, PUBLISHED, Plan, plan_of
+from specbench_ss.methods.growing import draw
 from specbench_ss.methods.medusa.trees import (
     MedusaTree,
     asked_tree,
@@ -26,7 +25,6 @@ from specbench_ss.methods.medusa.trees import (
     read_measured,
     tree_of,
 )
-from specbench_ss.methods.sd.draft import draw
 from specbench_ss.target import FINAL, Target
 from specbench_ss.tree import DraftTree
 
@@ -73,7 +71,8 @@ class Eagle(FeatureDrafting):
         config: dict[str, Any],
         layers: Sequence[int] = (FINAL,),
     ) -> None:
-        self.plan: Plan = plan_of(self.settle(options, config, target.vocab_size), target.device)
+        self.tree = self.settle(options, config, target.vocab_size)
+        self.plan: Plan = plan_of(self.tree, target.device)
         super().__init__(target, options, drafter, config, layers)
 
     @classmethod
@@ -104,13 +103,7 @@ class Eagle(FeatureDrafting):
 
     def described(self) -> dict[str, Any]:
         """The tree as it is drafted, and the drafter."""
-        tree = [self.plan.shape.parents, [level.rank.tolist() for level in self.plan.levels]]
-        return super().described() | {
-            "tree_nodes": len(self.plan.shape.parents) - 1,
-            "depth": self.plan.shape.depth,
-            "tree_hash": hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16],
-            "sample": self.options.sample,
-        }
+        return super().described() | self.tree.described() | {"sample": self.options.sample}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """The size of the tree, where accuracies to build it from are known, and its depth."""

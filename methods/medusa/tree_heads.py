@@ -5,8 +5,6 @@ Knows no kind of head: a method says how its heads are read from files and how t
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,13 +165,10 @@ class TreeHeads(Decoder):
 
     def described(self) -> dict[str, Any]:
         """The tree as it is drafted, the heads, and the rule of acceptance where it is not the exact one."""
-        tree = [list(pair) for pair in zip(self.tree.shape.parents[1:], self.tree.ranks, strict=True)]
         o = self.options
         rule = {} if o.accept == "exact" else {"accept": o.accept}
         return {
-            "tree_nodes": len(self.tree.ranks),
-            "depth": self.depth,
-            "tree_hash": hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16],
+            **self.tree.described(),
             "heads_hash": self.heads_hash,
             **rule,
             **({"epsilon": o.epsilon, "alpha": o.alpha} if o.accept == "typical" else {}),

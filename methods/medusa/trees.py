@@ -5,6 +5,7 @@ A tree is a list of choices; choice (1, 0) is: the second-best token of head 0, 
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 from collections.abc import Sequence
@@ -51,6 +52,12 @@ class MedusaTree:
     def depth(self) -> int:
         """How many heads it needs."""
         return max(self.heads) + 1
+
+    def described(self) -> dict[str, Any]:
+        """What results say of it, JSON-ready."""
+        form = [list(pair) for pair in zip(self.shape.parents[1:], self.ranks, strict=True)]
+        digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:16]
+        return {"tree_nodes": len(self.ranks), "depth": self.depth, "tree_hash": digest}
 
 
 def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa") -> None:

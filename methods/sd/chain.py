@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from specbench_ss.decoder import State
-from specbench_ss.methods.sd.draft import Draft, draw
+from specbench_ss.methods.growing import draw
+from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
 from specbench_ss.sampling import Sampling
 

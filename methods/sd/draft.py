@@ -88,16 +88,3 @@ class Draft:
         """[.., the draft's width] -> [.., V]."""
         more = self.vocab - logits.shape[-1]
         return logits if more == 0 else pad(logits, (0, more), value=float("-inf"))
-
-
-def draw(q: Tensor, rng: torch.Generator, count: int = 1) -> Tensor:
-    """`count` tokens [.., count] in the order in which they are drawn from q [.., V], without replacement.
-
-    An exponential race: what torch.multinomial does, without its check of q, for which a GPU has to be waited for.
-    Where q has fewer tokens than that, the first one stands for those missing: verification never accepts it twice.
-    """
-    arrivals = q / torch.empty_like(q).exponential_(generator=rng).clamp_min_(1e-30)  # 0 / 0 would win
-    if count == 1:
-        return arrivals.argmax(-1, keepdim=True)
-    first = arrivals.topk(count, dim=-1).indices
-    return torch.where(q.gather(-1, first) > 0, first, first[..., :1])

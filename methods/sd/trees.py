@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from specbench_ss.decoder import State
-from specbench_ss.methods.growing import Choose, Grown, best, grow
-from specbench_ss.methods.sd.draft import Draft, draw
+from specbench_ss.methods.growing import Choose, Grown, best, draw, grow
+from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.sampling import Sampling
 
 

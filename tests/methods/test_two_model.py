@@ -16,8 +16,9 @@ from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.growing import draw
 from specbench_ss.methods.sd import TwoModel, random_draft
-from specbench_ss.methods.sd.draft import Draft, draw
+from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
