@@ -43,8 +43,8 @@ class Rival:
 
 
 RIVALS = {
-    "hydra": Rival(  # Hydra++; the heads share the base's LM head, which keeps the file small
-        lambda shop, target, levels: HydraTrainee(target, levels, layers=1, own_unembed=False, lr=HYDRA_LR),
+    "hydra": Rival(  # Hydra++, with LM heads of its own as `medusa` has
+        lambda shop, target, levels: HydraTrainee(target, levels, layers=1, own_unembed=True, lr=HYDRA_LR),
         {"nodes": HYDRA_NODES},
         ranked=True,
         file="hydra_lm_head.safetensors",
