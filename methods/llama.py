@@ -48,7 +48,7 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor
 def llama_layer(base: Outline, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
     """A Llama layer of the base's width and heads. ffn, kv_rows: 0 = as in the base.
 
-    Of a Llama base it has the rotary embedding and the norms' epsilon too.
+    It has the base's rotary embedding, of whole heads, and its norms' epsilon, where the base has such.
     """
     from transformers import LlamaConfig
 
@@ -57,8 +57,12 @@ def llama_layer(base: Outline, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     kv_heads = kv_rows // head_dim if kv_rows else getattr(config, "num_key_value_heads", None) or heads
     ffn = ffn or getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", 0) or 4 * hidden
-    llama = config.model_type == "llama"
-    alike = {"rope_parameters": dict(config.rope_parameters), "rms_norm_eps": config.rms_norm_eps} if llama else {}
+    alike: dict[str, Any] = {}
+    rope, eps = getattr(config, "rope_parameters", None) or {}, getattr(config, "rms_norm_eps", None)
+    if "rope_type" in rope:  # the same in all layers
+        alike["rope_parameters"] = {k: v for k, v in rope.items() if k != "partial_rotary_factor"}
+    if eps is not None:
+        alike["rms_norm_eps"] = eps
     return LlamaConfig(
         hidden_size=hidden,
         intermediate_size=ffn,

@@ -152,10 +152,11 @@ class TogetherTrainer(Resumable):
         if not self.resumed:
             for trainee in trainees:
                 trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(min(budget.steps, SCANNED)))
-            first = text.batch(0, budget, target.device)
-            states = self._states(first)
-            for trainee in trainees:
-                trainee.prepare(states, first)
+            first = text.batch(0, budget, target.device).rows(slice(1))  # of all processes the same
+            with self.machine.autocast():
+                states = self._states(first)
+                for trainee in trainees:
+                    trainee.prepare(states, first)
 
     def agree(self, stops: bool) -> bool:
         """All processes stop where one of them is asked to."""

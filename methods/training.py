@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from specbench_ss.cache import Cache
 from specbench_ss.target import AnyCache, Target
 
 
@@ -132,7 +133,7 @@ class Trainee(ABC):
         """See batches of the text to come, before anything is learnt: to count its words. They are on the CPU."""
 
     def prepare(self, states: BaseStates, batch: Batch) -> None:  # noqa: B027 - optional hook
-        """See the base's states on the first batch, before anything is learnt: to start at their scale."""
+        """See the base's states on the first row, before anything is learnt: to start at their scale."""
 
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -144,16 +145,24 @@ def base_states(
     target: Target, ids: Tensor, taps: Sequence[int], kv_from: int | None, documents: Documents | None = None
 ) -> BaseStates:
     """Run the frozen base over ids [B, T]."""
-    t = ids.shape[1]
-    cache = target.new_cache(t)
+    seen = KeysFrom(target.n_layers, target.n_layers if kv_from is None else kv_from)
     tapped: dict[int, Tensor] = {}
-    x = run_rows(target, ids, target.n_layers, cache, documents, taps, tapped)
-    kv: dict[int, tuple[Tensor, Tensor]] = {}
-    for layer in range(target.n_layers if kv_from is None else kv_from, target.n_layers):
-        keys, values = cache.keys[layer], cache.values[layer]
-        assert keys is not None and values is not None
-        kv[layer] = (keys, values)
-    return BaseStates(target.family.norm(x), tapped, kv, documents)
+    x = run_rows(target, ids, target.n_layers, seen, documents, taps, tapped)
+    return BaseStates(target.family.norm(x), tapped, seen.kept, documents)
+
+
+class KeysFrom(Cache):
+    """Of one pass over whole rows: keys and values as they come, of the layers from `lowest` up alone."""
+
+    def __init__(self, layers: int, lowest: int) -> None:
+        super().__init__(layers, 0)
+        self.lowest, self.kept = lowest, dict[int, tuple[Tensor, Tensor]]()
+
+    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """k, v [B, kv_heads, T, head_dim] are all there is to attend to."""
+        if layer >= self.lowest:
+            self.kept[layer] = (k, v)
+        return k, v
 
 
 def run_rows(

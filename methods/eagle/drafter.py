@@ -47,8 +47,13 @@ class Shape:
     output_normed: bool = False  # norm_output, EAGLE-3.1: the state that is fed back is the normed one
 
     def llama(self, about: dict[str, Any]) -> LlamaConfig:
-        """The layer's configuration; what tensors do not say (rope, eps, activation) is `about`'s."""
-        kept = {k: v for k, v in about.items() if k in ("rms_norm_eps", "hidden_act")}
+        """The layer's configuration; what tensors do not say (rope, eps, activation) is `about`'s.
+
+        Raises ValueError for a kind of rope that changes with the length of the text, and for an eps that is no number.
+        """
+        kept = {k: v for k, v in about.items() if k in ("rms_norm_eps", "hidden_act") and v is not None}
+        if "rms_norm_eps" in kept:
+            kept["rms_norm_eps"] = float(kept["rms_norm_eps"])
         for name in ("rope_parameters", "rope_scaling", "rope_theta"):
             if about.get(name) is not None:
                 kept[name] = about[name]
@@ -62,6 +67,9 @@ class Shape:
             max_position_embeddings=about.get("max_position_embeddings") or 2048,
             **kept,
         )
+        kind = (config.rope_parameters or {}).get("rope_type")
+        if kind in LENGTH_BOUND_ROPE:
+            raise ValueError(f"rope of type {kind!r} changes with the length of the text, which no cache survives")
         config._attn_implementation = "sdpa"
         return config
 

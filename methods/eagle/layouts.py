@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods.checkpoint import load_into, read_config, weight_file
-from specbench_ss.methods.eagle.drafter import LENGTH_BOUND_ROPE, Drafter, Eagle1Drafter, Eagle3Drafter, Shape
+from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Rotary, Shape
 from specbench_ss.outline import Outline
 from specbench_ss.target import FINAL
 
@@ -66,19 +66,7 @@ def drafter_from_tensors(given: Tensors, about: dict[str, Any], base: Outline, l
         tensors = {"midlayer." + n.removeprefix("layers.0.") if n.startswith("layers.0.") else n: t
                    for n, t in tensors.items()}  # fmt: skip
     shape = _shape(tensors, about, base, levels)
-    try:
-        config = shape.llama(about)
-        kind = (config.rope_parameters or {}).get("rope_type")
-        if kind in LENGTH_BOUND_ROPE:
-            raise UserError(f"rope of type {kind!r} changes with the length of the text, which no cache survives")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"config.json does not describe a Llama layer: {first_line(error)}") from None
-    drafter: Drafter
-    if third:
-        marked = len(tensors["t2d"]) if "t2d" in tensors else 0
-        drafter = Eagle3Drafter(shape, config, "d2t" in tensors, marked)
-    else:
-        drafter = Eagle1Drafter(shape, config)
+    drafter = _built(shape, about, tensors)
     kept = {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}
     load_into(drafter, kept, "the drafter")
     if isinstance(drafter, Eagle3Drafter) and not drafter.fc.weight.is_meta:
@@ -86,12 +74,26 @@ def drafter_from_tensors(given: Tensors, about: dict[str, Any], base: Outline, l
     return drafter
 
 
+def _built(shape: Shape, about: dict[str, Any], tensors: Tensors) -> Drafter:
+    """Without its weights. Raises UserError for a configuration that no Llama layer has."""
+    try:
+        config = shape.llama(about)
+        with torch.device("cpu"):  # `check` makes everything else without numbers
+            Rotary(config, torch.device("cpu"))
+        if shape.draft_vocab:  # EAGLE-3
+            marked = len(tensors["t2d"]) if "t2d" in tensors else 0
+            return Eagle3Drafter(shape, config, "d2t" in tensors, marked)
+        return Eagle1Drafter(shape, config)
+    except Exception as error:  # of many kinds: transformers looks at some of it now, at some when layers are made
+        raise UserError(f"config.json does not describe a Llama layer: {first_line(error)}") from None
+
+
 def _size(tensors: Tensors, name: str) -> tuple[int, int]:
-    """Rows and columns of a matrix (columns 0 of a vector)."""
+    """Rows and columns of a matrix; 0 for what a vector or a number does not have."""
     if name not in tensors:
         raise UserError(f"the drafter lacks tensors: {name}")
-    rows, *columns = (*tensors[name].shape, 0)[:2]
-    return rows, columns[0]
+    rows, columns = (*tensors[name].shape, 0, 0)[:2]
+    return rows, columns
 
 
 def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Shape:
@@ -100,8 +102,9 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) 
     rows, width = _size(tensors, f"{layer}.self_attn.q_proj.weight")
     heads, head_dim = _heads(about, rows)
     kv_rows, _ = _size(tensors, f"{layer}.self_attn.k_proj.weight")
-    if kv_rows % head_dim:
-        raise UserError(f"{layer}.self_attn.k_proj.weight has {kv_rows} rows, no multiple of heads of {head_dim}")
+    if kv_rows % head_dim or not kv_rows or heads % (kv_rows // head_dim):
+        said = f"{layer}.self_attn.k_proj.weight has {kv_rows} rows"
+        raise UserError(f"{said}, which are no keys for {heads} heads of {head_dim}")
     if width != hidden * (2 if levels else 1):
         raise UserError(f"{layer}.self_attn.q_proj.weight is {width} wide beside a hidden size of {hidden}")
     _check_hidden(hidden, fc_width, base, levels, "embed_tokens.weight" in tensors)
@@ -129,11 +132,13 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) 
 
 def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
     """Heads and their width: the one thing that tensors alone do not say."""
-    heads, head_dim = about.get("num_attention_heads"), about.get("head_dim")
-    if not isinstance(heads, int) or heads < 1:
-        raise UserError("config.json lacks num_attention_heads")
-    head_dim = head_dim or rows // heads
-    if head_dim * heads != rows or head_dim % 2:
+    heads = about.get("num_attention_heads")
+    if type(heads) is not int or heads < 1:
+        raise UserError(
+            f"config.json lacks num_attention_heads{'' if heads is None else f', a count: it is {heads!r}'}"
+        )
+    head_dim = about.get("head_dim") or rows // heads
+    if type(head_dim) is not int or head_dim * heads != rows or head_dim % 2:
         raise UserError(f"the drafter's queries have {rows} rows, its config.json says {heads} heads of {head_dim}")
     return heads, head_dim
 

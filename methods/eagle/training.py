@@ -145,12 +145,12 @@ class EagleTrainee(FeatureTrainee):
         return self.feature_weight * feature + self.token_weight * token, shares
 
     def _noisy(self, final: Tensor, batch: Batch) -> Tensor:
-        """Features with noise, as the drafter's own outputs will have errors; a function of the batch alone."""
+        """Features with noise, as the drafter's own outputs will have errors; of each row a function of its tokens."""
         if not self.noise or not torch.is_grad_enabled():
             return final
-        rng = torch.Generator().manual_seed(int(batch.ids.sum()))  # on the CPU: the same wherever it is trained
-        noise = (torch.rand(final.shape, generator=rng) - 0.5).to(final.device)
-        return final + noise * (self.noise * NOISE_LENGTH / final.shape[1])
+        rngs = (torch.Generator(final.device).manual_seed(seed) for seed in batch.ids.sum(1).tolist())
+        noise = torch.stack([torch.rand(final.shape[1:], generator=rng, device=final.device) for rng in rngs])
+        return final + (noise - 0.5) * (self.noise * NOISE_LENGTH / final.shape[1])
 
 
 class Eagle3Trainee(FeatureTrainee):

@@ -54,11 +54,15 @@ class Prefix(nn.Module):
         return out
 
     def _rotary(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """For positions 0..length-1 and more, in float32, whatever the layer was cast to."""
+        """For positions 0..length-1 and more, in float32, whatever the layer was cast to.
+
+        Never for more than the base has: kinds of rope that change with the length do so beyond that.
+        """
         table = self._table
         if table is None or len(table[0]) < length or table[0].device != device:
             rotary = LlamaRotaryEmbedding(self.config).to(device)
-            table = self._table = rotary_table(rotary, max(2048, 2 * length), torch.empty(0, device=device))
+            most = max(length, self.config.max_position_embeddings)
+            table = self._table = rotary_table(rotary, min(2 * length, most), torch.empty(0, device=device))
         return table
 
 

@@ -16,17 +16,17 @@ import torch
 from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.target import Target
-from specbench_ss.testing import across, laws, sampled, told
+from specbench_ss.testing import across, blocks, laws, sampled, told
 from specbench_ss.testing.law import Law, LawBroken, Place, Subject
 from specbench_ss.testing.shrink import holds
 from specbench_ss.testing.tiny import tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "logits", "greedy", "seed", "ends", "context", "lengths",
-    "memory", "distribution", "tunable", "told",
+    "memory", "distribution", "blocks", "tunable", "told",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
-    sorted((*laws.LAWS, *across.LAWS, *sampled.LAWS, *told.LAWS), key=lambda law: ORDER.index(law.name))
+    sorted((*laws.LAWS, *across.LAWS, *sampled.LAWS, *blocks.LAWS, *told.LAWS), key=lambda law: ORDER.index(law.name))
 )
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +17,7 @@ from specbench_ss.decoder import Decoder
 from specbench_ss.generate import Limits
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
-from specbench_ss.testing.watched import SPARE, Trace, WatchedCache, watch
+from specbench_ss.testing.watched import SPARE, Trace, Watched, WatchedCache, watch
 
 CLOSE = 1e-4  # of the largest number: what float32 may lose by summing in another order, many times over
 FIRST = 3  # ids below are special tokens
@@ -54,6 +56,10 @@ class Place:
         return self.target.next_logits([3, 4, 5, 3])
 
 
+class OutOfTime(Exception):  # noqa: N818
+    """A trial took longer than it was given."""
+
+
 class Subject:
     """One shape of a method on one tiny target: what a law is held against.
 
@@ -73,6 +79,7 @@ class Subject:
         self.shape, self.place, self.target = shape, place, place.target
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
+        self.until = math.inf  # when nothing more is asked, by time.monotonic()
         self._one: Decoder | None = None
         self._traces: dict[tuple[Case, Limits], Trace] = {}
 
@@ -107,9 +114,16 @@ class Subject:
         return self._traces[case, limits]
 
     def _watch(self, decoder: Decoder, case: Case, limits: Limits) -> Trace:
-        trace = watch(decoder, case.prompt, limits, case.sampling, case.forced)
-        self.answers, self.steps = self.answers + 1, self.steps + len(trace.steps)
+        trace = self.answer(Watched(decoder, case.forced), case.prompt, limits, case.sampling)
         self.longest = max([self.longest, *(s.accepted + 1 for s in trace.generation.steps)])
+        return trace
+
+    def answer(self, watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
+        """`watched.watch`, counted. Raises OutOfTime after `until`."""
+        if time.monotonic() > self.until:
+            raise OutOfTime
+        trace = watch(watched, prompt, limits, sampling)
+        self.answers, self.steps = self.answers + 1, self.steps + len(trace.steps)
         return trace
 
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:

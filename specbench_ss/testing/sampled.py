@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from specbench_ss.generate import Limits
 from specbench_ss.sampling import Sampling
 from specbench_ss.testing.law import Case, Law, Subject
-from specbench_ss.testing.laws import REPEATING, not_exact, ways
-from specbench_ss.testing.watched import Seen, watch
+from specbench_ss.testing.laws import REPEATING, not_exact
+from specbench_ss.testing.watched import Watched
 
 SAMPLINGS = (Sampling(1.0), Sampling(0.7, top_p=0.8), Sampling(1.3, top_k=3))
 LENGTH = 3  # tokens whose joint distribution is enumerated
 # answers, and the p-value below which what they say is looked at again, with more and other ones. Only the last stage
 # breaks the law: chance does not.
-STAGES = ((120, 0.04), (400, 0.003), (1200, 1e-5))
-ENOUGH = 5.0  # expected in a cell of a chi-square, or variance of a sum, for its distribution to be the limit's
+STAGES: Stages = ((120, 0.04), (400, 0.003), (1200, 1e-5))
+ENOUGH = 5.0  # expected in a cell of a chi-square, for its distribution to be the limit's
+Stages = tuple[tuple[int, float], ...]
 Joint = dict[tuple[int, ...], float]
 
 
@@ -29,11 +29,16 @@ def samplings(subject: Subject) -> Iterator[Case]:
 
 
 def distribution(subject: Subject, case: Case) -> str:
-    """Chi-square of the joint of the first tokens, and of how often a token was one of those drafted."""
+    """Chi-square of the joint of the first tokens."""
     joint = enumerated(subject, case)
+    return staged(subject, STAGES, lambda seeds: tests(subject, case, joint, seeds))
+
+
+def staged(subject: Subject, stages: Stages, found_over: Callable[[range], dict[str, float]]) -> str:
+    """The least of the p-values over so many answers, each with a seed of its own, if it is too small at all stages."""
     first, what = 10_000 * subject.number, ""
-    for draws, unlikely in STAGES:
-        found = tests(subject, case, joint, range(first, first + draws))
+    for draws, unlikely in stages:
+        found = found_over(range(first, first + draws))
         first, worst = first + draws, min(found, key=lambda name: found[name])
         if found[worst] > unlikely:
             return ""
@@ -55,18 +60,12 @@ def enumerated(subject: Subject, case: Case) -> Joint:
 
 def tests(subject: Subject, case: Case, joint: Joint, seeds: range) -> dict[str, float]:
     """p-values by what was tested, over one answer for each seed."""
-    from scipy.stats import chi2, norm
+    from scipy.stats import chi2
 
-    decoder, answers = subject.decoder(), Counter[tuple[int, ...]]()
-    drafted = variance = 0.0
-    for seed in seeds:
-        sampling = replace(case.sampling, seed=seed)
-        trace = watch(decoder, case.prompt, Limits(case.max_new_tokens), sampling)
-        answers[tuple(trace.tokens)] += 1
-        for seen in trace.steps:
-            surprise, spread = of_drafted(subject, case, seen)
-            drafted, variance = drafted + surprise, variance + spread
-    subject.answers += len(seeds)
+    watched, limits = Watched(subject.decoder()), Limits(case.max_new_tokens)
+    answers = Counter(
+        tuple(subject.answer(watched, case.prompt, limits, replace(case.sampling, seed=seed)).tokens) for seed in seeds
+    )
     odd = next((tokens for tokens in answers if tokens not in joint), None)
     if odd is not None:
         return {f"the answer {list(odd)}, which the model never gives": 0.0}
@@ -76,10 +75,6 @@ def tests(subject: Subject, case: Case, joint: Joint, seeds: range) -> dict[str,
         found[f"chi-square of the first {n} tokens, {statistic:.0f} with {freedom} degrees of freedom"] = (
             float(chi2.sf(statistic, freedom)) if freedom else 1.0
         )
-    if variance > ENOUGH:
-        z = drafted / math.sqrt(variance)
-        often = "often" if z > 0 else "seldom"
-        found[f"drafted tokens come out too {often}, by {abs(z):.1f} standard deviations"] = float(2 * norm.sf(abs(z)))
     return found
 
 
@@ -96,20 +91,6 @@ def chi_square(answers: Counter[tuple[int, ...]], joint: Joint, n: int, draws: i
     if rest >= 1:
         cells.append((rest, draws - sum(o for _, o in cells)))
     return sum((o - e) ** 2 / e for e, o in cells), max(0, len(cells) - 1)
-
-
-def of_drafted(subject: Subject, case: Case, seen: Seen) -> tuple[float, float]:
-    """Of the first token of a step: whether it is one of those drafted, less its chance; and the variance of that.
-
-    Only where drafts are not drawn: a drawn one that came out was likely to be drawn.
-    """
-    answer = seen.ids[len(case.prompt) :]
-    if seen.verdict is None or seen.drafted.draft_probs is not None:
-        return 0.0, 0.0
-    children = {way[0] for way in ways(seen.drafted) if len(way) == 1}
-    p = case.sampling.probs(subject.logits(case.prompt, answer)).tolist()
-    chance = sum(p[x] for x in children)
-    return (seen.verdict.tokens[0] in children) - chance, max(chance * (1 - chance), 0.0)
 
 
 LAWS = (

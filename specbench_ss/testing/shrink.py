@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench_ss.errors import first_line
-from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, Subject
+from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, OutOfTime, Subject
 from specbench_ss.testing.watched import Unanswered
 
 PATIENCE_S = 5.0  # for all the smaller cases of one that breaks a law
@@ -29,23 +30,28 @@ def attempt(law: Law, subject: Subject, case: Case) -> str:
     """What is wrong in this case; an exception is wrong in any."""
     try:
         return law.test(subject, case)
+    except OutOfTime:
+        raise
     except Exception as error:  # whatever a method may raise
         raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
         return f"{first_line(raised)}{_where(raised)}"
 
 
 def smallest(law: Law, subject: Subject, case: Case, problem: str) -> tuple[Case, str]:
-    """Smaller and smaller, as long as the law stays broken."""
-    until, found = time.monotonic() + PATIENCE_S, True
-    while found:
-        found = False
-        for smaller in _smaller(case, law.exact_length):
-            if time.monotonic() > until:
-                return case, problem
-            wrong = attempt(law, subject, smaller)
-            if wrong:
-                case, problem, found = smaller, wrong, True
-                break
+    """Smaller and smaller, as long as the law stays broken and patience lasts."""
+    subject.until, found = time.monotonic() + PATIENCE_S, True
+    try:
+        while found:
+            found = False
+            for smaller in _smaller(case, law.exact_length):
+                wrong = attempt(law, subject, smaller)
+                if wrong:
+                    case, problem, found = smaller, wrong, True
+                    break
+    except OutOfTime:
+        pass
+    finally:
+        subject.until = math.inf
     return case, problem
 
 

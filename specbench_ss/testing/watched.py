@@ -94,7 +94,7 @@ class Watched(Decoder):
 
     name, summary = "watched", "another decoder, watched"
 
-    def __init__(self, inner: Decoder, forced: bool) -> None:
+    def __init__(self, inner: Decoder, forced: bool = False) -> None:
         super().__init__(inner.target)
         self.inner, self.forced = inner, forced
         self.steps: list[Seen] = []
@@ -153,12 +153,11 @@ def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
 
 
 @torch.inference_mode()
-def watch(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, forced: bool = False) -> Trace:
+def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
     """Answer one prompt by the loop that every run goes through. Raises Unanswered from whatever ends it."""
-    target = decoder.target
+    target = watched.target
     room = min(target.context_length, len(prompt) + limits.max_new_tokens)
-    cache = WatchedCache(target.n_layers, room + decoder.max_rows() + SPARE)
-    watched = Watched(decoder, forced)
+    cache = WatchedCache(target.n_layers, room + watched.max_rows() + SPARE)
     try:
         generation = Session(watched, prompt, limits, sampling, cache).run()
     except Exception as error:

@@ -13,11 +13,11 @@ import torch
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
 from specbench_ss.target import Output, Target
-from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, tiny_target
+from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.shrink import holds
 from specbench_ss.tree import DraftTree
-from specbench_ss.verify import Verdict, verify_greedy
+from specbench_ss.verify import Verdict, verify, verify_greedy
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,38 @@ class FlatQ(Honest):
         return DraftTree.chain(state.root, torch.multinomial(q, 1, generator=state.rng), said)
 
 
+class Deep(Honest):
+    """Drafts a chain as long as published methods do."""
+
+    def max_rows(self) -> int:
+        return 6
+
+    def propose(self, state: State) -> DraftTree:
+        words = torch.tensor([(state.ids[-1] * 3 + i) % self.target.vocab_size for i in range(5)])
+        return DraftTree.chain(state.root, words)
+
+
+class RawBonus(Deep):
+    """As a published copy of EAGLE-1: where all of a draft is accepted, temperature and top-p are left out."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        verdict = super().accept(state, tree, output)
+        if state.sampling.greedy or verdict.accepted < tree.shape.depth:
+            return verdict
+        raw = output.logits[0, verdict.path[-1]].float().softmax(-1)
+        token = torch.multinomial(raw, 1, generator=state.rng)
+        return Verdict(verdict.path, [*verdict.tokens[:-1], int(token)], token)
+
+
+class GreedyInTheDeep(Deep):
+    """Draws the first tokens of a block; from the fourth on it takes the most probable ones."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        best = output.logits[0].clone()
+        best[3:].scatter_(1, best[3:].argmax(-1, keepdim=True), 1e4)
+        return verify(best, tree, state.sampling, state.rng)
+
+
 class Rescales(Honest):
     """Makes the target its own."""
 
@@ -262,6 +294,8 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("memory", Remembers, "after other prompts"),
     ("distribution", RowsByChance, r"p = [\d.]+e-\d+"),
     ("distribution", FlatQ, r"p = [\d.]+e-\d+|p = 0 "),
+    ("blocks", RawBonus, "after all of a draft"),
+    ("blocks", GreedyInTheDeep, "(at depth [34] of the|after all of a) draft"),
     ("target", Rescales, "logits of the target itself have changed"),
     ("tunable", Tuned, "with width=1: token"),
     ("told", NotJson, r"described\(\) of two"),
@@ -281,7 +315,7 @@ def test_no_law_is_without_a_decoder_that_breaks_it() -> None:
     assert {law.name for law in LAWS} == {name for name, _, _ in BROKEN}
 
 
-@pytest.mark.parametrize("kind", [Honest, Lossy])
+@pytest.mark.parametrize("kind", [Honest, Deep, Lossy])
 def test_what_breaks_nothing_passes(kind: type[Decoder]) -> None:
     check_decoder(kind)
 
@@ -290,7 +324,7 @@ def test_a_lossy_method_is_exempt_where_it_says_so_and_nowhere_else() -> None:
     kit = Kit(Lossy, ["llama"])
     found = {result.law.name: result for result in kit.results()}
     exempt = {name for name, result in found.items() if result.verdict == "exempt"}
-    assert exempt == {"logits", "greedy", "distribution", "tunable"}
+    assert exempt == {"logits", "greedy", "distribution", "blocks", "tunable"}
     assert "lossy" in found["greedy"].exempt
     with pytest.raises(LawBroken) as caught:
         check_decoder(Lossy, architectures=["llama"], own_model=True)
@@ -312,6 +346,20 @@ def test_the_example_is_the_smallest() -> None:
     assert (len(broken.example.prompt), broken.example.max_new_tokens) == (2, 3)
     exact = holds(Law("nine", "no nines", cases, wrong, exact_length=True), subject)
     assert exact is not None and exact.example.prompt == (3, 9, 4, 5, 9, 6, 7)
+
+
+def test_patience_ends_in_the_midst_of_a_smaller_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example is then the one that was found first."""
+
+    def wrong(subject: Subject, case: Case) -> str:
+        subject.watch(case)
+        return "always"
+
+    monkeypatch.setattr(shrink, "PATIENCE_S", -1.0)
+    subject = Kit(Honest, ["llama"]).small[0]
+    broken = holds(Law("never", "nothing", lambda _: [Case((3, 4, 5), 4)], wrong), subject)
+    assert broken is not None and broken.example == Case((3, 4, 5), 4)
+    assert subject.watch(Case((3, 4), 2)).tokens  # patient again
 
 
 def test_a_failure_reads_well() -> None:

@@ -11,13 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.hydra import Hydra
+from specbench_ss.methods.hydra.heads import Prefix
 from specbench_ss.methods.hydra.training import HydraTrainee
+from specbench_ss.methods.llama import llama_layer
 from specbench_ss.methods.medusa.tree_heads import HeadsOptions
 from specbench_ss.methods.training import Anchors, Batch, Documents, base_states
 from specbench_ss.sampling import Sampling
@@ -331,6 +334,26 @@ def test_the_loss_is_the_cross_entropy_from_the_bases_distribution() -> None:
         expected = expected + (torch.stack(each).mean() if each else 0)
     torch.testing.assert_close(loss, expected)
     assert right.shape == (3,) and float(right[2]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope"),
+    [
+        ("llama", {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0}),
+        ("qwen2", {"rope_type": "default", "rope_theta": 1e6}),
+        ("mistral", {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}),
+    ],
+)
+def test_the_prefix_layer_turns_positions_as_its_base_does(kind: str, rope: dict[str, Any]) -> None:
+    """Also where a table for more positions than the base has would be another one."""
+    config = tiny_model(kind).config
+    config.rope_parameters, config.rms_norm_eps = rope, 3e-5
+    target = Target(AutoModelForCausalLM.from_config(config))
+    prefix = Prefix(llama_layer(target))
+    assert prefix.norm.variance_epsilon == 3e-5
+    positions = torch.arange(100)
+    for ours, bases in zip(prefix._rotary(100, target.device), target.rotary(positions[None]) or (), strict=True):
+        assert torch.equal(ours[:100], bases[0])
 
 
 def test_an_untrained_prefix_layer_gives_back_the_bases_state() -> None:

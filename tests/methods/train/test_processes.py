@@ -44,7 +44,7 @@ TRAINEES: dict[str, Callable[[Target], Trainee]] = {
     "medusa2": lambda target: Medusa2Trainee(target, 3, lora_rank=4, ramp=0),
     "hydra": lambda target: HydraTrainee(target, 3, layers=1, prefix=False),
     "hydra++": lambda target: HydraTrainee(target, 3, layers=1),
-    "eagle": lambda target: EagleTrainee(target, levels=3, noise=0.0),
+    "eagle": lambda target: EagleTrainee(target, levels=3),
     "eagle3": lambda target: Eagle3Trainee(target, levels=3, draft_vocab=61),
     "space": lambda target: SPACETrainee(target, masks=3, mask_id=4, rank=4),
     "draft": lambda target: DraftTrainee(target, DraftSize(1, 32, 2), 1e-3, 3, distill=0.5),
