@@ -8,19 +8,18 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from specbench_ss.errors import UserError
 from specbench_ss.methods.checkpoint import read_shapes
+from specbench_ss.methods.in_use import one_in_use
 from specbench_ss.target import Target
 from specbench_ss.weights import read_json
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
-_in_use: WeakValueDictionary[tuple[Target, str], Target] = WeakValueDictionary()
 
 
 def with_lora(target: Target, rank: int) -> Target:
@@ -72,10 +71,7 @@ def merged_target(target: Target, folder: Path, method: str) -> Target:
     names = adapted_modules(folder, method)
     content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
     digest = hashlib.sha256(content).hexdigest()[:16]
-    own = _in_use.get((target, digest))
-    if own is None:
-        own = _in_use[target, digest] = _merged(target, folder, names, digest, method)
-    return own
+    return one_in_use((target, digest), lambda: _merged(target, folder, names, digest, method))
 
 
 def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, method: str) -> Target:

@@ -7,23 +7,22 @@ otherwise, and its speed-up over the target's decoding would say nothing about t
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
 
 import torch
 
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
+from specbench_ss.methods.in_use import one_in_use
 from specbench_ss.models import check_model, hash_weights, load_model
 from specbench_ss.outline import Outline
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
 from specbench_ss.weights import weight_files
-
-_in_use: WeakValueDictionary[tuple[Any, ...], Target] = WeakValueDictionary()
 
 
 class OwnModel(Decoder):
@@ -52,9 +51,9 @@ class OwnAutoregressive(Decoder):
     lossless = False
 
     @classmethod
+    @abstractmethod
     def model_of(cls, target: Target, options: Any) -> Target:
         """The method's own model."""
-        raise NotImplementedError
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Decoder:
@@ -97,10 +96,7 @@ def target_beside(target: Target, folder: Path) -> Target:
     One, as long as it is in use.
     """
     stamp = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(folder))
-    own = _in_use.get((target, folder, stamp))
-    if own is None:
-        own = _in_use[target, folder, stamp] = _beside(target, folder)
-    return own
+    return one_in_use((target, folder, stamp), lambda: _beside(target, folder))
 
 
 def _beside(target: Target, folder: Path) -> Target:

@@ -14,12 +14,12 @@ from specbench_ss.methods.train.session import opened, training_text
 from specbench_ss.trainer import TrainConfig
 
 if TYPE_CHECKING:
-    from specbench_ss.methods.trainers.heads import HeadsTrainer
+    from specbench_ss.methods.trainers.heads import MeasurableHeadsTrainer
 
 MEASURED = "accuracies.json"
 
 
-def measure(trainer: HeadsTrainer, config: TrainConfig) -> None:
+def measure(trainer: MeasurableHeadsTrainer, config: TrainConfig) -> None:
     """Write accuracies.json, which the method's option `tree` takes: all rows of the text, once; nothing is learnt."""
     processes, target = opened(config)
     heads = trainer.options.measure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,7 +37,7 @@ class HeadsTrainer(DrafterTrainer):
     """A drafter of heads."""
 
     weights_file: ClassVar[str]
-    Options: ClassVar[type[Any]] = MeasurableHeads
+    Options: ClassVar[type[Any]] = HeadsTraining
 
     def __init__(self, options: Any) -> None:
         if options.heads < 1:
@@ -47,19 +48,6 @@ class HeadsTrainer(DrafterTrainer):
     def ahead(self) -> int:
         """A token a head."""
         return int(self.options.heads)
-
-    def loaded(self, target: Target, weights: str) -> Guesser:
-        """Heads that there are. Raises UserError."""
-        raise NotImplementedError
-
-    def train(self, config: TrainConfig) -> None:
-        """Or measure."""
-        if not getattr(self.options, "measure", ""):
-            super().train(config)
-            return
-        from specbench_ss.methods.train.measure import measure
-
-        measure(self, config)
 
     def measured(self, training: DrafterTraining) -> dict[str, Any]:
         """Accuracies, of which the tree is built."""
@@ -73,3 +61,22 @@ class HeadsTrainer(DrafterTrainer):
         trainee: Any = training.trainee
         config = {**about, **trainee.config}
         write_checkpoint(folder, trainee.module, config, self.weights_file)
+
+
+class MeasurableHeadsTrainer(HeadsTrainer):
+    """Or the accuracies of heads that there are are measured, and nothing is learnt."""
+
+    Options: ClassVar[type[Any]] = MeasurableHeads
+
+    @abstractmethod
+    def loaded(self, target: Target, weights: str) -> Guesser:
+        """Heads that there are. Raises UserError."""
+
+    def train(self, config: TrainConfig) -> None:
+        """Or measure."""
+        if not self.options.measure:
+            super().train(config)
+            return
+        from specbench_ss.methods.train.measure import measure
+
+        measure(self, config)

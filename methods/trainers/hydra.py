@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.trainers.heads import HeadsTrainer, MeasurableHeads
+from specbench_ss.methods.trainers.heads import MeasurableHeads, MeasurableHeadsTrainer
 
 if TYPE_CHECKING:
     from specbench_ss.methods.hydra.training import HydraTrainee
@@ -22,7 +22,7 @@ class HydraTraining(MeasurableHeads):
     own_unembed: bool = field(default=True, metadata={"help": "an LM head for every head, or the base's for all"})
 
 
-class HydraTrainer(HeadsTrainer):
+class HydraTrainer(MeasurableHeadsTrainer):
     """Heads, the prefix layer, and accuracies, of which `hydra` builds its tree."""
 
     name = "hydra"

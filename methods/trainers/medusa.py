@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbench_ss.methods.trainers.heads import HeadsTrainer
+from specbench_ss.methods.trainers.heads import MeasurableHeadsTrainer
 
 if TYPE_CHECKING:
     from specbench_ss.methods.medusa.training import MedusaTrainee
     from specbench_ss.target import Target
 
 
-class MedusaTrainer(HeadsTrainer):
+class MedusaTrainer(MeasurableHeadsTrainer):
     """Heads, and their accuracies, of which `medusa` builds its tree."""
 
     name = "medusa"
