@@ -1,4 +1,4 @@
-"""The two laws of a lossless method, for tests of one method: greedy sameness, and the distribution at T>0."""
+"""Of decoders that the kit does not make (trained or loaded ones, biased rules): greedy sameness, and how biased."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from scipy.stats import chisquare
 from torch import Tensor
 
 from specbench_ss.cache import Cache
@@ -27,7 +26,7 @@ from specbench_ss.methods.eagle.trees import PUBLISHED
 from specbench_ss.methods.growing import best, grow
 from specbench_ss.sampling import Sampling
 from specbench_ss.target import FINAL, Target
-from tests.tiny import ARCHITECTURES, paths, tiny_model
+from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
@@ -329,38 +328,6 @@ def test_levels_are_distinct_layers(layers: int) -> None:
 METHODS = (Eagle, Eagle2, Eagle3)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def target(request: pytest.FixtureRequest) -> Target:
-    return Target(tiny_model(request.param))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_greedy_equals_autoregressive(target: Target, method: type[Decoder]) -> None:
-    for prompt in PROMPTS[:2]:
-        reference = generate(Autoregressive(target), prompt, Limits(10), Sampling()).tokens
-        for name, make in method.examples(target).items():
-            assert generate(make(), prompt, Limits(10), Sampling()).tokens == reference, name
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_is_remembered(method: type[Decoder]) -> None:
-    target = Target(tiny_model("llama"))
-    for name, make in method.examples(target).items():
-        decoder = make()
-        drawn = [generate(decoder, p, Limits(6), Sampling(0.9, seed=4)).tokens for p in PROMPTS]
-        again = [generate(decoder, p, Limits(6), Sampling(0.9, seed=4)).tokens for p in reversed(PROMPTS)]
-        assert drawn == again[::-1], name
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_ends_of_the_context(method: type[Decoder]) -> None:
-    target = Target(tiny_model("llama"))
-    for prompt in ([7], [9] * (target.context_length - 1), [9] * (target.context_length - 3)):
-        reference = generate(Autoregressive(target), prompt, Limits(200), Sampling())
-        found = generate(next(iter(method.examples(target).values()))(), prompt, Limits(200), Sampling())
-        assert (found.tokens, found.finish) == (reference.tokens, reference.finish)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_cache_holds_what_a_fresh_pass_gives(method: type[Decoder]) -> None:
     """Slots of every step, features and all, are those of one pass over everything."""
@@ -384,56 +351,6 @@ def test_the_cache_holds_what_a_fresh_pass_gives(method: type[Decoder]) -> None:
     for _, length, keys in kept:
         assert length >= len(PROMPTS[0])
         torch.testing.assert_close(keys, cache.keys[0][:, :, :length], atol=2e-5, rtol=1e-4)
-
-
-SMALL, DRAWS = 5, 250
-SAMPLINGS = (Sampling(1.0), Sampling(0.8, top_p=0.7), Sampling(1.2, top_k=2))
-
-
-def fits(seen: list[int], p: Tensor) -> bool:
-    """Chi-square of tokens against a distribution [V]; words that are seldom expected are counted together."""
-    wanted = (p * len(seen)).tolist()
-    common = [x for x in range(len(p)) if wanted[x] >= 5]
-    observed, expected = [seen.count(x) for x in common], [wanted[x] for x in common]
-    if len(seen) - sum(expected) > 1:
-        observed, expected = [*observed, len(seen) - sum(observed)], [*expected, len(seen) - sum(expected)]
-    if set(seen) - {x for x in range(len(p)) if p[x] > 0}:
-        return False
-    scale = sum(observed) / sum(expected)
-    return len(common) < 2 or bool(chisquare(observed, [e * scale for e in expected]).pvalue > 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("method", "label", "sampling"),
-    [(Eagle, "sampled", how) for how in SAMPLINGS]
-    + [(Eagle, "auto", SAMPLINGS[1]), (Eagle2, "small", SAMPLINGS[0]), (Eagle3, "small", SAMPLINGS[0])],
-)
-@torch.inference_mode()
-def test_sampled_distribution_is_exact(method: type[Decoder], label: str, sampling: Sampling) -> None:
-    """One step many times over: its first token, and the second where the first was accepted.
-
-    Also where top-k and top-p leave fewer words than the tree has places.
-    """
-    target = Target(tiny_model("llama", vocab=SMALL, layers=2))
-    decoder: Any = method.examples(target)[label]()
-    prompt, root = [3, 4], 1
-    state = State([*prompt], 2, torch.tensor([root]), target.request_cache(64), sampling)
-    decoder.prefill(state, torch.tensor([prompt]))
-    state.ids = [*prompt, root]
-    decoder.begin(state)
-    first: list[int] = []
-    second: dict[int, list[int]] = {}
-    state.rng.manual_seed(0)
-    for _ in range(DRAWS):
-        tree = decoder.propose(state)
-        tokens = decoder.accept(state, tree, decoder.forward(state, tree)).tokens
-        first.append(tokens[0])
-        if len(tokens) > 1:
-            second.setdefault(tokens[0], []).append(tokens[1])
-    assert fits(first, sampling.probs(target.next_logits(state.ids)))
-    assert second
-    for x, seen in second.items():
-        assert fits(seen, sampling.probs(target.next_logits([*state.ids, x])))
 
 
 @pytest.mark.parametrize("sure", [0.0, 60.0, 1e4])

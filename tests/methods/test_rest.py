@@ -29,7 +29,7 @@ from specbench_ss.sampling import Sampling
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
 from tests.methods.exactness import assert_greedy_same, p_value
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import tiny_model
 
 Docs = list[NDArray[np.int32]]
 
@@ -104,24 +104,7 @@ def test_of_many_occurrences_those_that_are_read_lie_all_over_the_text() -> None
     assert Counter(found.rows[:, 0].tolist()) == dict.fromkeys(range(5), 10)
 
 
-# -- the laws -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def target(request: pytest.FixtureRequest) -> Target:
-    return Target(tiny_model(request.param))
-
-
-def test_greedy_equals_autoregressive(target: Target) -> None:
-    reference = Autoregressive(target)
-    for make in REST.examples(target).values():
-        assert_greedy_same(make(), reference, 20)
-
-
-@pytest.mark.parametrize("label", ["default", "one-token"])
-def test_sampled_distribution_is_exact(label: str) -> None:
-    target = Target(tiny_model("llama", vocab=7, layers=2))
-    assert p_value(REST.examples(target)[label](), [3, 4, 5], Sampling(0.8, top_p=0.9)) > 1e-3
+# -- decoding -------------------------------------------------------------------------------------------------------
 
 
 def test_the_published_rule_is_told_and_differs() -> None:
