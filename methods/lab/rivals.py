@@ -6,7 +6,7 @@ One more of them is one more entry in RIVALS. Each has its own checkpoint, so th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ HYDRA_NODES = 15
 HYDRA_LR = 3e-3  # learns faster than 1e-3 over the first 60 steps
 EAGLE_NODES = 8
 EAGLE_LR = 3e-3  # over 100 steps better than 1e-3, for either drafter
+EAGLE_LEVELS = 6  # one more than the published tree has; what is learnt is the next feature alone
+EAGLE3_LEVELS = 7  # of training-time test, as published
 EAGLE_ADVICE = {"total_tokens": 8, "depth": 3, "top_k": 2}
 EAGLE3_WORDS = 2048
 
@@ -33,29 +35,34 @@ EAGLE3_WORDS = 2048
 class Rival:
     """build: the trainee, with first weights. about: what its config.json says besides its shape and its training.
 
-    ranked: whether accuracies are measured, for a static tree.
+    ahead: tokens that it looks ahead, 0 = as far as the streams. ranked: whether accuracies are measured, for a static
+    tree.
     """
 
-    build: Callable[[Workshop, Target, int], Any]  # the last: levels to draft
+    build: Callable[[Target, int], Any]  # the last: levels to draft
     about: dict[str, Any] = field(default_factory=dict)
+    ahead: int = 0
     ranked: bool = False
     file: str = "model.safetensors"
 
 
 RIVALS = {
-    "hydra": Rival(  # Hydra++, with LM heads of its own as `medusa` has
-        lambda shop, target, levels: HydraTrainee(target, levels, layers=1, own_unembed=True, lr=HYDRA_LR),
+    "hydra": Rival(  # Hydra++ as published
+        lambda target, levels: HydraTrainee(target, levels, layers=4, lr=HYDRA_LR),
         {"nodes": HYDRA_NODES},
         ranked=True,
         file="hydra_lm_head.safetensors",
     ),
     "eagle": Rival(
-        lambda shop, target, levels: EagleTrainee(target, EAGLE_LR, levels),
+        lambda target, levels: EagleTrainee(target, EAGLE_LR, levels),
         {"nodes": EAGLE_NODES, "advice": EAGLE_ADVICE},
+        ahead=EAGLE_LEVELS,
         ranked=True,
     ),
     "eagle3": Rival(
-        lambda shop, target, levels: Eagle3Trainee(target, EAGLE_LR, levels, EAGLE3_WORDS), {"advice": EAGLE_ADVICE}
+        lambda target, levels: Eagle3Trainee(target, EAGLE_LR, levels, EAGLE3_WORDS),
+        {"advice": EAGLE_ADVICE},
+        ahead=EAGLE3_LEVELS,
     ),
 }
 
@@ -70,8 +77,9 @@ def rivals(shop: Workshop) -> None:
 def train_rival(shop: Workshop, target: Target, name: str) -> None:
     """One of them, into the folder of its name; goes on from its checkpoint."""
     rival, budget = RIVALS[name], drafter_budget(shop)
+    budget = replace(budget, ahead=rival.ahead or budget.ahead)
     torch.manual_seed(shop.seed + 3)
-    trainee = rival.build(shop, target, budget.ahead)
+    trainee = rival.build(target, budget.ahead)
     text = drafter_text(shop, "train")
     TogetherTrainer(target, [trainee], text, budget, shop.folder(f"rivals/{name}")).train(shop.log)
     about: dict[str, Any] = {
