@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,10 +43,12 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return _read_safetensors(path, device, keep)
         loaded = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # truncated, not a weight file, or a pickle that wants to run code
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{path} holds more than tensors, which may run code: it is not loaded") from error
+    except Exception as error:  # truncated, or not a weight file
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"cannot read weights {path}: {first}") from error
-    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+    if not isinstance(loaded, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()):
         raise UserError(f"{path} holds no dictionary of tensors")
     return {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
 

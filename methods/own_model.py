@@ -16,9 +16,8 @@ import torch
 
 from specbench_ss.config import MethodSpec
 from specbench_ss.decoder import Decoder, State
-from specbench_ss.errors import UserError
 from specbench_ss.methods.in_use import one_in_use
-from specbench_ss.models import check_model, hash_weights, load_model
+from specbench_ss.models import check_model, config_of, hash_weights, load_model
 from specbench_ss.outline import Outline
 from specbench_ss.target import Target
 from specbench_ss.tree import DraftTree
@@ -80,14 +79,8 @@ def holds_model(folder: Path) -> bool:
 
 def outline_beside(folder: Path, base: Outline) -> Outline:
     """The whole model in a folder, by its configuration, with the base's tokenizer. Raises UserError."""
-    from transformers import AutoConfig
-
     check_model(str(folder))
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read {folder / 'config.json'}: {error}") from error
-    return Outline(config, base.tokenizer, base.name, base.folder)
+    return Outline(config_of(str(folder)), base.tokenizer, base.name, base.folder)
 
 
 def target_beside(target: Target, folder: Path) -> Target:

@@ -17,13 +17,23 @@ from torch import Tensor
 
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
-from specbench_ss.methods.medusa.trees import Choice, MedusaTree, read_tree, tree_of
+from specbench_ss.methods.medusa.trees import Choice, MedusaTree, from_branches, read_tree, tree_of
 from specbench_ss.outline import Outline
 from specbench_ss.target import Output, Target
 from specbench_ss.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.verify import Verdict
 
-PUBLISHED = (8, 21, 25, 15, 8, 3)  # nodes of each depth
+# the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
+PUBLISHED: tuple[Choice, ...] = from_branches({
+    (): 8,
+    (0,): 8, (1,): 4, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1,
+    (0, 0): 8, (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1,
+    (1, 0): 2, (1, 1): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1,
+    (0, 0, 0): 5, (0, 0, 1): 2, (0, 0, 2): 1, (0, 0, 3): 1, (0, 0, 4): 1,
+    (0, 1, 0): 1, (0, 2, 0): 1, (1, 0, 0): 1, (2, 0, 0): 1, (3, 0, 0): 1,
+    (0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1, (0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0, 0): 1,
+    (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
+})  # fmt: skip
 WIDTH = 8
 DECAY = 0.7  # for each depth; with 1 / (rank + 1) it puts the last nodes of the published depths about level
 UNSEEN = -1
@@ -34,7 +44,7 @@ class RecyclingOptions:
     """Options of `recycling`: the published defaults; nothing is kept from prompt to prompt."""
 
     k: int = field(default=WIDTH, metadata={"help": "successors kept for each token"})
-    nodes: int = field(default=sum(PUBLISHED), metadata={"help": "drafted nodes: the best of the published shape"})
+    nodes: int = field(default=len(PUBLISHED), metadata={"help": "drafted nodes: the best of the published shape"})
     tree: str = field(
         default="", metadata={"help": "JSON file with a tree of your own: a list of lists of ranks; nodes is unused"}
     )
@@ -42,7 +52,7 @@ class RecyclingOptions:
     keep: bool = field(default=False, metadata={"help": "keep the successors from prompt to prompt, as published"})
 
     def __post_init__(self) -> None:
-        for name, most in (("k", MOST_NODES), ("nodes", sum(PUBLISHED))):
+        for name, most in (("k", MOST_NODES), ("nodes", len(PUBLISHED))):
             if not 1 <= getattr(self, name) <= most:
                 raise UserError(f"recycling: {name} must be 1 to {most}, not {getattr(self, name)}")
 
@@ -136,14 +146,8 @@ def chosen_tree(options: RecyclingOptions) -> MedusaTree:
 
 
 def template() -> list[Choice]:
-    """As many nodes of each depth as published, the best of their depth, rank r counting 1 / (r + 1); best first."""
-    level: list[Choice] = [()]
-    chosen: list[tuple[float, Choice]] = []
-    for count in PUBLISHED:
-        scored = sorted((-_weight(c), c) for c in ((*path, rank) for path in level for rank in range(WIDTH)))[:count]
-        level = [choice for _, choice in scored]
-        chosen += scored
-    return [choice for _, choice in sorted(chosen)]
+    """The published nodes, the best first: rank r counts 1 / (r + 1)."""
+    return sorted(PUBLISHED, key=lambda choice: (-_weight(choice), choice))
 
 
 def _weight(choice: Choice) -> float:

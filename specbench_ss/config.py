@@ -46,9 +46,6 @@ class MethodSpec:
         return cls(match["name"], options)
 
 
-ALL = "all"  # stands for every registered method that can decode with the model
-
-
 def split_methods(text: str) -> list[str]:
     """'ss,medusa[tree=a,k=2]' -> ['ss', 'medusa[tree=a,k=2]']: commas inside brackets do not split."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]

@@ -6,6 +6,7 @@ Knows where models come from, not what is done with them.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     check_model(model)
     folder = find_folder(model)
     source = model if folder is None else str(folder)
-    outline = Outline(_config(source, trust_remote_code), None, model, folder)
+    outline = Outline(config_of(source, trust_remote_code), None, model, folder)
     outline.tokenizer = _tokenizer(source, trust_remote_code, template)
     outline.is_lab = is_lab(model)
     return outline
@@ -146,14 +147,17 @@ def load_target(
     return target
 
 
-def _config(source: str, trust_remote_code: bool) -> Any:
-    """The model's configuration; of an adapter's folder, that of the model that it names."""
+def config_of(source: str, trust_remote_code: bool = False) -> Any:
+    """The model's configuration; of an adapter's folder, that of the model that it names. Raises UserError."""
     from transformers import AutoConfig
 
     _quiet()
     adapter = Path(source, "adapter_config.json")
     if adapter.is_file() and not Path(source, "config.json").is_file():
-        source = str(read_json(adapter).get("base_model_name_or_path"))
+        named = read_json(adapter).get("base_model_name_or_path")
+        if not isinstance(named, str) or not named:
+            raise UserError(f"{adapter} does not name the model that it adapts (base_model_name_or_path)")
+        source = named
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -185,6 +189,8 @@ def _quiet() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    # transformers would else ask a third party to convert a hub model that has only pickles
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool = False, nf4: bool = False) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.errors import UserError, did_you_mean, first_line
 
 _SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _NONE = ("none", "null", "")
@@ -53,6 +53,29 @@ def parse_options(options: type[Any], given: Mapping[str, str], owner: str) -> A
         return options(**values)
     except (TypeError, ValueError) as error:  # __post_init__ checks, missing options
         raise UserError(f"{owner}: {error}") from error
+
+
+def options_problem(options: Any) -> str:
+    """Why options cannot be given to a plugin as text; '' where they can."""
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        return "its Options is no dataclass"
+    try:
+        hints = get_type_hints(options)
+        for f in dataclasses.fields(options):
+            if f.init and not _readable(hints[f.name]):
+                return f"its option {f.name} is {type_name(hints[f.name])}, which cannot be given as text"
+            if f.init and f.default is f.default_factory is dataclasses.MISSING:
+                return f"its option {f.name} has no default"
+        options()
+    except Exception as error:  # whatever a plugin's annotations and __post_init__ may raise
+        return f"its Options cannot be made: {first_line(error)}"
+    return ""
+
+
+def _readable(kind: Any) -> bool:
+    if _is_union(kind):
+        return all(part is type(None) or _readable(part) for part in get_args(kind))
+    return get_origin(kind) is Literal or kind in (bool, int, float, str, Path)
 
 
 def options_text(options: Any) -> str:

@@ -5,8 +5,8 @@ One is loaded when it is asked for. Light: listing names imports no plugin. Know
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
 from specbench_ss.errors import UserError, first_line, known_words
-from specbench_ss.options import parse_options
+from specbench_ss.options import options_problem, parse_options
 
 if TYPE_CHECKING:
     from specbench_ss.config import MethodSpec
@@ -40,6 +40,8 @@ class Group:
         return self.entry_points.rpartition(".")[2].removesuffix("s")
 
 
+ALL = "all"  # stands for every registered method that can decode with the model
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # what the command line can tell from options and lists
 METHODS = Group("specbench_ss.methods", "specbench_ss.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.report:Report")
@@ -132,7 +134,9 @@ def method_problem(kind: type[Any], name: Any) -> str:
             return f"it has no {attribute}"
     if kind.name != name:
         return f"it calls itself {kind.name!r}"
-    return "" if dataclasses.is_dataclass(kind.Options) else "its Options is no dataclass"
+    if not NAME.fullmatch(kind.name) or kind.name == ALL:
+        return f"no method is called {kind.name!r}: a letter, then letters, digits, hyphens, underscores; not {ALL!r}"
+    return options_problem(kind.Options)
 
 
 def abstract_problem(kind: type[Any]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,13 +47,10 @@ class TreeShape:
 
     def ancestors(self) -> Tensor:
         """Bool [n, n]: entry (i, j) says that node j is node i or one of its ancestors."""
-        n = len(self.parents)
-        rows: list[list[bool]] = []
-        for i, p in enumerate(self.parents):
-            row = rows[p].copy() if i else [False] * n
-            row[i] = True
-            rows.append(row)
-        return torch.tensor(rows)
+        seen = np.eye(len(self.parents), dtype=bool)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            seen[node] |= seen[parent]
+        return torch.from_numpy(seen)
 
 
 @lru_cache(maxsize=4096)
@@ -61,22 +59,26 @@ def shape_of(parents: tuple[int, ...]) -> TreeShape:
     return TreeShape(parents)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def visibility(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ancestor mask bool [n, n], depths int64 [n]) on the device; made once for each shape."""
-    return shape.ancestors().to(device), torch.tensor(shape.depths, device=device)
+    """(ancestor mask bool [n, n], depths int64 [n]) on the device; made once for each of the shapes in use."""
+    return sent(shape.ancestors(), device), indices(shape.depths, device)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def parents_on(shape: TreeShape, device: torch.device) -> Tensor:
-    """int64 [n], the root's own 0; made once for each shape."""
-    return torch.tensor((0, *shape.parents[1:]), device=device)
+    """int64 [n], the root's own 0; made once for each of the shapes in use."""
+    return indices((0, *shape.parents[1:]), device)
 
 
 def indices(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 [n] on the device, without waiting for it."""
-    host = torch.tensor(list(values), dtype=torch.long, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+    return sent(torch.tensor(values, dtype=torch.long), device)
+
+
+def sent(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device, without waiting for it."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 @dataclass(frozen=True, slots=True)

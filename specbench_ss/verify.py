@@ -36,7 +36,20 @@ def verify(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.Gener
     """logits [n, V] of the tree's nodes -> what is accepted."""
     if sampling.greedy:
         return verify_greedy(logits, tree)
-    return verify_sampled(sampling.probs(logits), tree, rng)
+    # on a CPU a synchronisation costs nothing, and a filtered row much: of most nodes none is needed
+    on_cpu = logits.device.type == "cpu"
+    return verify_sampled(Reached(logits, sampling) if on_cpu else sampling.probs(logits), tree, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The target's distribution at the nodes that a walk reaches, from logits [n, V]."""
+
+    logits: Tensor
+    sampling: Sampling
+
+    def __getitem__(self, node: int) -> Tensor:
+        return self.sampling.probs(self.logits[node])
 
 
 def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
@@ -54,7 +67,7 @@ def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
     return Verdict(path, [drafted[i] for i in path[1:]] + [chosen[node]], choice[node : node + 1])
 
 
-def verify_sampled(probs: Tensor, tree: DraftTree, rng: torch.Generator) -> Verdict:
+def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> Verdict:
     """T>0: probs [n, V] are the target's, after temperature, top-k and top-p.
 
     Children are tried in order. Deterministic candidate x: accept with p(x), else p(x) := 0, renormalised.
@@ -62,15 +75,18 @@ def verify_sampled(probs: Tensor, tree: DraftTree, rng: torch.Generator) -> Verd
     since siblings are drawn without replacement. If none is left, draw from what remains of p.
 
     Two host synchronisations (what the walk needs of every node; the next token), and one more for each drawn
-    candidate after a refused sibling.
+    candidate after a refused sibling. Nodes that are looked at when they are `Reached` take one more each.
     """
     edges, children = _edges(probs, tree, rng), tree.shape.children()
     path, node = [0], 0
     while True:
+        p = probs[node]
+        if isinstance(probs, Reached):
+            edges.look(p, children[node])
         if tree.draft_probs is None:
-            child, p = _deterministic(probs[node], children[node], edges)
+            child, p = _deterministic(p, children[node], edges)
         else:
-            child, p = _drawn(probs[node], tree.draft_probs[node], children[node], edges)
+            child, p = _drawn(p, tree.draft_probs[node], children[node], edges)
         if child is None:
             token = torch.multinomial(p, 1, generator=rng)
             return Verdict(path, [edges.tokens[i] for i in path[1:]] + [int(token)], token)
@@ -84,37 +100,43 @@ class _Edges:
 
     tokens: list[int]
     u: list[float]
-    p: list[float]
     q: list[float]
+    p: list[float]
+
+    def look(self, p: Tensor, children: list[int]) -> None:
+        """p(x) of these nodes, from their parent's row p [V]."""
+        for child, p_x in zip(children, p[[self.tokens[c] for c in children]].tolist(), strict=True):
+            self.p[child] = p_x
 
 
-def _edges(probs: Tensor, tree: DraftTree, rng: torch.Generator) -> _Edges:
-    u = torch.rand(len(tree), generator=rng, device=probs.device)
+def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _Edges:
+    u = torch.rand(len(tree), generator=rng, device=tree.tokens.device)
     at = (tree.parents(), tree.tokens)
     q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
-    rows = torch.stack((tree.tokens.double(), u.double(), probs[at].double(), q.double())).tolist()
+    p = torch.zeros_like(u) if isinstance(probs, Reached) else probs[at]
+    rows = torch.stack((tree.tokens.double(), u.double(), q.double(), p.double())).tolist()
     return _Edges([int(x) for x in rows[0]], *rows[1:])
 
 
 def _deterministic(p: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
     """The accepted child, or None and what is left of p [V], not normalised."""
-    refused: list[int] = []
+    refused: dict[int, float] = {}
     left = 1.0
     for child in children:
-        x = edges.tokens[child]
+        x, p_x = edges.tokens[child], edges.p[child]
         if x in refused:  # p(x) is zero by now
             continue
-        if edges.u[child] * max(left, 0.0) < edges.p[child]:
+        if edges.u[child] * max(left, 0.0) < p_x:
             return child, p
-        left -= edges.p[child]
-        refused.append(x)
+        left -= p_x
+        refused[x] = p_x
     return None, _without(p, refused) if refused else p
 
 
-def _without(p: Tensor, refused: list[int]) -> Tensor:
-    """p with these tokens at zero; where that leaves nothing, only rounding refused the last: it stays."""
-    left = p.index_fill(0, indices(refused, p.device), 0)
-    left[refused[-1]] += left.sum() <= 0
+def _without(p: Tensor, refused: dict[int, float]) -> Tensor:
+    """p with these tokens at zero; where that leaves nothing, only rounding refused the likeliest: it stays."""
+    left = p.index_fill(0, indices(list(refused), p.device), 0)
+    left[max(refused, key=lambda x: refused[x])] += left.sum() <= 0
     return left
 
 

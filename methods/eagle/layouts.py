@@ -159,6 +159,9 @@ def _check_hidden(hidden: int, fc_width: int, base: Outline, levels: int, own_em
 def _check_vocab(tensors: Tensors, vocab: int, draft_vocab: int, base_vocab: int) -> None:
     if vocab and vocab != base_vocab:
         raise UserError(f"the drafter is for a vocabulary of {vocab}, the model has {base_vocab}")
+    for name in ("d2t", "t2d"):
+        if name in tensors and tensors[name].ndim != 1:
+            raise UserError(f"{name} has shape {tuple(tensors[name].shape)}, it should be a list")
     if "t2d" in tensors and len(tensors["t2d"]) != base_vocab:
         raise UserError(f"the drafter is for a vocabulary of {len(tensors['t2d'])}, the model has {base_vocab}")
     if draft_vocab and draft_vocab != base_vocab and "d2t" not in tensors:

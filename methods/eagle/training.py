@@ -145,10 +145,14 @@ class EagleTrainee(FeatureTrainee):
         return self.feature_weight * feature + self.token_weight * token, shares
 
     def _noisy(self, final: Tensor, batch: Batch) -> Tensor:
-        """Features with noise, as the drafter's own outputs will have errors; of each row a function of its tokens."""
+        """Features with noise, as the drafter's own outputs will have errors.
+
+        Of each row a function of its tokens and anchors, so new whenever the row comes again.
+        """
         if not self.noise or not torch.is_grad_enabled():
             return final
-        rngs = (torch.Generator(final.device).manual_seed(seed) for seed in batch.ids.sum(1).tolist())
+        seeds = (batch.ids.sum(1) + (batch.anchors.at.sum(1) << 32)).tolist()
+        rngs = (torch.Generator(final.device).manual_seed(seed) for seed in seeds)
         noise = torch.stack([torch.rand(final.shape[1:], generator=rng, device=final.device) for rng in rngs])
         return final + (noise - 0.5) * (self.noise * NOISE_LENGTH / final.shape[1])
 

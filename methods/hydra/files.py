@@ -58,6 +58,8 @@ def heads_from_tensors(tensors: dict[str, Tensor], base: Outline, what: str) -> 
     if not places:
         raise UserError(f"{what} holds no Hydra heads: no tensor hydra_mlp.0.0.linear.weight or .0.1.linear.weight")
     last = max(map(max, places.values()))
+    if max(last // 2, *places) > len(tensors):
+        raise UserError(f"{what} has too few tensors for heads up to hydra_mlp.{max(places)} and blocks up to .{last}")
     wrapped = 0 not in set().union(*places.values())  # Dropout takes the first place
     layers = (last + 1) // 2 if wrapped else last + 1
     published = wrapped or any(name.startswith(PUBLISHED_PREFIX) for name in tensors)
@@ -97,8 +99,9 @@ def _called(name: str, wrapped: bool, published: bool) -> str:
 
 def prefix_of(tensors: dict[str, Tensor], base: Outline) -> LlamaConfig:
     """The prefix layer's shape: off its tensors, but for the heads, which are as many as the base's."""
-    rows = {name.rpartition("self_attn.k_proj")[1]: t.shape[0] for name, t in tensors.items() if "prefix" in name}
-    wide = [t.shape[0] for name, t in tensors.items() if name.endswith("mlp.gate_proj.weight")]
+    matrices = {name: t for name, t in tensors.items() if t.ndim == 2}
+    rows = {name.rpartition("self_attn.k_proj")[1]: t.shape[0] for name, t in matrices.items() if "prefix" in name}
+    wide = [t.shape[0] for name, t in matrices.items() if name.endswith("mlp.gate_proj.weight")]
     kv_rows = rows.get("self_attn.k_proj", base.hidden_size)
     return llama_layer(base, ffn=wide[0] if wide else 0, kv_rows=kv_rows)
 

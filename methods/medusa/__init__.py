@@ -11,10 +11,12 @@ import torch
 
 from specbench_ss.decoder import Decoder, State
 from specbench_ss.errors import UserError
+from specbench_ss.methods.lora import ADAPTER
 from specbench_ss.methods.medusa.files import read_heads
 from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.methods.medusa.tree_heads import LOSSY, HeadsOptions, Read, TreeHeads
 from specbench_ss.methods.medusa.trees import MedusaTree
+from specbench_ss.methods.own_model import holds_model
 from specbench_ss.outline import Outline
 from specbench_ss.target import FINAL, Target
 from specbench_ss.tree import DraftTree
@@ -52,11 +54,11 @@ class Medusa(TreeHeads):
 
     @classmethod
     def read(cls, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
-        """In any published layout. Those inside a whole Medusa-2 model are for that model: it must be the base."""
+        """In any published layout. Those inside or beside another backbone are for that: it must be the base."""
         heads, config, whole = read_heads(path, base, read, cls.name)
-        if whole and not cls.accepts_whole(path, base):
+        if (whole or (path / ADAPTER).is_file() or holds_model(path)) and not cls.accepts_whole(path, base):
             raise UserError(
-                f"{cls.name}: {path} is a whole Medusa-2 model: decode with medusa2, or with it as the --model"
+                f"{cls.name}: {path} has a backbone of its own: decode with medusa2, or with it as the --model"
             )
         return heads, config
 

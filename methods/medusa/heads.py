@@ -100,7 +100,7 @@ def _grid(blocks: dict[tuple[int, int, str], Tensor], n: int, layers: int, part:
         for j in range(layers):
             if (i, j, part) not in blocks:
                 raise UserError(f"Medusa heads: tensor {i}.{j}.linear.{part} is missing")
-    return torch.stack([_stack([blocks[i, j, part] for j in range(layers)]) for i in range(n)])
+    return _stack([_stack([blocks[i, j, part] for j in range(layers)]) for i in range(n)])
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from specbench_ss.methods.rest.datastore import Datastore, open_datastore
 from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
 from specbench_ss.outline import Outline
 from specbench_ss.target import Output, Target
-from specbench_ss.tree import MOST_NODES, DraftTree, shape_of
+from specbench_ss.tree import MOST_NODES, DraftTree, sent, shape_of
 from specbench_ss.verify import Verdict
 
 PUBLISHED_DRAFT = 64
@@ -150,6 +150,4 @@ def draft_tree(root: Tensor, prefixes: Prefixes) -> DraftTree:
 
 
 def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device, without waiting for it."""
-    host = torch.from_numpy(array)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    return sent(torch.from_numpy(array), device)

@@ -101,7 +101,9 @@ def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], 
         return kind.examples
 
     def asked(target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        first = next(iter(kind.examples(target).values()))
+        first = next(iter(kind.examples(target).values()), None)
+        if first is None:
+            raise UserError(f"{spec.name} gives no examples")
         return {spec.label: lambda: first().variant(options)}
 
     return asked

@@ -13,6 +13,7 @@ from specbench_ss.commands.lists import promise
 from specbench_ss.commands.request import method_specs
 from specbench_ss.config import MethodSpec
 from specbench_ss.errors import UserError
+from specbench_ss.registry import ALL
 
 if TYPE_CHECKING:
     from specbench_ss.decoder import Decoder
@@ -54,6 +55,8 @@ def check(
     from specbench_ss.models import outline_of
 
     name = MethodSpec.parse(method).name
+    if name == ALL:
+        raise UserError("give one method: `ssbench run --methods all` finds which of all can decode with a model")
     spec = next(spec for spec in method_specs(method, settings or []) if spec.name == name)
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     outline = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
@@ -75,7 +78,8 @@ def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline)
     from specbench_ss.skeleton import fetch
 
     kind.check(options, outline)  # what cannot be a hub id is refused, and what is wrong with other options
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as temporary:
+        folder = str(Path(temporary, f"models--{weights.replace('/', '--')}"))  # as the hub's cache calls it
         found = fetch(weights, Path(folder))
         sizes = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in found.weights.items())
         print(f"weights  {weights}: {sizes or 'no weight files'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +48,7 @@ def write_package(name: str, folder: Path) -> None:
 
     module = f"ssbench_{name.replace('-', '_')}"
     camel = "".join(part.capitalize() for part in name.split("-"))
-    values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN else camel}
+    values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN or iskeyword(camel) else camel}
     templates = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )

@@ -14,7 +14,7 @@ import typer
 
 from specbench_ss import registry
 from specbench_ss.chat import template_text
-from specbench_ss.config import ALL, REFERENCE, MethodSpec, RunConfig, split_methods
+from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, split_methods
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.options import value_text
 from specbench_ss.preset import Preset, read_preset
@@ -120,20 +120,18 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
 
 def with_all(methods: Sequence[str]) -> list[str]:
     """'all' is every registered method that is not named beside it."""
-    if ALL not in methods:
+    if registry.ALL not in methods:
         return list(methods)
-    from specbench_ss import registry
-
     named = [MethodSpec.parse(text).name for text in methods]
     others = [name for name in registry.names(registry.METHODS) if name not in named]
-    return [name for text in methods for name in (others if text == ALL else [text])]
+    return [name for text in methods for name in (others if text == registry.ALL else [text])]
 
 
 def optional_methods(methods: str, specs: Sequence[MethodSpec]) -> frozenset[str]:
     """Labels of the methods that only 'all' asks for."""
     listed = split_methods(methods)
-    named = {MethodSpec.parse(text).name for text in listed if text != ALL} | {REFERENCE}
-    return frozenset(s.label for s in specs if s.name not in named) if ALL in listed else frozenset()
+    named = {MethodSpec.parse(text).name for text in listed if text != registry.ALL} | {REFERENCE}
+    return frozenset(s.label for s in specs if s.name not in named) if registry.ALL in listed else frozenset()
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ from specbench_ss.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.sampling import Sampling
 from specbench_ss.testing.law import Case, Law, Subject
-from specbench_ss.testing.laws import REPEATING, WARM, not_exact
+from specbench_ss.testing.laws import REPEATING, WARM, asked, not_exact
 from specbench_ss.testing.watched import Trace
 
 SEEDS = 12
@@ -85,11 +85,6 @@ def untouched(subject: Subject, case: Case) -> str:
     subject.watch(case)
     off = float((subject.place.now() - subject.place.before).abs().max())
     return "" if off == 0 else f"logits of the target itself have changed by {off:.2g}"
-
-
-def asked(subject: Subject) -> Iterator[Case]:
-    """One prompt."""
-    yield Case(REPEATING, 10)
 
 
 def tuned(subject: Subject) -> Iterator[Case]:

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from specbench_ss.decoder import Decoder
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, first_line
 from specbench_ss.target import Target
 from specbench_ss.testing import across, blocks, laws, sampled, told
 from specbench_ss.testing.law import Law, LawBroken, Place, Subject
@@ -22,8 +22,8 @@ from specbench_ss.testing.shrink import holds
 from specbench_ss.testing.tiny import tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
-    "draft", "answers", "target", "rows", "counts", "cache", "logits", "greedy", "seed", "ends", "context", "lengths",
-    "memory", "distribution", "blocks", "tunable", "told",
+    "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
+    "lengths", "memory", "distribution", "blocks", "tunable", "told",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
     sorted((*laws.LAWS, *across.LAWS, *sampled.LAWS, *blocks.LAWS, *told.LAWS), key=lambda law: ORDER.index(law.name))
@@ -66,10 +66,10 @@ class Kit:
         self.small: list[Subject] = []
         for words in SMALL:
             self.left_out.clear()
-            self.small = self._subjects(Place(tiny_target("opt", words, layers=2)))
-            if self.small:
-                break
-        else:
+            known = {subject.shape for subject in self.small}
+            found = self._subjects(Place(tiny_target("opt", words, layers=2)))
+            self.small += [subject for subject in found if subject.shape not in known]
+        if not self.small:
             raise UserError(f"nothing to check: {next(iter(self.left_out.values()), 'there are no examples')}")
         self.large: list[Subject] = []
         for i, kind in enumerate(architectures):
@@ -83,6 +83,8 @@ class Kit:
         except UserError as error:
             self.left_out[place.target.name] = str(error)
             return found
+        except Exception as error:
+            raise UserError(f"it gives no examples for a tiny model: {first_line(error)}") from error
         for number, (shape, make) in enumerate(shapes.items()):
             subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
             try:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from specbench_ss.config import REFERENCE
 from specbench_ss.decoder import Decoder
 from specbench_ss.generate import Limits
 from specbench_ss.sampling import Sampling
@@ -42,6 +43,11 @@ def many(subject: Subject) -> Iterator[Case]:
     yield Case(REPEATING, 16)
     for seed, length in enumerate((2, 3, 6, 11, 20, 37)):
         yield Case(subject.random_prompt(length, seed), 8)
+
+
+def asked(subject: Subject) -> Iterator[Case]:
+    """One prompt."""
+    yield Case(REPEATING, 6)
 
 
 def answers(subject: Subject, case: Case) -> str:
@@ -182,6 +188,23 @@ def greedy(subject: Subject, case: Case) -> str:
     return subject.wrong_token(case.prompt, subject.watch(case).tokens)
 
 
+def model(subject: Subject, case: Case) -> str:
+    """What it says comes next is what the target says."""
+    answer = subject.watch(case).tokens[:3]
+    own, target = subject.logits(case.prompt, answer), subject.target.next_logits([*case.prompt, *answer])
+    off = float((own - target).abs().max())
+    close = off <= CLOSE * (1 + float(target.abs().max()))
+    return "" if close else f"after {answer} its next_logits are off from the target's by {off:.2g}"
+
+
+def another_model(subject: Subject) -> str:
+    """Why it may decode with another model than the target."""
+    reference = subject.one.reference_for(subject.one.options).label
+    if not subject.one.lossless:
+        return "it declares itself lossy"
+    return "" if reference == REFERENCE else f"it is held against {reference}"
+
+
 def edges(subject: Subject) -> Iterator[Case]:
     """The shortest prompt and the longest ones."""
     context = subject.target.context_length
@@ -266,6 +289,8 @@ LAWS = (
     Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows),
     Law("counts", "accepted is a path of the draft and the next token, each counted once", own, counts, on=("small",)),
     Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
+    Law("model", "a method that is held against plain decoding of the target decodes with the target", asked, model,
+        another_model),
     Law("logits", "of each node a pass says what a fresh pass over its path says", forced, logits, not_exact),
     Law("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
         on=("large", "small")),

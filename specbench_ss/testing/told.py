@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 from specbench_ss.config import REFERENCE, MethodSpec, RunConfig
@@ -15,7 +14,7 @@ from specbench_ss.rows import Row, Run, Sameness, StepRow
 from specbench_ss.stats import summarise
 from specbench_ss.suite import Question, SuiteData
 from specbench_ss.testing.law import Case, Law, Subject
-from specbench_ss.testing.laws import REPEATING
+from specbench_ss.testing.laws import asked
 from specbench_ss.testing.watched import Trace
 from specbench_ss.tree import DraftTree
 
@@ -30,11 +29,6 @@ class Undrafted(Decoder):
     def propose(self, state: State) -> DraftTree:
         """Nothing."""
         return DraftTree.root_only(state.root)
-
-
-def asked(subject: Subject) -> Iterator[Case]:
-    """One prompt."""
-    yield Case(REPEATING, 6)
 
 
 def told(subject: Subject, case: Case) -> str:

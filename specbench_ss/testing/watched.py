@@ -160,7 +160,7 @@ def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sam
     cache = WatchedCache(target.n_layers, room + watched.max_rows() + SPARE)
     try:
         generation = Session(watched, prompt, limits, sampling, cache).run()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unanswered(watched.steps) from error
     return Trace(list(prompt), watched.steps, generation, cache.excess)
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from specbench_ss.sampling import Sampling
 from specbench_ss.tree import DraftTree, shape_of
-from specbench_ss.verify import verify_greedy, verify_sampled
+from specbench_ss.verify import Reached, verify_greedy, verify_sampled
 
 P = torch.tensor([0.05, 0.5, 0.2, 0.25])
 
@@ -70,5 +71,26 @@ def test_only_rounding_refuses_a_candidate_that_has_all_the_mass(
 def test_no_candidate_of_probability_zero_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 0.999))
     p = torch.tensor([[0.6, 0.4 + 3e-8, 0.0, 3e-8]] * 4)  # sums to a little more than one
+    for drafted in ([0, 1, 2], [0, 1, 3, 2]):  # refused one and all: what stays is the likeliest, not the last
+        tree = DraftTree.of(torch.tensor([0, *drafted]), [-1] + [0] * len(drafted))
+        assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] in (1, 3)
+    p = torch.tensor([[1 - 2**-24, 5e-8, 0.0, 0.0]] * 4)
+    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 1 - 2**-24))
     tree = DraftTree.of(torch.tensor([0, 0, 1, 2]), [-1, 0, 0, 0])
-    assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] in (1, 3)
+    assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] == 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_p=0.7), Sampling(1.0, top_k=3)])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_nodes_looked_at_when_they_are_reached_give_the_same_verdict(sampling: Sampling, drawn: bool) -> None:
+    """As on a CPU; elsewhere all nodes are filtered at once."""
+    rng = torch.Generator().manual_seed(0)
+    q = torch.randn(7, 11, generator=rng).softmax(-1) if drawn else None
+    for seed in range(60):
+        logits, tokens = 2 * torch.randn(7, 11, generator=rng), torch.randint(0, 11, (7,), generator=rng)
+        tree = DraftTree(tokens, shape_of((-1, 0, 0, 1, 1, 2, 3)), q)
+        all_at_once, reached = (
+            verify_sampled(probs, tree, torch.Generator().manual_seed(seed))
+            for probs in (sampling.probs(logits), Reached(logits, sampling))
+        )
+        assert (all_at_once.path, all_at_once.tokens) == (reached.path, reached.tokens)
