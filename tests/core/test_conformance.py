@@ -396,6 +396,41 @@ def test_a_failure_reads_well() -> None:
     assert found.startswith("  found    token 2 of [")
 
 
+def test_a_shape_of_more_words_is_held_to_all_laws() -> None:
+    """Beside one that can do with fewer."""
+
+    def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
+        def wide() -> Decoder:
+            if target.vocab_size < 10:
+                raise UserError("too few words")
+            return AlwaysGreedy(target)
+
+        return {"plain": lambda: Honest(target), "wide": wide}
+
+    with pytest.raises(LawBroken, match="seeds gave only") as caught:
+        check_decoder(shapes, architectures=["llama"])
+    assert caught.value.shape.startswith("wide on tiny opt (2 layers, 11 words)")
+
+
+def test_what_ends_the_process_breaks_a_law() -> None:
+    class Quits(Honest):
+        def words(self, state: State) -> list[int]:
+            raise SystemExit(0)
+
+    with pytest.raises(LawBroken, match="SystemExit"):
+        check_decoder(Quits, architectures=["llama"])
+
+
+def test_examples_that_fail_are_one_line() -> None:
+    class Unready(Honest):
+        @classmethod
+        def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+            raise ZeroDivisionError("nothing yet")
+
+    with pytest.raises(UserError, match="it gives no examples for a tiny model: ZeroDivisionError: nothing yet"):
+        check_decoder(Unready)
+
+
 def test_any_factory_will_do() -> None:
     def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
         return {"narrow": lambda: Honest(target, Options(1)), "broken": lambda: TooManyRows(target)}

@@ -169,9 +169,56 @@ class Optionless(Plain):
     Options = dict  # type: ignore[assignment]
 
 
+class Spaced(Plain):
+    name = "my method"
+
+
+class All(Plain):
+    name = registry.ALL
+
+
+@dataclass(frozen=True)
+class Needed:
+    k: int
+
+
+@dataclass(frozen=True)
+class Listed:
+    ks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusing:
+    def __post_init__(self) -> None:
+        raise KeyError("never")
+
+
+class NeededOption(Plain):
+    name = "neededoption"
+    Options = Needed  # type: ignore[assignment]
+
+
+class ListedOption(Plain):
+    name = "listedoption"
+    Options = Listed  # type: ignore[assignment]
+
+
+class RefusingOptions(Plain):
+    name = "refusingoptions"
+    Options = Refusing  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Spaced, "my method"), (All, "all")])
+def test_a_name_that_the_command_line_cannot_tell_from_others_is_refused(kind: type[Decoder], name: str) -> None:
+    assert f"no method is called {name!r}" in registry.method_problem(kind, name)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        ("NeededOption", "its option k has no default"),
+        ("ListedOption", "its option ks is .*, which cannot be given as text"),
+        ("RefusingOptions", "its Options cannot be made: KeyError: 'never'"),
         ("Abstract", "it is abstract: it lacks propose"),
         ("Nameless", "it has no name"),
         ("Optionless", "its Options is no dataclass"),

@@ -426,6 +426,8 @@ def test_wrong_eagle_folders_are_one_line(
         ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, f"vocabulary of {V + 1}, the model has {V}"),
         ({"fc.weight": torch.zeros(H, 3 * 64)}, "for hidden size 64, the model has 32"),
         ({"norm.weight": None}, "lacks tensors: norm.weight"),
+        ({"t2d": torch.tensor(True)}, "t2d has shape (), it should be a list"),
+        ({"d2t": torch.tensor(0)}, "d2t has shape (), it should be a list"),
     ],
 )
 def test_wrong_eagle3_folders_are_one_line(change: dict[str, Tensor | None], said: str, tmp_path: Path) -> None:

@@ -210,6 +210,13 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
         ({"hydra_mlp.0.1.linear.weight": torch.zeros(H, H)}, {}, "hydra_mlp.0.1.linear.weight has shape"),
         ({"input_embed_fn.weight": torch.zeros(V + 3, H)}, {}, "is for embeddings of shape"),
         ({"input_embed_fn.weight": torch.ones(V, H)}, {}, "trained for another base"),
+        (
+            {"hydra_mlp.1000000.1.linear.weight": torch.zeros(1)},
+            {},
+            "too few tensors for heads up to hydra_mlp.1000000",
+        ),
+        ({"prefix_embeding_layer.layers.0.self_attn.k_proj.weight": torch.tensor(1.0)}, {}, r"has shape \(\)"),
+        ({"prefix_embeding_layer.layers.0.mlp.gate_proj.weight": torch.tensor(1.0)}, {}, r"has shape \(\)"),
         ({}, {"hydra_head_arch": "eagle-attn"}, "architecture 'eagle-attn' are not supported"),
         ({}, {"hydra_head_arch": "cross-attn"}, "architecture 'cross-attn' are not supported"),
         ({}, {"grounded_heads": False}, "grounded_heads"),

@@ -57,6 +57,8 @@ def test_output_is_its_own_backbones(kind: str, tmp_path: Path) -> None:
     drafted = Medusa2.load(target, MedusaOptions(weights=str(tmp_path)))
     assert drafted.target is own.target  # merged once
     assert answer(drafted) == answer(own) != before
+    with pytest.raises(UserError, match="has a backbone of its own"):  # for which the heads are
+        Medusa.check(MedusaOptions(weights=str(tmp_path)), target)
     assert answer(Autoregressive(target)) == before
     assert drafted.described()["model_hash"] == own.described()["model_hash"] != target.weights_hash
     with torch.inference_mode():
@@ -104,8 +106,19 @@ def test_a_published_model_decodes_as_itself(tmp_path: Path) -> None:
     # as the model itself, its heads are Medusa-1's; for another model they are not
     assert answer(Medusa.load(own, options)) == answer(drafted)
     for ask in (Medusa.check, lambda options, base: Medusa.load(base, options)):
-        with pytest.raises(UserError, match="is a whole Medusa-2 model: decode with medusa2"):
+        with pytest.raises(UserError, match="has a backbone of its own: decode with medusa2"):
             ask(options, target)
+
+
+def test_no_code_of_a_backbone_runs(tmp_path: Path) -> None:
+    whole_model(tmp_path)
+    ran, config = tmp_path / "ran", json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Evil: pass\n")
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="cannot load model"):
+        Medusa2.check(MedusaOptions(weights=str(tmp_path)), Target(tiny_model("llama")))
+    assert not ran.exists()
 
 
 def test_what_is_wrong_with_a_model_is_named(tmp_path: Path) -> None:
