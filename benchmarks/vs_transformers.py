@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from transformers.generation import candidate_generator as theirs_module
 
+from specbench_ss import attention
 from specbench_ss.decoder import Decoder
 from specbench_ss.generate import Limits, generate
 from specbench_ss.intervals import speedup_interval
@@ -76,6 +77,9 @@ def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple
     if "assistant_model" in case.theirs:  # its schedule and threshold would go from prompt to prompt
         case.theirs["assistant_model"].generation_config.update(**case.assistant)
     eos = sorted(target.eos_ids)
+    models = [target.model, *(m for m in (case.theirs.get("assistant_model"),) if m is not None)]
+    for model in models:  # their own attention, not ours
+        model.set_attn_implementation("sdpa")
     started = time.perf_counter()
     out = target.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=eos,
@@ -83,7 +87,10 @@ def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple
     )  # fmt: skip
     if out.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - started, out.shape[1] - len(prompt)
+    seconds = time.perf_counter() - started
+    for model in models:
+        model.set_attn_implementation(attention.NAME)
+    return seconds, out.shape[1] - len(prompt)
 
 
 def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool | None:

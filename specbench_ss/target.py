@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench_ss import attention
 from specbench_ss.cache import Cache, StreamCache
 from specbench_ss.family import family_of, rotary_table
 from specbench_ss.outline import Outline
@@ -49,8 +50,8 @@ class Target(Outline):
         self.model = model.eval().requires_grad_(False)
         self.weights_hash = ""
         self.family = family_of(model)
-        if model.config._attn_implementation != "sdpa":  # the others take a missing mask, or ours, for something else
-            model.set_attn_implementation("sdpa")
+        if model.config._attn_implementation != attention.NAME:
+            model.set_attn_implementation(attention.NAME)
         weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from specbench_ss import attention
 from specbench_ss.family import Block
 from specbench_ss.target import AnyCache, Target
 
@@ -70,7 +71,7 @@ class Shape:
         kind = (config.rope_parameters or {}).get("rope_type")
         if kind in LENGTH_BOUND_ROPE:
             raise ValueError(f"rope of type {kind!r} changes with the length of the text, which no cache survives")
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = attention.NAME
         return config
 
 

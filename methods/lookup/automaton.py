@@ -1,7 +1,8 @@
 """An online suffix automaton with counts (Blumer et al. 1985): every substring of a text that grows at its end.
 
 A state stands for substrings that end at the same places, so it knows how often each occurred and what followed. At
-most two states a token; a few operations for each token added, on average.
+most two states a token; a few operations for each token added, and one for each suffix that occurred before: in a text
+that repeats one token throughout that is its length.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class SuffixAutomaton:
         """What may follow a state: the `most` likeliest nodes, best first, of path probability `least` or more.
 
         A child's probability is its share of what followed its parent. Of equally likely nodes the shallower goes
-        first, of siblings the newest. chain: only the likeliest child of each node.
+        first, of siblings the one whose token was first seen last. chain: only the likeliest child of each node.
         """
         found = Draft()
         heap: list[tuple[float, int, int, int, int]] = []  # -probability, tie, parent, token, state

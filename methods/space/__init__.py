@@ -129,9 +129,10 @@ class SPACE(OwnModel):
     def prefill(self, state: State, ids: Tensor) -> Output:
         """The prompt, and masks behind its last token, in one causal pass."""
         target, s, k = self.target, ids.shape[1], self.k
-        positions = torch.arange(s + k, device=target.device).clamp_max(target.context_length - 1)[None]
+        last = min(s + k, target.context_length) - 1
+        positions = torch.arange(s + k, device=target.device).clamp_max(last)[None]
         x = self.mask.embed(target, ids, positions, k)
-        x = target.run(x, 0, target.n_layers, state.cache, None, target.rotary(positions, s + k))
+        x = target.run(x, 0, target.n_layers, state.cache, None, target.rotary(positions, last))
         state.cache.advance(s)
         final = target.family.norm(x[:, s - 1 :])
         self.masked = final[0, 1:]
@@ -152,9 +153,10 @@ class SPACE(OwnModel):
         target, past, n = self.target, state.cache.get_seq_length(), len(tree)
         shape = rows_of(n, self.k)
         visible, depths = visibility(shape, target.device)
-        positions = (depths + past).clamp_max(target.context_length - 1)[None]
+        last = min(past + shape.depth, target.context_length - 1)
+        positions = (depths + past).clamp_max(last)[None]
         x = self.mask.embed(target, tree.tokens[None], positions, n * self.k)
-        rotary = target.rotary(positions, past + shape.depth)
+        rotary = target.rotary(positions, last)
         x = target.run(x, 0, target.n_layers, state.cache, target.block_mask(visible, past), rotary)
         final = target.family.norm(x[:, :n])
         return Output(target.logits(final), tree, {FINAL: final}, extra=x[0, n:].unflatten(0, (n, self.k)))

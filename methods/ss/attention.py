@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from specbench_ss.attention import grouped_attention
 from specbench_ss.target import Target
 
 NAME = "ssbench_top_p"
@@ -89,7 +89,7 @@ def top_p_attention(
     layout = _layout[-1]
     m, g = layout.mains, layout.gamma
     rows = m if m >= FEW else q.shape[2]
-    main, _ = sdpa_attention_forward(module, q[:, :, :rows], k, v, mask[:, :, :rows], scaling=scaling, **more)
+    main, _ = grouped_attention(module, q[:, :, :rows], k, v, mask[:, :, :rows], scaling=scaling, **more)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     keys = k.shape[2] - m * g  # main keys: the cache's and the m new ones
     least = torch.finfo(q.dtype).min

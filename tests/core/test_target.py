@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from specbench_ss import attention
 from specbench_ss.errors import UserError
 from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
@@ -71,3 +72,19 @@ def test_an_unknown_architecture_is_one_line() -> None:
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20)
     with pytest.raises(UserError, match="'gpt2' is not supported"):
         Target(transformers.AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("rows", [2, 5, 40])
+@torch.inference_mode()
+def test_heads_of_a_group_attend_as_they_do_one_by_one(rows: int) -> None:
+    """Grouped attention against transformers' own, which repeats keys and values; four heads over two."""
+    target = Target(tiny_model("llama"))
+    tree = DraftTree.of(torch.arange(rows) + 3, [-1, *range(rows - 1)])
+    found = []
+    for name in (attention.NAME, "sdpa"):
+        target.model.set_attn_implementation(name)
+        cache = target.new_cache(120)
+        target.prefill(torch.tensor([list(range(5, 50))]), cache)
+        found.append(target.forward_tree(tree, cache).logits)
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    assert target.config.num_attention_heads > target.config.num_key_value_heads

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from specbench_ss import attention
 from specbench_ss.cache import StreamCache
 from specbench_ss.decoder import State
 from specbench_ss.errors import UserError
@@ -122,7 +123,7 @@ def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
         assert torch.equal(logits, found[0][0])
     torch.testing.assert_close(found[1][1], found[0][1], atol=2e-5, rtol=1e-4)
     assert not torch.allclose(found[2][1], found[0][1], atol=1e-3)
-    assert target.config._attn_implementation == "sdpa"
+    assert target.config._attn_implementation == attention.NAME
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 40])

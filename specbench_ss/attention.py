@@ -1,0 +1,36 @@
+"""Attention of a few rows over many keys where query heads share keys: transformers' sdpa without its copies.
+
+With a mask transformers repeats keys and values for every head of a group. Here the heads of a group are so many more
+rows over the same keys. `ar` has no mask and repeats nothing, so speculation alone paid for the copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "ssbench_grouped_sdpa"
+MOST_ROWS = 512  # of more, as in prefilling and training, the repeated mask is the larger copy
+
+
+def grouped_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """query [B, heads, q, d], key, value [B, kv_heads, n, d], additive mask [1 or B, 1, q, n] -> [B, q, heads, d]."""
+    b, heads, q, d = query.shape
+    groups = heads // key.shape[1]
+    if attention_mask is None or groups == 1 or q > MOST_ROWS or attention_mask.shape[1] != 1 or module.training:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    rows = query.reshape(b, key.shape[1], groups * q, d)
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(rows, key, value, mask, scale=kwargs.get("scaling"))
+    return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
