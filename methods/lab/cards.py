@@ -12,18 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.decoder import Decoder
+from specbench_ss.config import MethodSpec
 from specbench_ss.generate import Limits, generate
-from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle import Eagle, Eagle2, Eagle3
-from specbench_ss.methods.hydra import Hydra
 from specbench_ss.methods.lab.text import completion_mask, conversations, render, tokenize
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.medusa.joint import Medusa2
-from specbench_ss.methods.ss import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.shared import SharedStreaming
 from specbench_ss.methods.train.answers import Answering, answer_batch
+from specbench_ss.registry import load_method
 from specbench_ss.sampling import Sampling
 from specbench_ss.suite import Question
 from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES, questions
@@ -41,8 +34,10 @@ class Measured:
     taus: Mapping[str, float]
 
 
-RIVALS: dict[type[Decoder], str] = {
-    Hydra: "hydra", Eagle: "eagle", Eagle2: "eagle", Eagle3: "eagle3", Medusa2: "medusa2"
+# methods whose weights come with the lab, each with its folder there
+WITH_THE_LAB = {
+    "medusa": "medusa", "ss": "ss", "ss-shared": "ss-shared", "sd": "draft", "hydra": "hydra", "eagle": "eagle",
+    "eagle2": "eagle", "eagle3": "eagle3", "medusa2": "medusa2", "space": "space", "rest": "rest",
 }  # fmt: skip
 
 
@@ -92,15 +87,8 @@ def _scores_of(target: Target, asked: Iterable[Question], limit: int) -> list[fl
 
 def taus(target: Target, per_category: int = 3, limit: int = 256) -> dict[str, float]:
     """Tau of every drafter over evaluation questions of the 13 categories, first turns, greedy, default settings."""
-    decoders: dict[str, Decoder] = {
-        "ar": Autoregressive(target),
-        "medusa": Medusa.load(target, MedusaOptions()),
-        "ss": SpeculativeStreaming.load(target, SSOptions()),
-        "ss-shared": SharedStreaming.load(target, SSOptions()),
-    }
-    for method, folder in RIVALS.items():
-        if target.companion(folder):  # the shipped family may be older than the method
-            decoders[method.name] = method.load(target, method.Options())
+    here = [name for name, folder in WITH_THE_LAB.items() if target.companion(folder)]  # an older family has fewer
+    decoders = {name: load_method(MethodSpec(name), target) for name in ("ar", *here)}
     prompts = [
         target.encode_chat([{"role": "user", "content": q.turns[0]}])
         for q in questions(SPECBENCH_CATEGORIES, "eval", per_category)
@@ -132,17 +120,19 @@ Held-out loss: {loss:.4f} nats per answer token.
 """
 DRAFTER = """# Lab {name}
 
-{what} for the lab base, trained on {text}.
+{what} for the lab base, made of {text}.
 
 Tau over held-out questions of the 13 categories, greedy, default options: {tau:.2f} ({others}).
 """
 OWN = "the base's own greedy answers"
 DRAFTERS = {
     "medusa": ("Four Medusa-1 heads", OWN),
-    "hydra": ("Hydra++: four sequential heads behind one more layer, which share the base's LM head,", OWN),
+    "hydra": ("Hydra++, four sequential heads behind one more layer,", OWN),
     "eagle": ("EAGLE's drafter, which eagle2 uses too,", OWN),
     "eagle3": ("EAGLE-3's drafter", OWN),
     "ss": ("Lossless streams and the pruning map", OWN),
+    "space": ("LoRA and masks, learnt together, which change the model,", "the base's kind of text"),
+    "rest": ("A datastore", OWN),
     "medusa2": ("LoRA and four Medusa heads, learnt together, which change the model,", "the base's kind of text"),
     "ss-shared": ("LoRA and streams, learnt together (eq. 6; main rows see their streams), which change the model,",
                   "the base's kind of text"),
