@@ -59,7 +59,7 @@ def enumerated(subject: Subject, case: Case) -> Joint:
 
 
 def tests(subject: Subject, case: Case, joint: Joint, seeds: range) -> dict[str, float]:
-    """p-values by what was tested, over one answer for each seed."""
+    """p-values by what was tested, over one answer for each seed; each times their number, as the least counts."""
     from scipy.stats import chi2
 
     watched, limits = Watched(subject.decoder()), Limits(case.max_new_tokens)
@@ -73,7 +73,7 @@ def tests(subject: Subject, case: Case, joint: Joint, seeds: range) -> dict[str,
     for n in range(1, case.max_new_tokens + 1):
         statistic, freedom = chi_square(answers, joint, n, len(seeds))
         found[f"chi-square of the first {n} tokens, {statistic:.0f} with {freedom} degrees of freedom"] = (
-            float(chi2.sf(statistic, freedom)) if freedom else 1.0
+            min(1.0, case.max_new_tokens * float(chi2.sf(statistic, freedom))) if freedom else 1.0
         )
     return found
 
