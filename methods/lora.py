@@ -6,7 +6,8 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,14 +23,21 @@ ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
 
 
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Within: not a word of peft's asking transformers by a name that is going out of use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
 def with_lora(target: Target, rank: int) -> Target:
     """The target with untrained LoRA in every linear layer but the LM head; the base's weights are the same memory."""
     from peft import LoraConfig, get_peft_model
 
     model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is going out of use
+    with quiet_peft():
         adapted = get_peft_model(model, lora)
     tuned = Target(adapted, target.tokenizer, target.name, target.folder)
     for p in lora_parameters(tuned.model):
@@ -85,7 +93,8 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
         weight = modules[name].weight
         modules[name].weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
     try:
-        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+        with quiet_peft():
+            merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"{method}: the LoRA in {folder} does not fit: {first}") from error

@@ -16,9 +16,9 @@ FOLDER = Path(__file__).parent / "templates"
 NAMES = ("plain", "vicuna", "llama-2")
 CHOICES = "|".join((*NAMES, "FILE"))
 _TRIAL = [  # what every run asks of a template: several turns, and room for the answer
-    {"role": "user", "content": "a"},
-    {"role": "assistant", "content": "b"},
-    {"role": "user", "content": "c"},
+    {"role": "user", "content": "first question"},
+    {"role": "assistant", "content": "its answer"},
+    {"role": "user", "content": "second question"},
 ]
 
 
@@ -39,9 +39,13 @@ def check_template(tokenizer: Any, model: str) -> None:
     if getattr(tokenizer, "chat_template", None) is None:
         raise UserError(f"the tokenizer of {model} has no chat template; give one with --chat-template {CHOICES}")
     try:
-        tokenizer.apply_chat_template(_TRIAL, add_generation_prompt=True, tokenize=False)
+        rendered = tokenizer.apply_chat_template(_TRIAL, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # Jinja's own errors, and whatever a template raises by itself
         raise UserError(f"the chat template of {model} does not work: {error_text(error)}") from error
+    asked = [message["content"] for message in _TRIAL if message["role"] == "user"]
+    lost = next((text for text in asked if text not in rendered), None)
+    if lost is not None:
+        raise UserError(f"the chat template of {model} leaves out what was asked: {lost!r} is not in {rendered!r}")
 
 
 def template_hash(tokenizer: Any) -> str | None:

@@ -100,5 +100,7 @@ def _described(outline: Outline) -> str:
 
 
 def _works(kind: type[Decoder], options: Any, outline: Outline) -> int:
+    if getattr(options, "weights", ""):
+        print("not checked: whether the weights were trained for this very base, which loading tells")
     print(f"works: {kind.name} on {outline.name} ({promise(kind, options)})")
     return 0

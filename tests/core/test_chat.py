@@ -108,3 +108,8 @@ def test_a_model_that_does_not_fit_the_device_is_one_line(error: Exception, said
 
     with pytest.raises(UserError, match=f"model 'm' {said} device 'cuda': [^\n]*$"):
         models._placed(SimpleNamespace(to=refuse), "m", "cuda")
+
+
+def test_a_template_that_leaves_the_question_out_is_refused() -> None:
+    with pytest.raises(UserError, match="leaves out what was asked: 'first question' is not in 'hello"):
+        check_template(tokenizer("hello"), "m")
