@@ -73,6 +73,8 @@ class Datastore:
 def open_datastore(path: Path) -> Datastore:
     """A datastore's folder, or REST's own file. Raises UserError where it is missing, damaged or empty."""
     if path.is_file():
+        if path.suffix != ".idx":
+            raise UserError(f"rest: {path} is neither a datastore's folder nor an .idx file: `ssbench datastore build`")
         chunks, about = read_idx(path)
         store = Datastore(tuple(Chunk(*pair) for pair in chunks), about)
     elif path.is_dir():
