@@ -19,7 +19,9 @@ from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.methods.sd.text import Bridge, added, extended, following
 from specbench_ss.methods.sd.vocabulary import mismatch
 from specbench_ss.models import LAB, load_target, outline_of
+from specbench_ss.records import Generation
 from specbench_ss.sampling import Sampling
+from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 from specbench_ss.target import Target
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
@@ -60,14 +62,23 @@ def answer(decoder: Any, sampling: Sampling | None = None, new: int = 40) -> Any
 
 
 def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab: Target, other: Path) -> None:
+    """Pooled over texts without markers of who speaks: those are special tokens, which text does not carry."""
     direct = TwoModel.load(lab, TwoModelOptions())
     through = TwoModel.load(lab, TwoModelOptions(weights=str(other), retokenise=True))
-    expected = answer(Autoregressive(lab)).tokens
-    one, two = answer(direct), answer(through)
-    assert one.tokens == two.tokens == expected
-    assert one.tokens_per_step > 1.5
-    assert two.tokens_per_step > 0.85 * one.tokens_per_step
-    assert two.draft_calls < 1.3 * one.draft_calls  # nothing is read twice but the end of what is cut anew
+    assert answer(direct).tokens == answer(through).tokens == answer(Autoregressive(lab)).tokens
+    made: dict[Any, list[Generation]] = {direct: [], through: []}
+    for question in questions(SPECBENCH_CATEGORIES, "calibration", 1):
+        prompt = lab.tokenizer(question.turns[0], add_special_tokens=False)["input_ids"]
+        for decoder, runs in made.items():
+            runs.append(generate(decoder, prompt, Limits(40, lab.eos_ids), Sampling()))
+        assert made[direct][-1].tokens == made[through][-1].tokens
+    one, two = (
+        sum(s.tokens for r in runs for s in r.steps) / sum(len(r.steps) for r in runs) for runs in made.values()
+    )
+    assert one > 1.5
+    assert two > 0.85 * one
+    calls = [sum(r.draft_calls for r in runs) for runs in made.values()]
+    assert calls[1] < 1.3 * calls[0]  # nothing is read twice but the end of what is cut anew
     assert through.described()["retokenised"] and not direct.described()["retokenised"]
     assert answer(through, Sampling(0.8, seed=5), 8).tokens == answer(through, Sampling(0.8, seed=5), 8).tokens
 
