@@ -77,7 +77,7 @@ def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple
     if "assistant_model" in case.theirs:  # its schedule and threshold would go from prompt to prompt
         case.theirs["assistant_model"].generation_config.update(**case.assistant)
     eos = sorted(target.eos_ids)
-    models = [target.model, *(m for m in (case.theirs.get("assistant_model"),) if m is not None)]
+    models = [target.model, *([case.theirs["assistant_model"]] if "assistant_model" in case.theirs else [])]
     for model in models:  # their own attention, not ours
         model.set_attn_implementation("sdpa")
     started = time.perf_counter()

@@ -189,8 +189,6 @@ def _quiet() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # transformers would else ask a third party to convert a hub model that has only pickles
-    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool = False, nf4: bool = False) -> Any:
@@ -198,6 +196,8 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
     from transformers import AutoModelForCausalLM
 
     _quiet()
+    # transformers would else ask a third party to convert a hub model that has only pickles; read at every call
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     auto: Any = AutoModelForCausalLM
     try:
         model, info = auto.from_pretrained(

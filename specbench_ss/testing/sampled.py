@@ -14,11 +14,11 @@ from specbench_ss.testing.watched import Watched
 
 SAMPLINGS = (Sampling(1.0), Sampling(0.7, top_p=0.8), Sampling(1.3, top_k=3))
 LENGTH = 3  # tokens whose joint distribution is enumerated
+Stages = tuple[tuple[int, float], ...]
 # answers, and the p-value below which what they say is looked at again, with more and other ones. Only the last stage
 # breaks the law: chance does not.
 STAGES: Stages = ((120, 0.04), (400, 0.003), (1200, 1e-5))
 ENOUGH = 5.0  # expected in a cell of a chi-square, for its distribution to be the limit's
-Stages = tuple[tuple[int, float], ...]
 Joint = dict[tuple[int, ...], float]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
+import pytest
 import sentencepiece
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -39,9 +41,11 @@ def published(folder: Path) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
 
 
-def test_a_sentencepiece_tokenizer_is_read(tmp_path: Path) -> None:
+def test_a_sentencepiece_tokenizer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = published(tmp_path)
+    monkeypatch.delenv("DISABLE_SAFETENSORS_CONVERSION", raising=False)
     target = load_target(str(tmp_path), device="cpu", chat_template="vicuna")
+    assert os.environ["DISABLE_SAFETENSORS_CONVERSION"] == "1"  # nobody is asked to convert the pickle
     assert target.tokenizer(TEXT)["input_ids"] == [1, *pieces.encode(TEXT)]
     prompt = target.encode_chat([{"role": "user", "content": "Hello"}])
     assert "USER: Hello ASSISTANT:" in target.decode_text(prompt)

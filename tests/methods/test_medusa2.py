@@ -110,7 +110,9 @@ def test_a_published_model_decodes_as_itself(tmp_path: Path) -> None:
             ask(options, target)
 
 
-def test_no_code_of_a_backbone_runs(tmp_path: Path) -> None:
+def test_no_code_of_a_backbone_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the user asked whether it may, in the midst of a command."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
     whole_model(tmp_path)
     ran, config = tmp_path / "ran", json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Evil: pass\n")
