@@ -28,11 +28,12 @@ import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from specbench_ss.methods.lab.base import SIZES, new_model
-from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods._lab.base_training import SIZES, new_model
 from specbench_ss.methods.ss.shared_training import SharedTrainee
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, future_labels
-from specbench_ss.target import Target
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.training.batches import Anchors, Batch, future_labels
+from specbench_ss.training.trainee import BaseStates
 
 MIB = 1 << 20
 ANCHORS = 128  # of the pruning map's loss, as in training

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from specbench_ss.methods.lab import stages
-from specbench_ss.methods.lab.workshop import Workshop
-from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods._lab import stages
+from specbench_ss.methods._lab.workshop import Workshop
 from specbench_ss.methods.ss.shared_training import SharedTrainee
-from specbench_ss.models import resolve_device
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.models.loading import resolve_device
 
 WHOLE = stages.SHARED_STREAMS
 VARIANTS: dict[str, tuple[StreamConfig, float]] = {  # what differs from ss-shared: (streams, alpha_j)

@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from transformers.generation import candidate_generator as theirs_module
 
-from specbench_ss import attention
-from specbench_ss.decoder import Decoder
-from specbench_ss.generate import Limits, generate
-from specbench_ss.intervals import speedup_interval
+from specbench_ss.benchmark.measuring import quiet_collector
+from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.lookup.pld import LookupOptions, PromptLookup
-from specbench_ss.methods.sd import TwoModel
+from specbench_ss.methods.pld import LookupOptions, PromptLookup
+from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
-from specbench_ss.models import load_target
-from specbench_ss.quiet import quiet_collector
-from specbench_ss.sampling import Sampling
-from specbench_ss.suite import SuiteRequest
+from specbench_ss.models.loading import load_target
+from specbench_ss.results.intervals import speedup_interval
+from specbench_ss.runs.suite import SuiteRequest
 from specbench_ss.suites.specbench import SpecBench
-from specbench_ss.target import Target
 
 GENERATORS = (theirs_module.AssistedCandidateGenerator, theirs_module.PromptLookupCandidateGenerator)
 
@@ -89,7 +89,7 @@ def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple
         torch.cuda.synchronize()
     seconds = time.perf_counter() - started
     for model in models:
-        model.set_attn_implementation(attention.NAME)
+        model.set_attn_implementation(grouped_attention.NAME)
     return seconds, out.shape[1] - len(prompt)
 
 

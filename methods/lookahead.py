@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_ss.decoder import Decoder, State
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.target import FINAL, Output, Target
+from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.target import FINAL, Output, Target
-from specbench_ss.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.verify import Verdict
 
 LEAST = {"level": 2, "window": 1, "guesses": 1}
 

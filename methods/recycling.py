@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_ss.decoder import Decoder, State
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods.medusa.trees import Choice, MedusaTree, from_branches, read_tree, tree_of
-from specbench_ss.outline import Outline
-from specbench_ss.target import Output, Target
-from specbench_ss.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.verify import Verdict
+from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches, read_tree, tree_of
 
 # the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
 PUBLISHED: tuple[Choice, ...] = from_branches({

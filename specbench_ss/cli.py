@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import cache
 from typing import Annotated
 
 import typer
 
 from specbench_ss import __version__, registry
-from specbench_ss.commands import (
-    check,
-    datastore,
-    lab,
-    lists,
-    models,
-    new_method,
-    paper,
-    report,
-    run,
-    suites,
-    train,
-    tune,
-)
-from specbench_ss.commands.literal import literal
+from specbench_ss.commands import check, methods, models, new_method, paper, report, run, suites, train, tune
+from specbench_ss.commands.shared import literal
 from specbench_ss.errors import UserError
 
 app = typer.Typer(
@@ -36,7 +24,7 @@ app = typer.Typer(
 )
 app.command("run")(run.command)
 app.command("tune")(tune.command)
-app.command("methods")(lists.methods)
+app.command("methods")(methods.command)
 app.command("check")(check.command)
 app.command("new-method")(new_method.command)
 app.command("report")(report.command)
@@ -44,8 +32,13 @@ app.command("paper")(paper.command)
 app.add_typer(models.app, name="models")
 app.add_typer(suites.app, name="suites")
 app.add_typer(train.app, name="train")
-app.add_typer(datastore.app, name="datastore")
-app.add_typer(lab.app, name="lab")
+
+
+@cache
+def _add_plugin_commands() -> None:
+    """Commands that come with a plugin, as `datastore` comes with the method `rest`."""
+    for name, group in registry.load_commands().items():
+        app.add_typer(group, name=name)
 
 
 def _version(asked: bool) -> None:
@@ -73,6 +66,7 @@ def main(args: list[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:
+            _add_plugin_commands()
             code = literal(typer.main.get_command(app))(args=args, prog_name="ssbench", standalone_mode=False)
         except UserError as error:
             return _fail(str(error))

@@ -6,31 +6,18 @@ import hashlib
 import inspect
 import re
 import sys
-from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.yaml_file import read_bytes
+from specbench_ss.files.user_files import read_bytes
+from specbench_ss.method_spec import PluginFile
 
 if TYPE_CHECKING:
-    from specbench_ss.decoder import Decoder
-
-
-@dataclass(frozen=True, slots=True)
-class PluginFile:
-    """A file as loaded. methods: names of those that it defines."""
-
-    file: str
-    sha256: str
-    methods: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """What a manifest and a preset say of it."""
-        return {"file": self.file, "sha256": self.sha256, "methods": list(self.methods)}
+    from specbench_ss.decoding.decoder import Decoder
 
 
 def load_plugin(path: Path) -> PluginFile:
@@ -43,7 +30,7 @@ def load_plugin(path: Path) -> PluginFile:
     sha256 = hashlib.sha256(content).hexdigest()
     found = _methods(_module(path, content, sha256))
     if not found:
-        raise UserError(f"plugin {path} defines no method: no subclass of specbench_ss.decoder.Decoder")
+        raise UserError(f"plugin {path} defines no method: no subclass of specbench_ss.decoding.decoder.Decoder")
     names: list[str] = []
     for kind in found:
         name = getattr(kind, "name", None)
@@ -80,7 +67,7 @@ def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
 
 def _methods(module: ModuleType) -> list[type[Decoder]]:
     """The decoders defined here, not imported; an abstract one, or a nameless base of others, only if it is all."""
-    from specbench_ss.decoder import Decoder
+    from specbench_ss.decoding.decoder import Decoder
 
     own = [
         value

@@ -18,13 +18,13 @@ from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.options import options_problem, parse_options
 
 if TYPE_CHECKING:
-    from specbench_ss.config import MethodSpec
-    from specbench_ss.decoder import Decoder
-    from specbench_ss.experiment import Experiment
-    from specbench_ss.report import Report
-    from specbench_ss.suite import Suite
-    from specbench_ss.target import Target
-    from specbench_ss.trainer import Trainer
+    from specbench_ss.decoding.decoder import Decoder
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.method_spec import MethodSpec
+    from specbench_ss.results.experiment import Experiment
+    from specbench_ss.results.report import Report
+    from specbench_ss.runs.suite import Suite
+    from specbench_ss.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,12 @@ class Group:
 
 ALL = "all"  # stands for every registered method that can decode with the model
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # what the command line can tell from options and lists
-METHODS = Group("specbench_ss.methods", "specbench_ss.decoder:Decoder")
-SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
-REPORTS = Group("specbench_ss.reports", "specbench_ss.report:Report")
-EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.experiment:Experiment")
-TRAINERS = Group("specbench_ss.trainers", "specbench_ss.trainer:Trainer")
+METHODS = Group("specbench_ss.methods", "specbench_ss.decoding.decoder:Decoder")
+SUITES = Group("specbench_ss.suites", "specbench_ss.runs.suite:Suite")
+REPORTS = Group("specbench_ss.reports", "specbench_ss.results.report:Report")
+EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.results.experiment:Experiment")
+COMMANDS = "specbench_ss.commands"  # entry points of whole `typer.Typer` groups, which are objects and not classes
+TRAINERS = Group("specbench_ss.trainers", "specbench_ss.training.trainer:Trainer")
 
 
 class PluginWarning(UserWarning):
@@ -109,6 +110,27 @@ def load_all(group: Group) -> dict[str, type[Any]]:
             loaded[name] = load(group, name)
         except UserError as error:
             _warn(str(error))
+    return loaded
+
+
+def load_commands() -> dict[str, Any]:
+    """Every command group that plugins add to `ssbench`: name -> `typer.Typer`.
+
+    One that does not load, or that is none, is named in a PluginWarning and left out.
+    """
+    import typer
+
+    loaded = {}
+    for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
+        try:
+            found = point.load()
+        except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
+            _warn(f"command {point.name!r} does not load: {first_line(error)}")
+            continue
+        if isinstance(found, typer.Typer):
+            loaded[point.name] = found
+        else:
+            _warn(f"command {point.name!r}: {point.value} is no typer.Typer")
     return loaded
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.app_files import read_dialogsum, read_e2e, read_spider
 from specbench_ss.suites.lab_text import catalog
 from specbench_ss.suites.questions import check_categories, check_limit, select

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 import uuid
 from collections.abc import Callable
@@ -19,14 +18,6 @@ if TYPE_CHECKING:
 ATTEMPTS = 4
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TIMEOUT_S = 30.0
-
-
-def cache_folder() -> Path:
-    """Where fetched files are kept: SSBENCH_CACHE, else the user's cache folder (XDG_CACHE_HOME on Linux)."""
-    import platformdirs
-
-    given = os.environ.get("SSBENCH_CACHE")
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("ssbench")
 
 
 def file_sha256(path: Path) -> str:

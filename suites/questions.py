@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specbench_ss.errors import UserError, did_you_mean, known_words
-from specbench_ss.suite import Question
+from specbench_ss.files.user_files import Row, read_rows
+from specbench_ss.runs.suite import Question
 from specbench_ss.suites.scorers import METRICS
-from specbench_ss.textfile import Row, read_rows
 
 
 def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ...]:

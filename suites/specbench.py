@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
-from specbench_ss.suites.download import cache_folder, download, file_sha256
+from specbench_ss.files.cache_folder import cache_folder
+from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suites.download import download, file_sha256
 from specbench_ss.suites.lab_text import catalog
 from specbench_ss.suites.questions import check_categories, check_limit, read_questions, select
 from specbench_ss.suites.scorers import score_turn

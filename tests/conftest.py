@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.config import RunTarget
-from specbench_ss.records import Generation, Step
-from specbench_ss.rows import Agreement, Row, Sameness
-from specbench_ss.rundir import RunDir
-from specbench_ss.stored_manifest import FORMAT
-from specbench_ss.suite import Question, SuiteData
+from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.manifest_reading import FORMAT
+from specbench_ss.runs.rows import Agreement, Row, Sameness
+from specbench_ss.runs.run_directory import RunDir
+from specbench_ss.runs.suite import Question, SuiteData
 
 collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")

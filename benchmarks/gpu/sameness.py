@@ -15,17 +15,17 @@ from collections import Counter
 
 import torch
 
-from specbench_ss.commands.request import with_all
-from specbench_ss.config import MethodSpec
-from specbench_ss.decoder import Decoder
+from specbench_ss.benchmark.asked import with_all
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
-from specbench_ss.models import load_target
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method
-from specbench_ss.rows import Row
-from specbench_ss.sameness import judge
-from specbench_ss.sampling import Sampling
-from specbench_ss.suite import Question
+from specbench_ss.runs.rows import Row
+from specbench_ss.runs.sameness import judge
+from specbench_ss.runs.suite import Question
 from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 
 HARMLESS = {"float32": {"identical"}, "bfloat16": {"identical", "near-tie"}}

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specbench_ss import attention
-from specbench_ss.family import Block
-from specbench_ss.target import AnyCache, Target
+from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding.architectures import Block
+from specbench_ss.decoding.target import AnyCache, Target
 
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # kinds whose frequencies change with the length of the sequence
 
@@ -71,7 +71,7 @@ class Shape:
         kind = (config.rope_parameters or {}).get("rope_type")
         if kind in LENGTH_BOUND_ROPE:
             raise ValueError(f"rope of type {kind!r} changes with the length of the text, which no cache survives")
-        config._attn_implementation = attention.NAME
+        config._attn_implementation = grouped_attention.NAME
         return config
 
 

@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specbench_ss.decoder import Decoder, State
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.decoding.tree import MOST_NODES, DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods.eagle.decoding import FeatureDrafting
+from specbench_ss.files.schema import misfit
+from specbench_ss.methods._shared.tree_growth import best, grow
+from specbench_ss.methods.eagle.common import FeatureDrafting
 from specbench_ss.methods.eagle.drafter import Drafter
-from specbench_ss.methods.eagle.fresh import random_eagle, random_eagle3
-from specbench_ss.methods.eagle.layouts import published_levels
+from specbench_ss.methods.eagle.new_weights import random_eagle, random_eagle3
+from specbench_ss.methods.eagle.published_files import published_levels
 from specbench_ss.methods.eagle.trees import MOST_DEPTH
-from specbench_ss.methods.growing import best, grow
-from specbench_ss.outline import Outline
-from specbench_ss.schema import misfit
-from specbench_ss.target import FINAL, Target
-from specbench_ss.tree import MOST_NODES, DraftTree
 
 TOTALS = (4, 6, 8, 12, 16, 24, 32, 48, 60)  # worth trying
 BEAMS = (1, 2, 3, 4, 6, 10)

@@ -10,14 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specbench_ss.decoder import Decoder, State
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods.eagle.decoding import FeatureDrafting
-from specbench_ss.methods.eagle.drafter import Drafter
-from specbench_ss.methods.eagle.fresh import random_eagle
-from specbench_ss.methods.eagle.trees import MOST_DEPTH, PUBLISHED, Plan, plan_of
-from specbench_ss.methods.growing import draw
-from specbench_ss.methods.medusa.trees import (
+from specbench_ss.methods._shared.static_trees import (
     MedusaTree,
     asked_tree,
     check_tree,
@@ -25,8 +22,11 @@ from specbench_ss.methods.medusa.trees import (
     read_measured,
     tree_of,
 )
-from specbench_ss.target import FINAL, Target
-from specbench_ss.tree import DraftTree
+from specbench_ss.methods._shared.tree_growth import draw
+from specbench_ss.methods.eagle.common import FeatureDrafting
+from specbench_ss.methods.eagle.drafter import Drafter
+from specbench_ss.methods.eagle.new_weights import random_eagle
+from specbench_ss.methods.eagle.trees import MOST_DEPTH, PUBLISHED, Plan, plan_of
 
 NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, worth trying; 25 is the published size
 

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.cache import StreamCache
-from specbench_ss.methods.accuracies import TOP
+from specbench_ss.decoding.cache import StreamCache
+from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.methods.eagle.drafter import Rotary
-from specbench_ss.methods.eagle.fresh import choose_words, new_eagle, new_eagle3
-from specbench_ss.methods.training import BaseStates, Batch, Trainee, mean_loss
-from specbench_ss.target import FINAL, Target
+from specbench_ss.methods.eagle.new_weights import choose_words, new_eagle, new_eagle3
+from specbench_ss.training.batches import Batch
+from specbench_ss.training.guess_accuracy import TOP
+from specbench_ss.training.losses import mean_loss
+from specbench_ss.training.trainee import BaseStates, Trainee
 
 NOISE_LENGTH = 512  # the published noise is for rows of this length, and less in longer ones
 

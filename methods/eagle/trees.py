@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench_ss.methods.medusa.trees import Choice, MedusaTree, from_branches
-from specbench_ss.tree import TreeShape, indices
+from specbench_ss.decoding.tree import TreeShape, indices
+from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches
 
 MOST_DEPTH = 64  # levels that may be drafted in a step, a pass of the drafter each
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import load_into, weight_file
+from specbench_ss.methods._shared.heads_decoder import Read
+from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads
-from specbench_ss.methods.llama import llama_layer
-from specbench_ss.methods.medusa.tree_heads import Read
-from specbench_ss.outline import Outline
-from specbench_ss.target import Target
+from specbench_ss.models.drafter_folder import load_into, weight_file
 
 HEADS_FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 ARCHITECTURES = ("mlp", "prefix-mlp")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specbench_ss import attention
-from specbench_ss.family import rotary_table
-from specbench_ss.target import AnyCache
+from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding.architectures import rotary_table
+from specbench_ss.decoding.target import AnyCache
 
 
 class ResBlock(nn.Module):
@@ -42,7 +42,7 @@ class Prefix(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        config._attn_implementation = attention.NAME
+        config._attn_implementation = grouped_attention.NAME
         self.config = config
         self.layer = LlamaDecoderLayer(config, 0)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)

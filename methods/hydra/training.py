@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.accuracies import TOP, ranked
+from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, start
-from specbench_ss.methods.llama import llama_layer
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, mean_loss
-from specbench_ss.target import FINAL, Target
+from specbench_ss.training.batches import Anchors, Batch
+from specbench_ss.training.guess_accuracy import TOP, ranked
+from specbench_ss.training.losses import mean_loss
+from specbench_ss.training.trainee import BaseStates, Trainee
 
 
 class HydraTrainee(Trainee):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from specbench_ss.decoder import Decoder
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods._shared.heads_decoder import TreeHeads
+from specbench_ss.methods._shared.static_trees import PUBLISHED, Choice, tree_of
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.medusa.trees import PUBLISHED, Choice, tree_of
-from specbench_ss.target import Target
+from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.testing.tiny import randomise
 
 ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]
+M = TypeVar("M", bound=TreeHeads)
 
 
 def example_choices(target: Target, heads: int) -> list[Choice]:
@@ -21,13 +23,13 @@ def example_choices(target: Target, heads: int) -> list[Choice]:
 
 
 def random_medusa(
+    method: type[M],
     target: Target,
     heads: int = 3,
     own_unembed: bool = True,
     options: MedusaOptions | None = None,
     layers: int = 1,
-    method: type[Medusa] = Medusa,
-) -> Medusa:
+) -> M:
     """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
     module = MedusaHeads(heads, layers, target.hidden_size, target.vocab_size, own_unembed)
     randomise(module, 1)
@@ -37,12 +39,12 @@ def random_medusa(
     return method(target, options, module, tree_of(method.choices(options, config, heads)), config)
 
 
-def shapes(target: Target, method: type[Medusa] = Medusa) -> Mapping[str, Callable[[], Decoder]]:
+def shapes(method: type[TreeHeads], target: Target) -> Mapping[str, Callable[[], Decoder]]:
     """Trees by accuracy and as published; heads of their own, and those that share the base's; every rule."""
 
     def made(heads: int = 3, own: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
         chosen = MedusaOptions(**options) if options else None
-        return lambda: random_medusa(target, heads, own, chosen, layers, method)
+        return lambda: random_medusa(method, target, heads, own, chosen, layers)
 
     return {
         "auto": made(tree="auto"),

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import read_config, read_shapes
+from specbench_ss.methods._shared.heads_decoder import Read
 from specbench_ss.methods.medusa.heads import MedusaHeads, heads_from_tensors
-from specbench_ss.methods.medusa.tree_heads import Read
-from specbench_ss.outline import Outline
-from specbench_ss.weights import weight_files
+from specbench_ss.models.drafter_folder import read_config, read_shapes
+from specbench_ss.models.weight_files import weight_files
 
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 INSIDE = "medusa_head."  # what the names of heads begin with in a whole model

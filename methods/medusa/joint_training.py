@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import write_checkpoint
-from specbench_ss.methods.lora import lora_parameters, save_lora, with_lora
+from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
 from specbench_ss.methods.medusa.files import HEADS_FILES
 from specbench_ss.methods.medusa.training import config_of, heads_accuracies, heads_loss, new_heads
-from specbench_ss.methods.training import BaseStates, Batch, Documents, Trainee, base_states, run_rows
-from specbench_ss.target import Target
+from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.training.batches import Batch, Documents
+from specbench_ss.training.trainee import BaseStates, Trainee, base_states, run_rows
 
 
 class Ramp(nn.Module):

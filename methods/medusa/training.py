@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_ss.methods.accuracies import TOP, ranked
+from specbench_ss.decoding.target import Target
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Trainee, head_loss
-from specbench_ss.target import Target
+from specbench_ss.training.batches import Anchors, Batch
+from specbench_ss.training.guess_accuracy import TOP, ranked
+from specbench_ss.training.losses import head_loss
+from specbench_ss.training.trainee import BaseStates, Trainee
 
 DECAY = 0.8
 

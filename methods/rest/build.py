@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_ss import __version__
+from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError
 from specbench_ss.methods.rest.datastore import FORMAT, HEADER, SEPARATOR, Chunk, Datastore, vocabulary_hash
-from specbench_ss.outline import Outline
 
 CHUNK = 1 << 26  # tokens of a chunk: sorting takes some twenty bytes of memory for each
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.schema import misfit
 from specbench_ss.methods.rest.published import read_idx
-from specbench_ss.outline import Outline
-from specbench_ss.schema import misfit
-from specbench_ss.weights import read_json
+from specbench_ss.models.weight_files import read_json
 
 HEADER, FORMAT = "datastore.json", 1
 FORM = {

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench_ss.decoder import State
-from specbench_ss.methods.growing import draw
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
-from specbench_ss.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench_ss.cache import Cache
-from specbench_ss.target import Target
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.target import Target
 
 
 class Draft:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from specbench_ss.decoding.tree import MOST_NODES
 from specbench_ss.errors import UserError
-from specbench_ss.tree import MOST_NODES
 
 LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench_ss.decoder import State
-from specbench_ss.methods.growing import Choose, Grown, best, draw, grow
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.methods._shared.tree_growth import Choose, Grown, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft
-from specbench_ss.sampling import Sampling
 
 
 def draft_tree(

@@ -11,9 +11,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import TreeShape, shape_of
 from specbench_ss.errors import UserError
-from specbench_ss.target import Target
-from specbench_ss.tree import TreeShape, shape_of
 
 MASKS = 5  # as published
 

@@ -9,8 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.checkpoint import (
+from specbench_ss.files.schema import misfit
+from specbench_ss.methods._shared.fine_tuned import holds_model, outline_beside, target_beside
+from specbench_ss.methods._shared.lora import check_lora, merged_target, save_lora
+from specbench_ss.methods.space.masks import MASKS, MaskToken
+from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
     drafter_here,
@@ -20,12 +26,6 @@ from specbench_ss.methods.checkpoint import (
     read_tensors,
     write_checkpoint,
 )
-from specbench_ss.methods.lora import check_lora, merged_target, save_lora
-from specbench_ss.methods.own_model import holds_model, outline_beside, target_beside
-from specbench_ss.methods.space.masks import MASKS, MaskToken
-from specbench_ss.outline import Outline
-from specbench_ss.schema import misfit
-from specbench_ss.target import Target
 
 WEIGHTS = "model.safetensors"
 FORM = {"space": {"masks": int, "mask_id": int}}

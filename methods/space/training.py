@@ -13,14 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.cache import StreamCache
+from specbench_ss.decoding.cache import StreamCache
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.lora import lora_parameters, with_lora
+from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods.space.masks import MASKS, MaskToken
 from specbench_ss.methods.ss.streams import own_streams
 from specbench_ss.methods.ss.training import stream_positions
-from specbench_ss.methods.training import BaseStates, Batch, Documents, Trainee, additive, head_loss
-from specbench_ss.target import Target
+from specbench_ss.training.batches import Batch, Documents, additive
+from specbench_ss.training.losses import head_loss
+from specbench_ss.training.trainee import BaseStates, Trainee
 
 
 class SPACETrainee(Trainee):

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specbench_ss.tree import DraftTree, TreeShape, shape_of
+from specbench_ss.decoding.tree import DraftTree, TreeShape, shape_of
 
 # breaks ties between a node and its parent when a transition has probability one: the parent wins
 DEPTH_PENALTY = 1e-4

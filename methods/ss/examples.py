@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from specbench_ss.methods.own_model import fine_tuned
-from specbench_ss.methods.ss import SpeculativeStreaming
-from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods._shared.fine_tuned import fine_tuned
+from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
+from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams
-from specbench_ss.target import Target
 from specbench_ss.testing.tiny import randomise
 
 TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
@@ -20,6 +19,8 @@ EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
 SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
 ATTENDING = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
 ADVICE = {"k": 2, "n_keep": 6}
+D = TypeVar("D", bound=Decoder)
+Made = Callable[..., D]  # a class of methods/ss, which takes target, options, streams, advice
 
 
 def random_streams(target: Target, config: StreamConfig) -> Streams:
@@ -29,16 +30,16 @@ def random_streams(target: Target, config: StreamConfig) -> Streams:
     return module
 
 
-def streaming(target: Target, config: StreamConfig, options: SSOptions) -> SpeculativeStreaming:
+def streaming(method: Made[D], target: Target, config: StreamConfig, options: SSOptions) -> D:
     """Lossless mode."""
-    return SpeculativeStreaming(target, options, random_streams(target, config), {})
+    return method(target, options, random_streams(target, config), {})
 
 
-def shapes(target: Target) -> dict[str, Callable[[], SpeculativeStreaming]]:
+def shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
     """Trees, chains, pruning early and late, and the ways in which streams begin and attend."""
 
-    def made(config: StreamConfig, **options: Any) -> Callable[[], SpeculativeStreaming]:
-        return lambda: streaming(target, config, SSOptions(**options))
+    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
+        return lambda: streaming(method, target, config, SSOptions(**options))
 
     return {
         "tree": made(TWO_LAYERS, k=2, n_keep=6),
@@ -54,12 +55,12 @@ def shapes(target: Target) -> dict[str, Callable[[], SpeculativeStreaming]]:
     }
 
 
-def shared_shapes(target: Target) -> dict[str, Callable[[], SharedStreaming]]:
+def shared_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
     """Of another model than the target: without and with eq. 3, which sliding windows do not have."""
     tuned, attending = fine_tuned(target), not any(target.windows)
 
-    def made(config: StreamConfig, **options: Any) -> Callable[[], SharedStreaming]:
-        return lambda: SharedStreaming(tuned, SSOptions(**options), random_streams(tuned, config), ADVICE)
+    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
+        return lambda: method(tuned, SSOptions(**options), random_streams(tuned, config), ADVICE)
 
     shapes = {"tree": made(SHARED), "chain": made(SHARED, mode="chain")}
     if not attending:
@@ -67,11 +68,11 @@ def shared_shapes(target: Target) -> dict[str, Callable[[], SharedStreaming]]:
     return {"eq-3": made(ATTENDING), **shapes, "eq-3-chain": made(ATTENDING, mode="chain", gamma=2)}
 
 
-def shared_ar_shapes(target: Target) -> dict[str, Callable[[], SharedAutoregressive]]:
+def shared_ar_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
     """The same models, a token at a time."""
     tuned, attending = fine_tuned(target), not any(target.windows)
 
-    def made(config: StreamConfig, **options: Any) -> Callable[[], SharedAutoregressive]:
-        return lambda: SharedAutoregressive(tuned, SharedAROptions(**options), random_streams(tuned, config), ADVICE)
+    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
+        return lambda: method(tuned, SharedAROptions(**options), random_streams(tuned, config), ADVICE)
 
     return ({"eq-3": made(ATTENDING)} if attending else {}) | {"plain": made(SHARED)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.tree import MOST_NODES
 from specbench_ss.errors import UserError
-from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.outline import Outline
-from specbench_ss.tree import MOST_NODES
+from specbench_ss.methods.ss.stream_config import StreamConfig
 
 LEAST = {"gamma": 0, "k": 0, "n_draft": -1, "n_keep": 0, "prune_layer": -1, "stream_attention_top_p": 0}
 TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
@@ -107,3 +107,19 @@ def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], ba
     return Settings(
         gamma, k, n_draft, n_keep, options.prune == "on", layer, options.prune_threshold, options.stream_attention_top_p
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAROptions:
+    """Which model: what the output of ss-shared depends on."""
+
+    weights: str = field(default="", metadata={"help": "folder as for ss-shared; empty = the model's own"})
+    gamma: int = field(default=0, metadata={"help": "as for ss-shared"})
+    stream_attention_top_p: int = field(default=0, metadata={"help": "as for ss-shared"})
+
+    def __post_init__(self) -> None:
+        self.step()  # raises for values that ss-shared has not either
+
+    def step(self) -> SSOptions:
+        """One candidate a stream, nothing pruned."""
+        return SSOptions(gamma=self.gamma, k=1, prune="off", stream_attention_top_p=self.stream_attention_top_p)

@@ -10,29 +10,24 @@ alive, and of the others their main keys and values.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.cache import StreamCache
+from specbench_ss.decoding.cache import StreamCache
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.lora import lora_parameters, with_lora
-from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
+from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
 from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups, stream_positions
-from specbench_ss.methods.training import (
-    BaseStates,
-    Batch,
-    Documents,
-    Trainee,
-    additive,
-    head_sums,
-    mean_loss,
-    run_rows,
-)
-from specbench_ss.target import Target
+from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.training.batches import Batch, Documents, additive
+from specbench_ss.training.losses import head_sums, mean_loss
+from specbench_ss.training.trainee import BaseStates, Trainee, run_rows
 
 KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, an entry for each MSA layer, each [B, kv_heads, t, d]
 
@@ -191,3 +186,9 @@ def carriers_of(carry: Tensor) -> tuple[Tensor, Tensor]:
     count = int(carry.sum(1).max())
     order = carry.int().argsort(dim=1, descending=True, stable=True)[:, : max(count, 1)]
     return order, carry.gather(1, order)
+
+
+def save_shared(folder: Path, trainee: SharedTrainee, about: dict[str, Any]) -> None:
+    """model.safetensors and config.json (streams), adapter_model.safetensors and adapter_config.json (LoRA)."""
+    write_checkpoint(folder, trainee.streams, {**about, "streams": trainee.config.as_dict()})
+    save_lora(folder, trainee.tuned)

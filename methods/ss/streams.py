@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.family import Block
+from specbench_ss.decoding.architectures import Block
+from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p
-from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.target import Target
+from specbench_ss.methods.ss.stream_config import StreamConfig
 
 
 class Streams(nn.Module):

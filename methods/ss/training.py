@@ -13,20 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.cache import StreamCache
-from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.decoding.cache import StreamCache
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
-from specbench_ss.methods.training import (
-    BaseStates,
-    Batch,
-    Documents,
-    Trainee,
-    additive,
-    head_loss,
-    head_sums,
-    mean_loss,
-)
-from specbench_ss.target import Target
+from specbench_ss.training.batches import Batch, Documents, additive
+from specbench_ss.training.losses import head_loss, head_sums, mean_loss
+from specbench_ss.training.trainee import BaseStates, Trainee
 
 
 class StreamsTrainee(Trainee):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench_ss.commands.plugins import Plugin
-from specbench_ss.config import MethodSpec, split_methods
+from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec, split_methods
 
 if TYPE_CHECKING:
-    from specbench_ss.decoder import Decoder
-    from specbench_ss.target import Target
+    from specbench_ss.decoding.decoder import Decoder
+    from specbench_ss.decoding.target import Target
     from specbench_ss.testing import Kit
 
 

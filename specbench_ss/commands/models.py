@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specbench_ss.commands.lists import promise
-from specbench_ss.commands.request import method_specs
-from specbench_ss.config import MethodSpec
+from specbench_ss.benchmark.asked import method_specs
+from specbench_ss.commands.methods import promise
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.registry import ALL
 
 if TYPE_CHECKING:
-    from specbench_ss.decoder import Decoder
-    from specbench_ss.outline import Outline
+    from specbench_ss.decoding.decoder import Decoder
+    from specbench_ss.decoding.outline import Outline
 
 CANNOT_TELL = 1  # exit code: neither works (0) nor does not (2)
 
@@ -28,7 +28,7 @@ app = typer.Typer(help="List the models at hand; check a model and a method toge
 def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from specbench_ss.models import available
+    from specbench_ss.models.loading import available
 
     for model in available():
         print(f"{model.name:<10} {model.summary}")
@@ -51,8 +51,8 @@ def check(
 ) -> int:
     """Say whether a model and a method will work together; of hub ids only headers and small files are fetched."""
     from specbench_ss import registry
-    from specbench_ss.chat import check_template
-    from specbench_ss.models import outline_of
+    from specbench_ss.models.chat_templates import check_template
+    from specbench_ss.models.loading import outline_of
 
     name = MethodSpec.parse(method).name
     if name == ALL:
@@ -75,7 +75,7 @@ def check(
 
 def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline) -> int:
     """By what the hub says of the drafter's repository."""
-    from specbench_ss.skeleton import fetch
+    from specbench_ss.models.hub_headers import fetch
 
     kind.check(options, outline)  # what cannot be a hub id is refused, and what is wrong with other options
     with TemporaryDirectory() as temporary:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specbench_ss.commands.interrupt import interrupted, to_go_on
-from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, RunTarget
+from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
-from specbench_ss.experiment import Bench, Experiment, Request
+from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.results.experiment import Bench, Experiment, Request
+from specbench_ss.runs.config import RunConfig, RunTarget
 
 if TYPE_CHECKING:
-    from specbench_ss.rows import Run
+    from specbench_ss.runs.rows import Run
 
 DEFAULT = Request()
 
@@ -76,7 +77,7 @@ def _check_used(experiment: Experiment, request: Request) -> None:
 
 def _check_out(where: RunTarget) -> None:
     """Raises UserError where there is something in the way, nothing to go on with, or nothing can be written."""
-    from specbench_ss.rundir import check_place
+    from specbench_ss.runs.run_directory import check_place
 
     there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
     if there and not where.resume:
@@ -89,8 +90,8 @@ def _check_out(where: RunTarget) -> None:
 def _check_methods(experiment: Experiment, request: Request) -> None:
     """Raises UserError where a --set is none, or where a run that would be made could not be."""
     from specbench_ss import registry
-    from specbench_ss.commands import preflight
-    from specbench_ss.commands.request import read_settings
+    from specbench_ss.benchmark import preflight
+    from specbench_ss.benchmark.asked import read_settings
 
     for method, options in read_settings(request.settings).items():
         registry.method_options(MethodSpec(method, options))
@@ -102,7 +103,7 @@ def _check_methods(experiment: Experiment, request: Request) -> None:
 def _list(request: Request) -> None:
     """Every experiment with its rows: those that run, and what each other one lacks."""
     from specbench_ss import registry
-    from specbench_ss.experiment_output import status
+    from specbench_ss.results.experiment_output import status
 
     found = registry.load_all(registry.EXPERIMENTS)
     for name in sorted(found, key=_in_order):
@@ -117,7 +118,7 @@ def _in_order(name: str) -> list[str]:
 
 
 def _describe(experiment: Experiment, request: Request, out: Path) -> None:
-    from specbench_ss.experiment_output import status
+    from specbench_ss.results.experiment_output import status
 
     print(f"experiment {experiment.name}: {experiment.source}: {experiment.title}")
     for line in status(experiment.parts(request)):
@@ -133,7 +134,7 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     from rich.console import Console
 
     from specbench_ss import registry
-    from specbench_ss.experiment_output import FIGURE, print_result, write_result
+    from specbench_ss.results.experiment_output import FIGURE, print_result, write_result
 
     bench, runs = _bench(request, where)
     result = experiment.run(bench)
@@ -150,21 +151,21 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
 
 def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
     """What the experiment works with, and the names of the runs that it makes, as it makes them."""
-    from specbench_ss.stored_manifest import MANIFEST
+    from specbench_ss.runs.manifest_reading import MANIFEST
 
     runs: list[str] = []
 
     def measure(config: RunConfig, name: str) -> Run:
-        from specbench_ss.commands import execute
-        from specbench_ss.rundir import read_run
+        from specbench_ss.commands import run_output
+        from specbench_ss.runs.run_directory import read_run
 
         folder = where.out / name
-        execute.measure(config, RunTarget(folder, where.resume and (folder / MANIFEST).exists()))
+        run_output.measure(config, RunTarget(folder, where.resume and (folder / MANIFEST).exists()))
         runs.append(name)
         return read_run(folder)
 
     def target() -> Any:
-        from specbench_ss.models import load_target
+        from specbench_ss.models.loading import load_target
 
         return load_target(
             request.model, dtype=request.dtype, device=request.device, chat_template=request.chat_template
@@ -176,8 +177,8 @@ def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
 def _about(experiment: Experiment, request: Request, runs: list[str]) -> dict[str, Any]:
     """How the result was made. JSON-ready."""
     from specbench_ss import __version__
-    from specbench_ss.environment import environment
-    from specbench_ss.manifest import now
+    from specbench_ss.runs.environment import environment
+    from specbench_ss.runs.manifest import now
 
     return {
         "experiment": experiment.name,

@@ -12,7 +12,7 @@ import typer
 from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
-    from specbench_ss.rows import Run
+    from specbench_ss.runs.rows import Run
 
 
 def command(
@@ -22,8 +22,8 @@ def command(
     open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Write the report of a run again, or in another form; says so where the run is not complete."""
-    from specbench_ss.health import unfinished
-    from specbench_ss.rundir import read_run
+    from specbench_ss.results.health import unfinished
+    from specbench_ss.runs.run_directory import read_run
 
     done = read_run(run)
     path = write_report(done, name, out)

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from specbench_ss.commands import request
-from specbench_ss.commands.interrupt import interrupted, to_go_on
-from specbench_ss.commands.plugins import Plugin
-from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.commands import run_options
+from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
+from specbench_ss.runs.config import RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
 WHAT, HOW, WHERE = "What to run", "How to decode and measure", "Where to"
@@ -105,7 +104,7 @@ def command(
         typer.Option(
             metavar="FILE.yaml",
             help="Options from a file; the command line wins.",
-            callback=request.read_config_file,
+            callback=run_options.read_config_file,
             is_eager=True,
             rich_help_panel=WHERE,
         ),
@@ -116,18 +115,20 @@ def command(
     open_it: Annotated[bool, typer.Option("--open", help="Open the report at the end.", rich_help_panel=WHERE)] = False,
 ) -> None:
     """Decode a suite's questions with several methods, side by side, and say which one pays."""
-    wanted = request.run_config({**ctx.params, "set": set_})
+    wanted = run_options.run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
     where = RunTarget(
-        out or request.default_out(wanted, datetime.now()), resume, request.optional_methods(methods, wanted.methods)
+        out or run_options.default_out(wanted, datetime.now()),
+        resume,
+        run_options.optional_methods(methods, wanted.methods),
     )
-    from specbench_ss.commands import execute
+    from specbench_ss.commands import run_output
 
     if dry_run:
-        execute.describe(wanted, where)
+        run_output.describe(wanted, where)
         return
     try:
-        execute.run(wanted, where, open_report=open_it)
+        run_output.run(wanted, where, open_report=open_it)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None

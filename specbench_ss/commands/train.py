@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from specbench_ss.commands.interrupt import interrupted
-from specbench_ss.commands.literal import literal
+from specbench_ss.commands.shared import interrupted, literal
 from specbench_ss.errors import UserError
-from specbench_ss.trainer import TrainConfig, Trainer
+from specbench_ss.training.trainer import TrainConfig, Trainer
 
 DEFAULT = TrainConfig(Path(), ())
 TEXT, BUDGET, HOW = "Text", "Budget", "How it is trained"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from specbench_ss.commands.plugins import Plugin
-from specbench_ss.config import REFERENCE, MethodSpec, RunConfig, TuneConfig
+from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.runs.config import RunConfig, TuneConfig
 
 RUN, DEFAULT = RunConfig(methods=()), TuneConfig(MethodSpec(REFERENCE))
 WHAT, HOW = "What to tune", "How to measure"
@@ -73,12 +73,6 @@ def command(
         data=None if data is None else str(data),
         **given,
     )
-    from specbench_ss.commands import tuning
+    from specbench_ss.commands import tune_work
 
-    tuning.run(wanted, out)
-
-
-def default_out(method: str, model: str, device: str) -> Path:
-    """METHOD-MODEL-DEVICE.yaml here, with only plain characters."""
-    parts = (method, Path(model).name or model, device)
-    return Path("-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") or "x" for part in parts) + ".yaml")
+    tune_work.run(wanted, out)

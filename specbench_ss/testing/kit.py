@@ -13,10 +13,10 @@ from typing import cast
 
 import torch
 
-from specbench_ss.decoder import Decoder
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.target import Target
-from specbench_ss.testing import across, blocks, laws, sampled, told
+from specbench_ss.testing import laws_across_prompts, laws_blocks, laws_description, laws_greedy, laws_sampling
 from specbench_ss.testing.law import Law, LawBroken, Place, Subject
 from specbench_ss.testing.shrink import holds
 from specbench_ss.testing.tiny import tiny_target
@@ -26,7 +26,10 @@ ORDER = (  # as they are best read: what breaks an early one often breaks later 
     "lengths", "memory", "distribution", "blocks", "tunable", "told",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
-    sorted((*laws.LAWS, *across.LAWS, *sampled.LAWS, *blocks.LAWS, *told.LAWS), key=lambda law: ORDER.index(law.name))
+    sorted(
+        (*laws_greedy.LAWS, *laws_across_prompts.LAWS, *laws_sampling.LAWS, *laws_blocks.LAWS, *laws_description.LAWS),
+        key=lambda law: ORDER.index(law.name),
+    )
 )
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
 
@@ -173,6 +176,6 @@ def check_decoder(
     a reference of others should be. thorough: every shape on every architecture. Raises LawBroken for the first law
     that does not hold, with the smallest example found, and UserError where there is nothing to check.
     """
-    for result in Kit(factory, architectures, own_model, thorough).results(laws):
+    for result in Kit(factory, architectures, own_model, thorough).results(laws_greedy):
         if result.broken is not None:
             raise result.broken

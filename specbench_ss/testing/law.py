@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specbench_ss.decoder import Decoder
-from specbench_ss.generate import Limits
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
-from specbench_ss.testing.watched import SPARE, Trace, Watched, WatchedCache, watch
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.testing.watched_decoder import SPARE, Trace, Watched, WatchedCache, watch
 
 CLOSE = 1e-4  # of the largest number: what float32 may lose by summing in another order, many times over
 FIRST = 3  # ids below are special tokens

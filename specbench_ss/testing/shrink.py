@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specbench_ss.errors import first_line
 from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, OutOfTime, Subject
-from specbench_ss.testing.watched import Unanswered
+from specbench_ss.testing.watched_decoder import Unanswered
 
 PATIENCE_S = 5.0  # for all the smaller cases of one that breaks a law
 CORE = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench_ss.target import Target
+from specbench_ss.decoding.target import Target
 
 ARCHITECTURES = ("llama", "mistral", "mistral-window", "qwen2", "qwen3", "phi3", "opt", "gpt_neox")
 SPECIAL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import cycle
 from typing import Protocol
 
-from specbench_ss.config import MethodSpec
+from specbench_ss.benchmark.schedule import method_order
 from specbench_ss.errors import UserError, error_text
-from specbench_ss.schedule import method_order
-from specbench_ss.tuning.book import Book, Cost
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.tuning.measurements import Book, Cost
 
 
 class Bench(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from specbench_ss.config import MethodSpec
-from specbench_ss.intervals import FEWEST
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.results.intervals import FEWEST
 from specbench_ss.tuning.blocks import Blocks
 
 FIRST_LOOK = 2  # blocks after which what is hopeless goes

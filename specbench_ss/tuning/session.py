@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specbench_ss.config import REFERENCE, MethodSpec
 from specbench_ss.errors import UserError
-from specbench_ss.intervals import FEWEST
+from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.results.intervals import FEWEST
 from specbench_ss.tuning.blocks import Bench, Blocks, Watch
-from specbench_ss.tuning.book import Book, Comparison
+from specbench_ss.tuning.measurements import Book, Comparison
 from specbench_ss.tuning.search import CUTS, Search
 
 SEARCH_SHARE = 0.6  # of the budget; the rest confirms

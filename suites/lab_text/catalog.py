@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from specbench_ss.errors import UserError, did_you_mean
-from specbench_ss.suite import Question
+from specbench_ss.runs.suite import Question
 from specbench_ss.suites.lab_text import language, structured
 from specbench_ss.suites.lab_text.example import Example, Generator, draw
 

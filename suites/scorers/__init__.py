@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specbench_ss.errors import UserError, did_you_mean
-from specbench_ss.suite import Question
+from specbench_ss.runs.suite import Question
 from specbench_ss.suites.scorers import answers, overlap, sql
 
 Metric = Callable[[str, Sequence[str]], float]

@@ -9,8 +9,8 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.cli import main
 from specbench_ss.commands import check
-from specbench_ss.config import MethodSpec
-from specbench_ss.decoder import Decoder
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.testing import LAWS, kit
 from tests.cli import failing
 from tests.core import test_conformance as broken

@@ -15,13 +15,14 @@ import pytest
 import typer
 from rich.console import Console
 
+from specbench_ss.benchmark.asked import method_specs
+from specbench_ss.benchmark.progress import Progress
 from specbench_ss.cli import main
-from specbench_ss.commands import execute
-from specbench_ss.commands.request import default_out, method_specs
-from specbench_ss.config import RunConfig, RunTarget
+from specbench_ss.commands import run_output
+from specbench_ss.commands.run_options import default_out
 from specbench_ss.errors import UserError
-from specbench_ss.progress import Progress
-from specbench_ss.rundir import MANIFEST, ROWS, read_run
+from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.run_directory import MANIFEST, ROWS, read_run
 from tests.cli import failing
 
 MakeRun = Callable[..., Path]
@@ -32,7 +33,7 @@ Asked = list[tuple[RunConfig, RunTarget]]
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What `ssbench run` would have run, instead of running it."""
     seen: Asked = []
-    monkeypatch.setattr(execute, "run", lambda config, where, open_report: seen.append((config, where)))
+    monkeypatch.setattr(run_output, "run", lambda config, where, open_report: seen.append((config, where)))
     return seen
 
 
@@ -167,7 +168,7 @@ def test_interrupt_says_how_to_resume(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execute, "run", interrupted)
+    monkeypatch.setattr(run_output, "run", interrupted)
     arguments = ["run", "--methods", "ss[k=1]", "--out", str(tmp_path / "a b")]
     monkeypatch.setattr(sys, "argv", ["ssbench", *arguments])
     assert main(arguments) == 130
@@ -186,7 +187,7 @@ def test_default_out_has_only_plain_characters() -> None:
 
 def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     out = make_run(labels=("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="near-tie", questions=8)
-    execute.tell(out, open_report=False)
+    run_output.tell(out, open_report=False)
     told = capsys.readouterr().out
     assert [told.index(word) for word in ("By task", "math reasoning", "Overall")] == sorted(
         told.index(word) for word in ("By task", "math reasoning", "Overall")
@@ -208,7 +209,7 @@ def test_a_method_without_one_good_sample_is_told_and_exits_1(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as end:
-        execute.tell(make_run(failing=("ss",), questions=1), open_report=False)
+        run_output.tell(make_run(failing=("ss",), questions=1), open_report=False)
     told = capsys.readouterr()
     assert end.value.exit_code == 1
     assert told.err == "ssbench: every sample failed of ss: RuntimeError: out of luck\n"
@@ -263,7 +264,7 @@ def test_sessions_under_other_conditions_are_told_in_one_line_at_the_end(
     sessions = [{"started": "1", "environment": here}, {"started": "2", "environment": {**here, "threads": None}}]
     for told, given in ((False, sessions[:1]), (True, sessions)):
         (out / MANIFEST).write_text(json.dumps({**manifest, "sessions": given}))
-        execute.tell(out, open_report=False)
+        run_output.tell(out, open_report=False)
         line = "! not all sessions had the same threads: their times do not compare"
         assert (line in capsys.readouterr().out.splitlines()) == told
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss.decoder import Decoder, State
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict, verify, verify_greedy
 from specbench_ss.errors import UserError
-from specbench_ss.target import Output, Target
 from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.shrink import holds
-from specbench_ss.tree import DraftTree
-from specbench_ss.verify import Verdict, verify, verify_greedy
 
 
 @dataclass(frozen=True)

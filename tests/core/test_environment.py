@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss import environment as env
+from specbench_ss.runs import environment as env
 
 
 def test_it_is_json_and_says_the_essentials() -> None:

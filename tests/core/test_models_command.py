@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from specbench_ss.cli import main
-from specbench_ss.methods.checkpoint import read_shapes
-from specbench_ss.skeleton import fetch
+from specbench_ss.models.drafter_folder import read_shapes
+from specbench_ss.models.hub_headers import fetch
 
 
 class Hub(http.server.SimpleHTTPRequestHandler):

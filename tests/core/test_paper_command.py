@@ -9,7 +9,7 @@ import pytest
 
 from specbench_ss import registry
 from specbench_ss.cli import main
-from specbench_ss.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Span
+from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Span
 from tests.cli import failing
 
 EVIL = "</script><script>alert(1)</script>"

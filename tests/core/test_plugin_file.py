@@ -12,13 +12,14 @@ import yaml
 
 from specbench_ss import registry
 from specbench_ss.cli import main
-from specbench_ss.commands import execute, tuning
-from specbench_ss.config import MethodSpec, RunConfig, TuneConfig
+from specbench_ss.commands import run_output, tune_work
 from specbench_ss.errors import UserError
-from specbench_ss.plugin_file import PluginFile, load_plugin
-from specbench_ss.preset import read_preset, write_preset
-from specbench_ss.rundir import RunTarget
-from specbench_ss.stored_manifest import MANIFEST, check_same_config
+from specbench_ss.method_spec import MethodSpec, PluginFile
+from specbench_ss.plugin_file import load_plugin
+from specbench_ss.runs.config import RunConfig, TuneConfig
+from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config
+from specbench_ss.runs.preset import read_preset, write_preset
+from specbench_ss.runs.run_directory import RunTarget
 from tests.cli import failing
 
 BODY = """
@@ -102,7 +103,7 @@ def test_another_run_has_no_use_for_a_plugin() -> None:
 
 def test_it_may_stand_in_a_configuration_file(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
-    monkeypatch.setattr(execute, "run", lambda config, where, open_report: asked.append(config))
+    monkeypatch.setattr(run_output, "run", lambda config, where, open_report: asked.append(config))
     for given in (str(plugin), [str(plugin)]):
         file = tmp_path / "run.yaml"
         file.write_text(yaml.safe_dump({"methods": "nothing", "plugin": given}))
@@ -124,7 +125,7 @@ def test_a_preset_of_its_method_asks_for_it(plugin: Path, tmp_path: Path, capsys
 
 def test_tuning_takes_it(plugin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[TuneConfig] = []
-    monkeypatch.setattr(tuning, "run", lambda config, out: asked.append(config))
+    monkeypatch.setattr(tune_work, "run", lambda config, out: asked.append(config))
     assert main(["tune", "nothing", "--plugin", str(plugin)]) == 0
     assert asked[0].method == MethodSpec("nothing") and asked[0].plugin[0].file == str(plugin)
 
@@ -133,15 +134,15 @@ def test_tuning_takes_it(plugin: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     ("content", "said"),
     [
         (None, "no such file"),
-        ("x = 1\n", "defines no method: no subclass of specbench_ss.decoder.Decoder"),
-        ("from specbench_ss.decoder import Decoder\n", "defines no method"),
+        ("x = 1\n", "defines no method: no subclass of specbench_ss.decoding.decoder.Decoder"),
+        ("from specbench_ss.decoding.decoder import Decoder\n", "defines no method"),
         ("import nowhere\n", "does not load: ModuleNotFoundError: No module named 'nowhere'"),
         ("def f(:\n", "does not load: SyntaxError"),
         ("raise SystemExit(3)\n", "does not load: SystemExit: 3"),
         (BODY.replace('name, summary = "nothing", "drafts nothing"', 'summary = "s"'), "Nothing: it has no name"),
         (BODY.replace("propose", "suggest"), "Nothing: it is abstract: it lacks propose"),
         (BODY.replace("@dataclass(frozen=True)\n", ""), "Nothing: its Options is no dataclass"),
-        (BODY.replace('"nothing"', '"ss"'), "there is a method 'ss' already (specbench_ss.methods.ss:"),
+        (BODY.replace('"nothing"', '"ss"'), "there is a method 'ss' already (specbench_ss.methods.ss.decoding:"),
         (BODY + "\nclass Two(Nothing):\n    pass\n", "Two: its name 'nothing' is that of another one in the file"),
     ],
 )

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from specbench_ss.benchmark.asked import method_specs
+from specbench_ss.benchmark.preset_conditions import changed, preset_notes
 from specbench_ss.cli import main
-from specbench_ss.commands import execute
-from specbench_ss.commands.request import method_specs
-from specbench_ss.config import RunConfig
+from specbench_ss.commands import run_output
 from specbench_ss.errors import UserError
-from specbench_ss.preset import Preset, check_writable, read_preset, write_preset
-from specbench_ss.preset_notes import changed, preset_notes
-from specbench_ss.suite import Question, SuiteData
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.preset import Preset, check_writable, read_preset, write_preset
+from specbench_ss.runs.suite import Question, SuiteData
 from specbench_ss.suites.lab_text import catalog
 from tests.cli import failing
 
@@ -126,7 +126,7 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
 
 def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[RunConfig] = []
-    monkeypatch.setattr(execute, "run", lambda config, where, open_report: seen.append(config))
+    monkeypatch.setattr(run_output, "run", lambda config, where, open_report: seen.append(config))
     for n in (5, 6):
         write_preset(tmp_path / "p.yaml", {"method": "ss", "options": {}, "measured": n})
         assert main(["run", "--methods", "ss", "--preset", str(tmp_path / "p.yaml")]) == 0
@@ -166,7 +166,7 @@ def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.Mon
         def described(self) -> dict[str, Any]:
             return {"k": 3, "weights": "new"}
 
-    monkeypatch.setattr("specbench_ss.preset_notes.conditions", lambda target, decoded: HERE)
+    monkeypatch.setattr("specbench_ss.benchmark.preset_conditions.conditions", lambda target, decoded: HERE)
     preset = Preset("p", "", "ss", {"k": "3"}, HERE, {"k": 3, "weights": "old"})
     data = SuiteData("s", "e", (Question("q", "c", ("hi",)),))
     config = RunConfig(method_specs("ss", [], [preset]), presets=(preset,))

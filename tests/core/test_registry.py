@@ -11,11 +11,11 @@ import pytest
 
 from specbench_ss import registry
 from specbench_ss.cli import main
-from specbench_ss.config import MethodSpec
-from specbench_ss.decoder import Decoder, State
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.options import describe_options, options_text, parse_options
-from specbench_ss.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)

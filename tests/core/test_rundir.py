@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.config import RunTarget
+from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.errors import UserError
-from specbench_ss.health import unfinished
-from specbench_ss.records import Generation, Step
-from specbench_ss.rows import Row, Sameness
-from specbench_ss.rundir import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
-from specbench_ss.rundir import QUESTIONS as QUESTIONS_FILE
-from specbench_ss.suite import Question, SuiteData
+from specbench_ss.results.health import unfinished
+from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.rows import Row, Sameness
+from specbench_ss.runs.run_directory import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
+from specbench_ss.runs.run_directory import QUESTIONS as QUESTIONS_FILE
+from specbench_ss.runs.suite import Question, SuiteData
 from tests import conftest
 
 QUESTIONS = (Question("q0", "c", ("é\u2028?", "two"), (("yes",), ()), "rouge_l"),)

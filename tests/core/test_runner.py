@@ -11,21 +11,23 @@ from typing import Any, ClassVar, cast
 import pytest
 import torch
 
-from specbench_ss import jsonl, runner
-from specbench_ss.config import MethodSpec, RunConfig, RunTarget
-from specbench_ss.decoder import Decoder
+from specbench_ss.benchmark import runner
+from specbench_ss.benchmark.measuring import EXTRA_ROUNDS, warm_up
+from specbench_ss.benchmark.requests import check_room
+from specbench_ss.benchmark.runner import run
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.decoding.loop import Limits
+from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits
-from specbench_ss.manifest import manifest_for
-from specbench_ss.prompts import check_room
-from specbench_ss.records import Generation, Step
-from specbench_ss.rows import Row, Run, StepRow
-from specbench_ss.rundir import RunDir, read_run
-from specbench_ss.runner import run
-from specbench_ss.sampling import Sampling
-from specbench_ss.stats import summarise
-from specbench_ss.suite import Question, Suite, SuiteData
-from specbench_ss.warmup import EXTRA_ROUNDS, warm_up
+from specbench_ss.files import crash_safe
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.rows import Row, Run, StepRow
+from specbench_ss.runs.run_directory import RunDir, read_run
+from specbench_ss.runs.suite import Question, Suite, SuiteData
 
 ASKED = (Question("a", "x", ("hi", "more", "last")), Question("b", "y", ("go",)), Question("c", "y", ("c",)))
 DATA = SuiteData("fake", "generated", ASKED)
@@ -252,7 +254,7 @@ def test_killed_while_a_failed_sample_is_made_again(tmp_path: Path) -> None:
     good, bad = next(r for r in done.rows if r.ok), next(r for r in done.rows if not r.ok)
     half = [StepRow(*bad.key, index=0, step=done.steps_by_sample[good.key][0]).as_dict()]
     with (tmp_path / "steps.jsonl").open("ab", buffering=0) as file:
-        jsonl.append(file, half)
+        crash_safe.append(file, half)
     assert not read_run(tmp_path).steps_by_sample[bad.key]
     whole = Bench(tmp_path).run(resume=True)
     assert len(whole.steps_by_sample[bad.key]) == next(r.steps for r in whole.rows if r.key == bad.key)

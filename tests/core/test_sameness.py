@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.rows import Row
-from specbench_ss.sameness import first_difference, judge, near_tie_drop
+from specbench_ss.runs.rows import Row
+from specbench_ss.runs.sameness import first_difference, judge, near_tie_drop
 
 
 class LogitTarget:

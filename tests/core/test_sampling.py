@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.sampling import Sampling
 
 P = [0.25, 0.5, 0.1, 0.15]
 SQUARES = [0.0625 / 0.345, 0.25 / 0.345, 0.01 / 0.345, 0.0225 / 0.345]

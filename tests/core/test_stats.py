@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbench_ss import health
-from specbench_ss.intervals import FEWEST, compare, mean_interval, speedup_interval, widening
-from specbench_ss.records import Generation, Step
-from specbench_ss.rows import Row, Run, Sameness, StepRow
-from specbench_ss.stats import OVERALL, SummaryRow, summarise
+from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.results import health
+from specbench_ss.results.intervals import FEWEST, compare, mean_interval, speedup_interval, widening
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.runs.rows import Row, Run, Sameness, StepRow
 
 RNG = np.random.default_rng
 

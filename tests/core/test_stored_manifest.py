@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from specbench_ss import environment
 from specbench_ss.commands import report
-from specbench_ss.config import RunConfig, RunTarget
 from specbench_ss.errors import UserError
-from specbench_ss.reports import assets
-from specbench_ss.rundir import RunDir
-from specbench_ss.schema import misfit
-from specbench_ss.stored_manifest import MANIFEST, check_same_config
-from specbench_ss.suite import SuiteData
+from specbench_ss.files.schema import misfit
+from specbench_ss.reports.html import assets
+from specbench_ss.runs import environment
+from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config
+from specbench_ss.runs.run_directory import RunDir
+from specbench_ss.runs.suite import SuiteData
 from tests import conftest
 from tests.conftest import MakeRun
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specbench_ss.rows import Run
-from specbench_ss.rundir import read_run
-from specbench_ss.table import DISPENSABLE, print_tables
+from specbench_ss.results.terminal_table import DISPENSABLE, print_tables
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
 
 

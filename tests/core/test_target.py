@@ -6,13 +6,13 @@ import pytest
 import torch
 import transformers
 
-from specbench_ss import attention
+from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
-from specbench_ss.tree import DraftTree
 from tests.tiny import ARCHITECTURES, paths, tiny_model
 
 
@@ -81,7 +81,7 @@ def test_heads_of_a_group_attend_as_they_do_one_by_one(rows: int) -> None:
     target = Target(tiny_model("llama"))
     tree = DraftTree.of(torch.arange(rows) + 3, [-1, *range(rows - 1)])
     found = []
-    for name in (attention.NAME, "sdpa"):
+    for name in (grouped_attention.NAME, "sdpa"):
         target.model.set_attn_implementation(name)
         cache = target.new_cache(120)
         target.prefill(torch.tensor([list(range(5, 50))]), cache)

@@ -12,15 +12,16 @@ import pytest
 import yaml
 
 from specbench_ss.cli import main
-from specbench_ss.commands import tuning
-from specbench_ss.commands.tune import default_out
-from specbench_ss.config import MethodSpec, TuneConfig
-from specbench_ss.models import LAB
-from specbench_ss.preset import read_preset
-from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.commands import tune_work
+from specbench_ss.commands.tune_work import default_out
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.models.loading import LAB
+from specbench_ss.runs.config import TuneConfig
+from specbench_ss.runs.preset import read_preset
+from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.lab_text import catalog
 from specbench_ss.tuning import session
-from specbench_ss.tuning.book import Book, Cost
+from specbench_ss.tuning.measurements import Book, Cost
 from specbench_ss.tuning.session import Tuned
 from tests.cli import failing
 
@@ -46,14 +47,14 @@ from tests.cli import failing
 def test_mistakes_are_one_line_before_the_model_is_loaded(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.models.load_target", None)
+    monkeypatch.setattr("specbench_ss.models.loading.load_target", None)
     assert words in failing(arguments, capsys)
 
 
 def test_template_and_room_are_checked_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.models.load_target", None)
+    monkeypatch.setattr("specbench_ss.models.loading.load_target", None)
     data, model = tmp_path / "questions.jsonl", tmp_path / "model"
     asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000))]
     data.write_text("\n".join(map(json.dumps, asked)))
@@ -166,7 +167,7 @@ def test_a_suite_without_a_split_of_its_own_lends_its_last_questions_and_says_so
 def test_lab_prompts_are_none_that_a_run_asks(suite: str, categories: int) -> None:
     from specbench_ss.registry import load_suite
 
-    asked = tuning._questions(TuneConfig(MethodSpec("ss"), suite=suite))
+    asked = tune_work._questions(TuneConfig(MethodSpec("ss"), suite=suite))
     assert len(asked.questions) == 4 * categories
     everything = load_suite(suite).load(SuiteRequest(limit=0, lab=True))
     assert not {q.mark for q in asked.questions} & {q.mark for q in everything.questions}

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from specbench_ss.config import MethodSpec
 from specbench_ss.errors import UserError
-from specbench_ss.intervals import FEWEST
-from specbench_ss.tuning.book import Book, Cost
-from specbench_ss.tuning.result import sentence
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.results.intervals import FEWEST
+from specbench_ss.tuning.measurements import Book, Cost
+from specbench_ss.tuning.preset_content import sentence
 from specbench_ss.tuning.search import CUTS, FIRST_LOOK
 from specbench_ss.tuning.session import Tuned, halves, tune
 

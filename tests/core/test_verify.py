@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from specbench_ss.sampling import Sampling
-from specbench_ss.tree import DraftTree, shape_of
-from specbench_ss.verify import Reached, verify_greedy, verify_sampled
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.tree import DraftTree, shape_of
+from specbench_ss.decoding.verify import Reached, verify_greedy, verify_sampled
 
 P = torch.tensor([0.05, 0.5, 0.2, 0.25])
 

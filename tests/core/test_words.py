@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.words import interval
+from specbench_ss.results.number_text import interval
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,22 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specbench_ss.cache import Cache
-from specbench_ss.decoder import Decoder, State
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
+from specbench_ss.methods.eagle import DynamicOptions, Eagle3Options, EagleOptions
 from specbench_ss.methods.eagle.drafter import Drafter, Rotary
-from specbench_ss.methods.eagle.fresh import random_eagle
-from specbench_ss.methods.eagle.layouts import published_levels
-from specbench_ss.methods.eagle.selftest import best_layers
+from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
+from specbench_ss.methods.eagle.examples import best_layers
+from specbench_ss.methods.eagle.new_weights import random_eagle
+from specbench_ss.methods.eagle.published_files import published_levels
+from specbench_ss.methods.eagle.static import Eagle
 from specbench_ss.methods.eagle.trees import PUBLISHED
-from specbench_ss.methods.growing import best, grow
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import FINAL, Target
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40

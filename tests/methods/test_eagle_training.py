@@ -11,17 +11,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specbench_ss.decoder import State
-from specbench_ss.generate import Limits, generate
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.checkpoint import write_checkpoint
-from specbench_ss.methods.eagle import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
+from specbench_ss.methods.eagle import DynamicOptions, Eagle3Options, EagleOptions
+from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
+from specbench_ss.methods.eagle.static import Eagle
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee, FeatureTrainee
-from specbench_ss.methods.together import Budget, DrafterText, Machine, TogetherTrainer
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Documents, base_states
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.models.drafter_folder import write_checkpoint
 from specbench_ss.testing.tiny import randomise
+from specbench_ss.training.batches import Anchors, Batch, Documents
+from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
+from specbench_ss.training.trainee import BaseStates, base_states
 from tests.tiny import ARCHITECTURES, tiny_model
 
 LEVELS = 3

@@ -13,20 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specbench_ss.decoder import State
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.methods._shared.heads_options import HeadsOptions
+from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.hydra import Hydra
+from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.hydra.heads import Prefix
 from specbench_ss.methods.hydra.training import HydraTrainee
-from specbench_ss.methods.llama import llama_layer
-from specbench_ss.methods.medusa.tree_heads import HeadsOptions
-from specbench_ss.methods.training import Anchors, Batch, Documents, base_states
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import FINAL, Target
 from specbench_ss.testing.tiny import randomise
-from specbench_ss.tree import DraftTree
+from specbench_ss.training.batches import Anchors, Batch, Documents
+from specbench_ss.training.trainee import base_states
 from tests.methods.exactness import PROMPTS
 from tests.tiny import paths, tiny_model
 

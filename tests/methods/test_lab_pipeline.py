@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.lab import pipeline
-from specbench_ss.methods.lab.base import BaseSize
-from specbench_ss.methods.lab.pipeline import Stage, train
-from specbench_ss.methods.lab.tokenizer import train_tokenizer
-from specbench_ss.methods.lab.workshop import Workshop, training_rows
+from specbench_ss.methods._lab import pipeline
+from specbench_ss.methods._lab.base_training import BaseSize
+from specbench_ss.methods._lab.pipeline import Stage, train
+from specbench_ss.methods._lab.tokenizer import train_tokenizer
+from specbench_ss.methods._lab.workshop import Workshop, training_rows
 
 Toy = list[str]
 

@@ -10,19 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.methods._lab.base_training import SIZES, BaseTrainer, new_model, trapezoid
+from specbench_ss.methods._lab.pipeline import STAGES, train
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle import Eagle, Eagle2, Eagle3
-from specbench_ss.methods.lab.base import SIZES, BaseTrainer, new_model, trapezoid
-from specbench_ss.methods.lab.pipeline import STAGES, train
-from specbench_ss.methods.lab.text import completion_mask, pack
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.ss import SpeculativeStreaming
+from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
+from specbench_ss.methods.eagle.static import Eagle
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.training import future_labels, pick_anchors
-from specbench_ss.models import load_target
-from specbench_ss.sampling import Sampling
+from specbench_ss.models.loading import load_target
+from specbench_ss.suites.lab_text.training_text import completion_mask, pack
+from specbench_ss.training.batches import future_labels, pick_anchors
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 
@@ -57,11 +59,11 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
-    from specbench_ss.methods.checkpoint import write_checkpoint
-    from specbench_ss.methods.ss.config import StreamConfig
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.methods.ss.stream_config import StreamConfig
     from specbench_ss.methods.ss.streams import Streams
-    from specbench_ss.models import hash_weights
-    from specbench_ss.target import Target
+    from specbench_ss.models.drafter_folder import write_checkpoint
+    from specbench_ss.models.weight_hash import hash_weights
     from tests.tiny import tiny_model
 
     target = Target(tiny_model("llama"))

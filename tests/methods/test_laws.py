@@ -7,12 +7,12 @@ import torch
 
 from specbench_ss import registry
 from specbench_ss.commands.check import references_of
-from specbench_ss.config import MethodSpec
-from specbench_ss.generate import Limits, generate
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.examples import shapes
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
 from specbench_ss.testing import ARCHITECTURES, check_decoder
 from tests.tiny import tiny_model
 

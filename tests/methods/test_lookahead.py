@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss.decoder import State
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.lookahead import Lookahead, LookaheadOptions, NGramPool, merged
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Output, Target
-from specbench_ss.tree import DraftTree
 from tests.tiny import tiny_model
 
 PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2

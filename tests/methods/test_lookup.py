@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.lookup.pld import LookupOptions, PromptLookup, look_up
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.methods.pld import LookupOptions, PromptLookup, look_up
 from tests.methods.assisted import assert_same_steps
 from tests.tiny import ARCHITECTURES, tiny_model
 

@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file, save_model
 
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import MOST_NODES
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.static_trees import PUBLISHED, best_tree, read_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
+from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.examples import random_medusa
 from specbench_ss.methods.medusa.heads import heads_from_tensors
-from specbench_ss.methods.medusa.trees import PUBLISHED, best_tree, read_tree, tree_of
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
-from specbench_ss.tree import MOST_NODES
+from specbench_ss.methods.medusa.options import MedusaOptions
 from tests.methods.decoders import medusa
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
@@ -119,7 +120,7 @@ def test_examples_obey_the_laws(kind: str) -> None:
 @pytest.mark.parametrize(("rule", "exact"), [("exact", True), ("typical", False), ("nucleus", False)])
 def test_only_the_exact_rule_keeps_the_distribution(rule: str, exact: bool) -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
-    decoder = random_medusa(target, options=MedusaOptions(accept=rule, nodes=24))  # type: ignore[arg-type]
+    decoder = random_medusa(Medusa, target, options=MedusaOptions(accept=rule, nodes=24))  # type: ignore[arg-type]
     assert (p_value(decoder, [3, 4, 5], Sampling(1.2), n=300) > 1e-3) is exact
 
 

@@ -11,19 +11,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specbench_ss.commands import preflight
-from specbench_ss.config import MethodSpec, RunConfig
-from specbench_ss.decoder import Decoder
+from specbench_ss.benchmark import preflight
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.medusa.joint import Medusa2, Medusa2AROptions, Medusa2Autoregressive, backbone_outline
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.joint_decoding import (
+    Medusa2,
+    Medusa2AROptions,
+    Medusa2Autoregressive,
+    backbone_outline,
+)
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
-from specbench_ss.methods.training import Anchors, BaseStates, Batch
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.runs.config import RunConfig
 from specbench_ss.testing.tiny import randomise
+from specbench_ss.training.batches import Anchors, Batch
+from specbench_ss.training.trainee import BaseStates
 from tests.methods.test_medusa import layout
 from tests.tiny import ARCHITECTURES, tiny_model
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.commands.new_method import write_package
-from specbench_ss.config import MethodSpec
-from specbench_ss.generate import Limits, generate
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
 from specbench_ss.testing import LAWS
 from specbench_ss.tuning.bench import DecoderBench
 from tests.tiny import tiny_model

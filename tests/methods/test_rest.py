@@ -13,21 +13,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from specbench_ss.benchmark import preflight
 from specbench_ss.cli import main
-from specbench_ss.commands import preflight
-from specbench_ss.config import MethodSpec, RunConfig
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.rest import REST, RESTOptions, draft_tree
 from specbench_ss.methods.rest import build as making
 from specbench_ss.methods.rest.build import build, in_memory
 from specbench_ss.methods.rest.datastore import Chunk, Datastore, open_datastore
+from specbench_ss.methods.rest.decoding import REST, RESTOptions, draft_tree
 from specbench_ss.methods.rest.search import best_prefixes, retrieve
-from specbench_ss.models import outline_of
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
-from specbench_ss.tree import DraftTree
+from specbench_ss.models.loading import outline_of
+from specbench_ss.runs.config import RunConfig
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.resumable import Resumable
-from specbench_ss.replacing import replacing
+from specbench_ss.files.crash_safe import replacing
+from specbench_ss.training.resumable import Resumable
 
 
 class Line(Resumable):

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_ss.methods.lossy import accept_resampled, accept_rows, accept_typical
-from specbench_ss.sampling import Sampling
-from specbench_ss.tree import DraftTree, shape_of
-from specbench_ss.verify import Verdict, verify, verify_sampled
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.tree import DraftTree, shape_of
+from specbench_ss.decoding.verify import Verdict, verify, verify_sampled
+from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
 
 ROOT = 3
 T1 = Sampling(1.0)

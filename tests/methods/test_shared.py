@@ -10,24 +10,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench_ss.commands import preflight
-from specbench_ss.config import MethodSpec, RunConfig
-from specbench_ss.decoder import State
+from specbench_ss.benchmark import preflight
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.methods._shared.lora import ADAPTER
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.lora import ADAPTER
-from specbench_ss.methods.ss import SpeculativeStreaming
-from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.saving import save_shared
-from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
-from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
-from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
-from specbench_ss.methods.training import Anchors, BaseStates, Batch
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
-from specbench_ss.tree import DraftTree
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
+from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of, save_shared
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.training.batches import Anchors, Batch
+from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
+from specbench_ss.training.trainee import BaseStates
 from tests.methods.decoders import randomise
 from tests.tiny import ARCHITECTURES, tiny_model
 

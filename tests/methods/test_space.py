@@ -10,24 +10,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench_ss.config import MethodSpec
-from specbench_ss.decoder import State
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.space import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
+from specbench_ss.methods.space.decoding import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
 from specbench_ss.methods.space.masks import MaskToken, rows_of
 from specbench_ss.methods.space.model import save
+from specbench_ss.methods.space.trainer import MaskOptions, SPACETrainer
 from specbench_ss.methods.space.training import SPACETrainee
-from specbench_ss.methods.together import Budget, DrafterText, TogetherTrainer
-from specbench_ss.methods.trainers.space import MaskOptions, SPACETrainer
-from specbench_ss.methods.training import Anchors, BaseStates, Batch, Documents
-from specbench_ss.models import load_target
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Output, Target
-from specbench_ss.trainer import TrainConfig
-from specbench_ss.tree import DraftTree
-from specbench_ss.verify import Verdict
+from specbench_ss.models.loading import load_target
+from specbench_ss.training.batches import Anchors, Batch, Documents
+from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
+from specbench_ss.training.trainee import BaseStates
+from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.methods.train.tokenizers_made import made_tokenizer

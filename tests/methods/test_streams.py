@@ -7,22 +7,23 @@ from itertools import product
 import pytest
 import torch
 
-from specbench_ss import attention
-from specbench_ss.cache import StreamCache
-from specbench_ss.decoder import State
+from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding.cache import StreamCache
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
-from specbench_ss.methods.ss import SpeculativeStreaming
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
-from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
 from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, stream_visibility
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.methods.training import Anchors, Batch, base_states
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
-from specbench_ss.tree import DraftTree
+from specbench_ss.training.batches import Anchors, Batch
+from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import TWO_LAYERS, randomise, streaming
 from tests.tiny import ARCHITECTURES, paths, tiny_model
 
@@ -123,7 +124,7 @@ def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
         assert torch.equal(logits, found[0][0])
     torch.testing.assert_close(found[1][1], found[0][1], atol=2e-5, rtol=1e-4)
     assert not torch.allclose(found[2][1], found[0][1], atol=1e-3)
-    assert target.config._attn_implementation == attention.NAME
+    assert target.config._attn_implementation == grouped_attention.NAME
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 40])

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
-from specbench_ss.methods.lookup.automaton import SuffixAutomaton
-from specbench_ss.methods.lookup.suffix import Past, Suffix, SuffixOptions
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.methods.suffix.automaton import SuffixAutomaton
+from specbench_ss.methods.suffix.decoding import Past, Suffix, SuffixOptions
 from tests.tiny import tiny_model
 
 PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from scipy.stats import chisquare
 
-from specbench_ss.decoder import Decoder
-from specbench_ss.generate import Limits, generate
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.lookahead import Lookahead
-from specbench_ss.methods.lookup.suffix import Suffix
 from specbench_ss.methods.recycling import Recycling
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.methods.suffix.decoding import Suffix
 from tests.methods.exactness import exact_joint
 from tests.tiny import ARCHITECTURES, tiny_model
 

@@ -12,19 +12,21 @@ import pytest
 import torch
 
 from specbench_ss import registry
-from specbench_ss.config import MethodSpec
-from specbench_ss.decoder import Decoder
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.methods._shared.static_trees import tree_of
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.medusa.trees import tree_of
-from specbench_ss.methods.ss import SpeculativeStreaming, SSOptions
-from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss.options import SharedAROptions
+from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.streams import StreamConfig, Streams
-from specbench_ss.methods.ss.tuning import worth_trying
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.methods.ss.worth_tuning import worth_trying
 from specbench_ss.tuning import bench as bench_module
 from specbench_ss.tuning.bench import DecoderBench
 from tests.methods import decoders

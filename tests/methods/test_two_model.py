@@ -12,16 +12,16 @@ import torch
 from scipy.stats import chisquare
 from torch.overrides import TorchFunctionMode
 
-from specbench_ss.decoder import State
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.growing import draw
-from specbench_ss.methods.sd import TwoModel, random_draft
+from specbench_ss.methods.sd.decoding import TwoModel, random_draft
 from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
 from tests.methods.assisted import assert_same_steps
 from tests.methods.exactness import exact_joint
 from tests.tiny import ARCHITECTURES, tiny_model

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specbench_ss.reports import bars, record, speed
-from specbench_ss.reports.palette import styles
-from specbench_ss.reports.view import Chart
-from specbench_ss.rows import Run
-from specbench_ss.rundir import read_run
-from specbench_ss.stats import summarise
+from specbench_ss.reports.html import bars, run_record, speed
+from specbench_ss.reports.html.page_parts import Chart
+from specbench_ss.reports.html.palette import styles
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
 
 
@@ -90,5 +90,5 @@ def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeR
         assert any("every prompt 2 times" in note for note in table.notes)
     help = {column.title: column.help for column in speed.everything(cells, look, run.manifest["config"]).columns}
     assert "Mean over questions, not over prompts" in help["quality"]
-    assert dict(record.chips(run))["Repeats"] == "2"
-    assert "10 prompts (5 questions)" in dict(record.chips(run))["Suite"]
+    assert dict(run_record.chips(run))["Repeats"] == "2"
+    assert "10 prompts (5 questions)" in dict(run_record.chips(run))["Suite"]

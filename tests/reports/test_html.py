@@ -12,12 +12,12 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from specbench_ss.reports import record
-from specbench_ss.reports.assets import plotly_js, render
-from specbench_ss.reports.html import HtmlReport
-from specbench_ss.reports.html import page as page_of
-from specbench_ss.reports.palette import COLOURS, styles
-from specbench_ss.rundir import read_run
+from specbench_ss.reports.html import run_record
+from specbench_ss.reports.html.assets import plotly_js, render
+from specbench_ss.reports.html.palette import COLOURS, styles
+from specbench_ss.reports.html.report import HtmlReport
+from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun, fabricate
 
 
@@ -159,11 +159,11 @@ def test_the_record_shows_what_was_measured_and_in_which_sessions(make_run: Make
         {"started": "monday", "environment": here},
         {"started": "tuesday", "environment": {**here, "driver": "2"}},
     ]
-    known = {fact.name: fact.value for fact in record.facts(run)}
+    known = {fact.name: fact.value for fact in run_record.facts(run)}
     assert known["Method ss, as measured"] == "k=3, tree=[1, 2], weights_hash=abc"
     assert known["Sessions"] == "monday; tuesday (other driver: times do not compare)"
     run.manifest["sessions"] = run.manifest["sessions"][:1]
-    assert "Sessions" not in {fact.name for fact in record.facts(run)}
+    assert "Sessions" not in {fact.name for fact in run_record.facts(run)}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Question
+from specbench_ss.runs.suite import Question
 from specbench_ss.suites.scorers import METRICS, score, score_turn
 from specbench_ss.suites.scorers.answers import final_number
 from specbench_ss.suites.scorers.sql import normal_sql

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 
 from specbench_ss import registry
 from specbench_ss.cli import main
-from specbench_ss.config import RunConfig
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.experiment import Bench, Request
-from specbench_ss.methods.ss.paper import layers
-from specbench_ss.methods.ss.paper.layers import EMBEDDINGS, ROTATION, Figure11, Figure12a, Variant, accuracies
-from specbench_ss.methods.together import Budget, DrafterText
-from specbench_ss.rows import Run
-from specbench_ss.rundir import read_run
-from specbench_ss.target import Target
+from specbench_ss.reports.paper import layers
+from specbench_ss.reports.paper.layers import EMBEDDINGS, ROTATION, Figure11, Figure12a, Variant, accuracies
+from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from specbench_ss.training.side_by_side import Budget, DrafterText
 from tests.tiny import tiny_model
 
 SHORT = Budget(steps=2, rows_per_step=2, anchors_per_row=4, warmup=1)

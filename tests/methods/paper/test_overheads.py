@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.methods.hydra.heads import HydraHeads
-from specbench_ss.methods.ss.paper import drafts, meta, others
-from specbench_ss.methods.ss.paper.models import MODELS, meta_target
-from specbench_ss.methods.ss.paper.overheads import FLOP_NOTES, PRINTED, as_printed, counted
-from specbench_ss.methods.ss.paper.theory import parity, streaming_over_draft
-from specbench_ss.target import Target
-from specbench_ss.tree import DraftTree
+from specbench_ss.reports.paper import drafter_costs, meta_device, rival_costs
+from specbench_ss.reports.paper.overheads import FLOP_NOTES, PRINTED, as_printed, counted
+from specbench_ss.reports.paper.paper_models import MODELS, meta_target
+from specbench_ss.reports.paper.theory import parity, streaming_over_draft
 from tests.tiny import tiny_model
 
 PINNED = {
@@ -61,36 +61,36 @@ def test_meta_models_hold_no_weights() -> None:
 
 def test_flops_of_one_token_are_two_for_each_weight_of_a_product() -> None:
     target = meta_target("Llama-68M")
-    state = meta.meta_state(target)
-    seen = meta.flops(lambda: target.forward_tree(DraftTree.root_only(state.root), state.cache))
+    state = meta_device.meta_state(target)
+    seen = meta_device.flops(lambda: target.forward_tree(DraftTree.root_only(state.root), state.cache))
     embedding = target.model.get_input_embeddings().weight.numel()
     norms = sum(p.numel() for p in target.model.parameters() if p.ndim == 1)
     weights = target.parameter_count - embedding - norms
-    attention = 2 * 2 * target.hidden_size * (meta.CONTEXT + 1) * target.n_layers  # q k^T and the sum over v
+    attention = 2 * 2 * target.hidden_size * (meta_device.CONTEXT + 1) * target.n_layers  # q k^T and the sum over v
     assert seen == 2 * weights + attention
 
 
 def test_medusas_flops_are_its_matrices() -> None:
     target = meta_target("Llama-68M")
     h, v = target.hidden_size, target.vocab_size
-    assert drafts.medusa(target).flops == 2 * 4 * (h * h + h * v)
+    assert drafter_costs.medusa(target).flops == 2 * 4 * (h * h + h * v)
 
 
 def test_flops_of_streaming_are_streams_exits_and_draft_logits() -> None:
     target = Target(tiny_model("llama").to("meta"))
-    h, v, m = target.hidden_size, target.vocab_size, drafts.KEPT
-    rows, layers, kv = m * drafts.GAMMA, 4, 16  # tiny: 2 key-value heads of 8
+    h, v, m = target.hidden_size, target.vocab_size, drafter_costs.KEPT
+    rows, layers, kv = m * drafter_costs.GAMMA, 4, 16  # tiny: 2 key-value heads of 8
     projections = 2 * rows * (2 * h * h + 2 * h * kv)
     adapters = 2 * rows * 2 * 8 * h
-    keys = meta.CONTEXT + m + rows
+    keys = meta_device.CONTEXT + m + rows
     attention = 2 * 2 * h * (rows * keys + m * rows)  # main rows are multiplied with stream keys too, then masked
     head = 2 * h * v
-    expected = layers * (projections + adapters + attention) + drafts.GAMMA * head + 40 * (head + 2 * 2 * 8 * h)
-    assert drafts.streaming(target).flops == expected
+    expected = layers * (projections + adapters + attention) + drafter_costs.GAMMA * head + 40 * (head + 2 * 2 * 8 * h)
+    assert drafter_costs.streaming(target).flops == expected
 
 
 def test_overheads_rank_as_the_paper_says() -> None:
-    found = drafts.all_overheads("Vicuna-7B")
+    found = drafter_costs.all_overheads("Vicuna-7B")
     by_parameters = sorted(found, key=lambda name: found[name].parameters)
     assert by_parameters[0] == "SS-Lossless"
     assert found["Hydra++"].parameters > found["Hydra"].parameters > found["Medusa"].parameters
@@ -98,10 +98,10 @@ def test_overheads_rank_as_the_paper_says() -> None:
 
 
 def test_eagle_and_hydra_counts_are_the_published_ones() -> None:
-    assert as_printed(meta.count(others.Eagle("Vicuna-13B")), "3.7E8")  # 0.37B in EAGLE's README
+    assert as_printed(meta_device.count(rival_costs.Eagle("Vicuna-13B")), "3.7E8")  # 0.37B in EAGLE's README
     with torch.device("meta"):
         heads = HydraHeads(4, 1, 4096, 32000)
-    assert meta.count(heads) / 1e9 == pytest.approx(0.99, abs=0.005)
+    assert meta_device.count(heads) / 1e9 == pytest.approx(0.99, abs=0.005)
 
 
 def test_equation_10() -> None:
@@ -111,5 +111,5 @@ def test_equation_10() -> None:
 
 
 def test_notes_say_what_was_counted() -> None:
-    assert f"{meta.CONTEXT} tokens in the cache" in FLOP_NOTES[0]
-    assert f"gamma = {drafts.GAMMA}, k = {drafts.K}" in FLOP_NOTES[0]
+    assert f"{meta_device.CONTEXT} tokens in the cache" in FLOP_NOTES[0]
+    assert f"gamma = {drafter_costs.GAMMA}, k = {drafter_costs.K}" in FLOP_NOTES[0]

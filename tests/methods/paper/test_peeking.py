@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.experiment import Bench, Request
-from specbench_ss.methods.ss.paper import peeking
-from specbench_ss.methods.ss.paper.peeking import Figure4, PeekingTrainee, held_out, least_sure
-from specbench_ss.methods.together import Budget, DrafterText
-from specbench_ss.methods.training import base_states
-from specbench_ss.target import Target
+from specbench_ss.reports.paper import peeking
+from specbench_ss.reports.paper.peeking import Figure4, PeekingTrainee, held_out, least_sure
+from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.training.side_by_side import Budget, DrafterText
+from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import randomise
 from tests.tiny import ARCHITECTURES, tiny_model
 

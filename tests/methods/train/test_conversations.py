@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.train.conversations import Conversation, read_conversation
-from specbench_ss.methods.train.sources import FileSource, HubSource, open_source
+from specbench_ss.training.text.conversations import Conversation, read_conversation
+from specbench_ss.training.text.sources import FileSource, HubSource, open_source
 
 TALK = ({"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."})
 LONGER = (*TALK, {"role": "user", "content": "More?"}, {"role": "assistant", "content": "No."})

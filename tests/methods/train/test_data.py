@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.lab.text import completion_mask
-from specbench_ss.methods.lab.tokenizer import special_ids
-from specbench_ss.methods.train import data
-from specbench_ss.methods.train.conversations import read_conversation
-from specbench_ss.methods.train.data import TrainingText, load_rows
-from specbench_ss.methods.train.packing import plan_rows
-from specbench_ss.methods.train.rendering import Rendered, Renderer
-from specbench_ss.methods.train.rows import TrainingRows, pack_documents, positions, visible
+from specbench_ss.methods._lab.tokenizer import special_ids
+from specbench_ss.suites.lab_text.training_text import completion_mask
+from specbench_ss.training.text import loading
+from specbench_ss.training.text.conversations import read_conversation
+from specbench_ss.training.text.loading import TrainingText, load_rows
+from specbench_ss.training.text.rendering import Rendered, Renderer
+from specbench_ss.training.text.rows import TrainingRows, pack_documents, plan_rows, positions, visible
 from tests.methods.train.tokenizers_made import made_tokenizer
 
 PUBLIC = Path(__file__).parents[4] / "shared" / "data"
@@ -186,7 +185,7 @@ def test_settings_out_of_range_are_one_line(how: dict[str, Any], problem: str, t
 
 def test_rows_are_made_once_and_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(tmp_path, simple(40), eval_fraction=0.0)
-    monkeypatch.setattr(data, "_build", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(loading, "_build", lambda *_: pytest.fail("made again"))
     again = load(tmp_path, simple(40), eval_fraction=0.0)
     assert isinstance(again.train.ids, np.memmap)
     assert np.array_equal(first.train.ids, again.train.ids) and first.train.counts == again.train.counts
@@ -240,8 +239,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from specbench_ss.methods.train import rowcache
-from specbench_ss.methods.train.data import load_rows
+from specbench_ss.training.text import row_cache
+from specbench_ss.training.text.loading import load_rows
 from tests.methods.train.tokenizers_made import made_tokenizer
 folder, writes = Path(sys.argv[1]), int(sys.argv[2])
 save, count = np.save, 0

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from specbench_ss.methods.draft_training import DraftSize, DraftTrainee
-from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
+from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.methods.together import Budget
-from specbench_ss.methods.train.packed import PackedText
-from specbench_ss.methods.train.rows import TrainingRows
-from specbench_ss.methods.training import BaseStates, Batch, base_states
-from specbench_ss.target import Target
+from specbench_ss.training.batches import Batch
+from specbench_ss.training.side_by_side import Budget
+from specbench_ss.training.text.packed_batches import PackedText
+from specbench_ss.training.text.rows import TrainingRows
+from specbench_ss.training.trainee import BaseStates, base_states
 from tests.methods.decoders import randomise
 from tests.tiny import ARCHITECTURES, tiny_model
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
+from specbench_ss.methods._lab.answers import own_conversations
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.lab.answers import own_conversations
-from specbench_ss.methods.lab.text import conversations
-from specbench_ss.methods.train import own as own_module
-from specbench_ss.methods.train.answers import Answering, answer_batch
-from specbench_ss.methods.train.data import TrainingText, load_rows
-from specbench_ss.methods.train.own import OwnAnswers
-from specbench_ss.models import LAB, load_target
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.models.loading import LAB, load_target
+from specbench_ss.suites.lab_text.training_text import conversations
+from specbench_ss.training.text import own_answers as own_module
+from specbench_ss.training.text.answering import Answering, answer_batch
+from specbench_ss.training.text.loading import TrainingText, load_rows
+from specbench_ss.training.text.own_answers import OwnAnswers
 from tests.methods.train.test_data import documents, write
 
 ASKED = [

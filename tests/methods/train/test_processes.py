@@ -16,22 +16,23 @@ import torch
 from accelerate import Accelerator
 
 from specbench_ss.cli import main
-from specbench_ss.methods.draft_training import DraftSize, DraftTrainee
+from specbench_ss.decoding.target import Target
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
 from specbench_ss.methods.space.training import SPACETrainee
-from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.shared_training import SharedTrainee
+from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.methods.together import Budget
-from specbench_ss.methods.train.packed import PackedText
-from specbench_ss.methods.train.processes import Processes
-from specbench_ss.methods.train.rows import TrainingRows
-from specbench_ss.methods.train.training import DrafterTraining
-from specbench_ss.methods.training import Batch, Trainee, base_states
-from specbench_ss.target import Target
+from specbench_ss.training.batches import Batch
+from specbench_ss.training.drafter_training import DrafterTraining
+from specbench_ss.training.processes import Processes
+from specbench_ss.training.side_by_side import Budget
+from specbench_ss.training.text.packed_batches import PackedText
+from specbench_ss.training.text.rows import TrainingRows
+from specbench_ss.training.trainee import Trainee, base_states
 from tests.methods.decoders import randomise
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model

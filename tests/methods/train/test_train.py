@@ -11,19 +11,22 @@ import pytest
 import torch
 
 from specbench_ss.cli import main
-from specbench_ss.decoder import Decoder
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.generate import Limits, generate
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.ss import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.shared import SharedAROptions, SharedAutoregressive, SharedStreaming
-from specbench_ss.methods.train.training import DrafterTraining, estimated_tau
-from specbench_ss.models import load_target
-from specbench_ss.sampling import Sampling
-from specbench_ss.target import Target
+from specbench_ss.methods.eagle import DynamicOptions, Eagle3Options, EagleOptions
+from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
+from specbench_ss.methods.eagle.static import Eagle
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
+from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
+from specbench_ss.models.loading import load_target
+from specbench_ss.training.drafter_training import DrafterTraining, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import ARCHITECTURES, tiny_model

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.cli import main
+from specbench_ss.methods._shared.heads_options import HeadsOptions
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.hydra import Hydra
-from specbench_ss.methods.medusa import Medusa, MedusaOptions
-from specbench_ss.methods.medusa.joint import Medusa2, Medusa2AROptions, Medusa2Autoregressive
-from specbench_ss.methods.medusa.tree_heads import HeadsOptions
-from specbench_ss.models import load_target
+from specbench_ss.methods.hydra.decoding import Hydra
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.joint_decoding import Medusa2, Medusa2AROptions, Medusa2Autoregressive
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.models.loading import load_target
 from tests.cli import failing
 from tests.methods.train import test_train
 from tests.methods.train.test_train import answer, arguments, lines

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from specbench_ss.cli import main
-from specbench_ss.methods.together import TogetherTrainer
-from specbench_ss.methods.train.processes import PATIENCE, Processes
-from specbench_ss.target import Target
+from specbench_ss.decoding.target import Target
+from specbench_ss.training.processes import PATIENCE, Processes
+from specbench_ss.training.side_by_side import TogetherTrainer
 
 
 def interrupted(self: TogetherTrainer, update: Any = TogetherTrainer._update) -> str:

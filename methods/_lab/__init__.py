@@ -1,0 +1,1 @@
+"""The lab: the project's own small models, trained from nothing."""

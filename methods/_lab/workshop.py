@@ -1,0 +1,139 @@
+"""The work folder of `ssbench lab train`: settings, and what one stage finds of the others'. Knows no stage's work."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.files.crash_safe import replacing
+from specbench_ss.methods._lab.base_training import SIZES, BaseSize
+from specbench_ss.methods._lab.tokenizer import special_ids
+from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.suites.lab_text.training_text import WEIGHTS, completion_mask, conversations, pack, render, tokenize
+from specbench_ss.training.side_by_side import Budget, DrafterText
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all stages share."""
+
+    out: Path
+    size: str
+    device: str
+    seed: int
+    scale: float
+    log: Log
+
+    def scaled(self, count: int, least: int) -> int:
+        """A count of examples or steps under the budget."""
+        return max(least, int(count * self.scale))
+
+    @property
+    def compile(self) -> bool:
+        """Whether compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
+        return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
+
+    def folder(self, stage: str) -> Path:
+        """The work folder of a stage."""
+        path = self.out / stage
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def made(self, path: str, stage: str) -> Path:
+        """What an earlier stage left in the work folder. Raises UserError, naming the stage, where it is not there."""
+        found = self.out / path
+        if not found.exists():
+            raise UserError(f"no {path} in {self.out}: run stage {stage!r} first")
+        return found
+
+    def base_size(self, name: str) -> BaseSize:
+        """The named size, with its budget scaled."""
+        size = SIZES[name]
+        return replace(size, tokens=self.scaled(size.tokens, size.rows_per_step * size.row_length))
+
+    def tokenizer(self) -> Any:
+        """The tokenizer that the first stage made."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.made("tokenizer/tokenizer.json", "tokenizer").parent)
+
+    def tokenizer_hash(self) -> str:
+        """A short sha256 of that tokenizer: what was tokenized with another one is of no use."""
+        return hashlib.sha256(self.made("tokenizer/tokenizer.json", "tokenizer").read_bytes()).hexdigest()[:12]
+
+    def base_target(self) -> Target:
+        """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
+        from transformers import AutoModelForCausalLM
+
+        path = self.made("polish/model/model.safetensors", "polish").parent
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = model.to(self.device)
+        target = Target(model, self.tokenizer(), "lab", path)
+        target.weights_hash = hash_weights(model)
+        return target
+
+
+def training_rows(
+    shop: Workshop, size: BaseSize, seed: int, weights: Mapping[str, float] = WEIGHTS
+) -> NDArray[np.int32]:
+    """Packed rows [R, length], enough for the size's budget; made once for a tokenizer, then read from disk."""
+    name = f"rows-{size.tokens}-{size.row_length}-{seed}-{shop.tokenizer_hash()}.npy"
+    path = shop.folder("text") / name
+    if path.exists():
+        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+    tokenizer = shop.tokenizer()
+    docs: list[NDArray[np.int32]] = []
+    tokens, source = 0, conversations("train", seed, weights)
+    while tokens < size.tokens:
+        new = tokenize(tokenizer, [render(e) for e in islice(source, min(2_000, 16 + size.tokens // 200))])
+        docs += new
+        tokens += sum(map(len, new))
+    rows = pack(docs, size.row_length, special_ids(tokenizer)["pad"])
+    rows = rows[: -(len(rows) % size.rows_per_step) or None]  # whole steps
+    save_rows(path, rows)
+    shop.log(f"text: {len(docs)} conversations, {tokens} tokens, {len(rows)} rows of {size.row_length}")
+    return rows
+
+
+def save_rows(path: Path, rows: NDArray[np.int32]) -> None:
+    """An .npy file that is there whole or not at all."""
+    with replacing(path) as file:
+        np.save(file, rows)
+
+
+def save_model(model: Any, tokenizer: Any, path: Path) -> None:
+    """A float16 safetensors checkpoint with its tokenizer, as any Hugging Face model has it."""
+    import copy
+
+    half = copy.deepcopy(model).to("cpu", torch.float16)
+    half.save_pretrained(path, safe_serialization=True)
+    tokenizer.save_pretrained(path)
+
+
+DRAFTER_STEPS = 900
+DRAFTER_ROWS = 5
+
+
+def drafter_text(shop: Workshop, split: str) -> DrafterText:
+    """Rows of the split 'train' or 'calibration'."""
+    special = special_ids(shop.tokenizer())
+    rows = np.load(shop.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 3)
+
+
+def drafter_budget(shop: Workshop) -> Budget:
+    """Steps and rows of every drafter."""
+    return Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)

@@ -1,0 +1,118 @@
+"""LoRA on a target: put in for training, written as peft writes it, merged into a copy of the target for decoding."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.models_in_use import one_in_use
+from specbench_ss.models.drafter_folder import read_shapes
+from specbench_ss.models.weight_files import read_json
+
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Within: not a word of peft's asking transformers by a name that is going out of use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def with_lora(target: Target, rank: int) -> Target:
+    """The target with untrained LoRA in every linear layer but the LM head; the base's weights are the same memory."""
+    from peft import LoraConfig, get_peft_model
+
+    model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
+    with quiet_peft():
+        adapted = get_peft_model(model, lora)
+    tuned = Target(adapted, target.tokenizer, target.name, target.folder)
+    for p in lora_parameters(tuned.model):
+        p.requires_grad_(True)
+    return tuned
+
+
+def lora_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The LoRA matrices of a peft model, in a fixed order."""
+    return [p for name, p in model.named_parameters() if "lora_" in name]
+
+
+def save_lora(folder: Path, tuned: Target) -> None:
+    """adapter_model.safetensors (float16) and adapter_config.json of a target made by `with_lora`."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    model = tuned.model
+    tensors = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in get_peft_model_state_dict(model).items()}
+    save_file(tensors, folder / ADAPTER)
+    config = model.peft_config["default"].to_dict()
+    config["base_model_name_or_path"] = ""  # a path of the machine that trained it says nothing elsewhere
+    config["inference_mode"] = True
+    plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=1, default=str) + "\n")
+
+
+def check_lora(folder: Path, method: str) -> None:
+    """Raises UserError where the folder's LoRA is missing, damaged or more than LoRA of linear layers."""
+    read_json(folder / ADAPTER_CONFIG)
+    adapted_modules(folder, method)
+
+
+def merged_target(target: Target, folder: Path, method: str) -> Target:
+    """The target with the folder's LoRA merged in; whatever the LoRA does not touch is the target's own memory.
+
+    One for what the files hold, as long as it is in use. Raises UserError where they are no plain LoRA of this model.
+    """
+    names = adapted_modules(folder, method)
+    content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return one_in_use((target, digest), lambda: _merged(target, folder, names, digest, method))
+
+
+def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, method: str) -> Target:
+    from peft import PeftModel
+
+    model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules or not hasattr(modules[name], "weight"):
+            raise UserError(f"{method}: {folder / ADAPTER} adapts {name}, which the model does not have")
+        weight = modules[name].weight
+        modules[name].weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    try:
+        with quiet_peft():
+            merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{method}: the LoRA in {folder} does not fit: {first}") from error
+    own = Target(merged, target.tokenizer, target.name, target.folder)
+    own.is_lab, own.weights_hash = target.is_lab, f"{target.weights_hash}+{digest}"
+    return own
+
+
+def adapted_modules(folder: Path, method: str) -> list[str]:
+    """Names of the modules that a saved LoRA changes.
+
+    Raises UserError for anything but LoRA of linear layers: merged, it would change the base's own weights.
+    """
+    keys = list(read_shapes(folder / ADAPTER))
+    strange = [key for key in keys if not key.endswith((SUFFIX, ".lora_B.weight"))]
+    bias = read_json(folder / ADAPTER_CONFIG).get("bias", "none")
+    if strange or bias != "none":
+        what = f"{strange[0]}" if strange else f"bias {bias!r}"
+        raise UserError(f"{method}: {folder} holds more than LoRA of linear layers: {what}")
+    names = [key for key in keys if key.endswith(SUFFIX)]
+    return [name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names]

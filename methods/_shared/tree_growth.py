@@ -1,0 +1,124 @@
+"""Draft trees grown level by level by a model: the best nodes of a level get children (EAGLE-2, Li et al. 2024b).
+
+A level has k parents with k candidates each; a node's score is its path's probability to the drafting model. Knows
+trees, not models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.tree import DraftTree, shape_of
+
+IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
+
+# tokens [k], what of the tree each sees [k, level * k] bool, the place of its parent's row among the last level's [k],
+# level from 1 -> logits [k, V]
+Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+# logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are drawn from [m, V] or None
+Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A tree, and for those of its nodes that were given children, the row of `expand` that did it.
+
+    Rows count through the levels, k each. Nodes are in order of depth.
+    """
+
+    tree: DraftTree
+    rows: dict[int, int]
+
+
+def best(k: int) -> Choose:
+    """The k most probable tokens."""
+
+    def choose(logits: Tensor) -> tuple[Tensor, Tensor, None]:
+        top = logits.topk(k, dim=-1)
+        return top.indices, top.values.float() - logits.float().logsumexp(-1, keepdim=True), None
+
+    return choose
+
+
+def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int) -> Grown:
+    """A tree under root [1], whose children's logits [V] are given; at most `nodes` of it, the best (0 = all).
+
+    depth - 1 calls of `expand`; one host synchronisation. Drawn candidates stay exact only with nodes = 0.
+    """
+    tokens, log_p, q = choose(logits[None])  # [1, k]
+    k, device = tokens.shape[1], tokens.device
+    own = torch.eye(k, dtype=torch.bool, device=device)
+    visible = own.new_zeros(1, 0)  # what the last level's parents see of the tree: here the root, nothing
+    origin = torch.zeros(k, dtype=torch.long, device=device)  # of the last level's nodes: their place among its parents
+    levels, parents, scores = [tokens.flatten()], [origin], [log_p.flatten().clamp(IMPOSSIBLE, 0)]
+    drawn, expanded = [] if q is None else [q], []
+    first = 1  # index of the last level's first node
+    for level in range(1, depth):
+        chosen = scores[-1].topk(k).indices  # those of the level that get children
+        above = origin[chosen]
+        visible = torch.cat((visible[above], own), 1)  # [k, level * k]
+        tokens, log_p, q = choose(expand(levels[-1][chosen], visible, above, level))  # [k, k]
+        expanded.append(first + chosen)
+        parents.append(expanded[-1].repeat_interleave(k))
+        scores.append((scores[-1][chosen, None] + log_p.clamp(IMPOSSIBLE, 0)).flatten())
+        first += len(levels[-1])
+        levels.append(tokens.flatten())
+        origin = torch.arange(k, device=device).repeat_interleave(k)
+        if q is not None:
+            drawn.append(q)
+    return _selected(root, levels, parents, scores, expanded, drawn, nodes)
+
+
+def _selected(
+    root: Tensor,
+    tokens: list[Tensor],
+    parents: list[Tensor],
+    scores: list[Tensor],
+    expanded: list[Tensor],
+    drawn: list[Tensor],
+    nodes: int,
+) -> Grown:
+    """The best nodes as a tree. Node 0 is the root, node i the i-th of all levels' tokens."""
+    flat, total = torch.cat((root, *tokens)), sum(map(len, tokens))
+    keep = torch.arange(total, device=root.device)
+    if 0 < nodes < total:
+        # no child scores more than its parent, and of equals the first is taken: that is the parent
+        keep = torch.cat(scores).sort(descending=True, stable=True).indices[:nodes].sort().values
+    keep = keep + 1
+    sizes = (len(keep), total)
+    told = torch.cat((keep, *parents, *expanded)).tolist()  # the one transfer
+    kept, above, inner = told[: sizes[0]], told[sizes[0] : sum(sizes)], told[sum(sizes) :]
+    new = {0: 0} | {old: i for i, old in enumerate(kept, start=1)}
+    shape = shape_of((-1, *(new[above[i - 1]] for i in kept)))
+    rows = {new[node]: row for row, node in enumerate(inner) if node in new}
+    probs = _probs(drawn, rows, len(shape.parents)) if drawn else None
+    return Grown(
+        DraftTree(flat if len(kept) == total else flat[torch.cat((keep.new_zeros(1), keep))], shape, probs), rows
+    )
+
+
+def _probs(drawn: list[Tensor], rows: dict[int, int], n: int) -> Tensor:
+    """[n, V]: what each node's children were drawn from; of a node without any, zeros."""
+    q = torch.cat(drawn)  # the root's, then one for each row
+    at = torch.zeros(n, dtype=torch.long)
+    for node, row in rows.items():
+        at[node] = row + 1
+    has = torch.tensor([node == 0 or node in rows for node in range(n)])
+    return q[at.to(q.device)] * has.to(q.device, q.dtype)[:, None]
+
+
+def draw(q: Tensor, rng: torch.Generator, count: int = 1) -> Tensor:
+    """`count` tokens [.., count] in the order in which they are drawn from q [.., V], without replacement.
+
+    An exponential race: what torch.multinomial does, without its check of q, for which a GPU has to be waited for.
+    Where q has fewer tokens than that, the first one stands for those missing: verification never accepts it twice.
+    """
+    arrivals = q / torch.empty_like(q).exponential_(generator=rng).clamp_min_(1e-30)  # 0 / 0 would win
+    if count == 1:
+        return arrivals.argmax(-1, keepdim=True)
+    first = arrivals.topk(count, dim=-1).indices
+    return torch.where(q.gather(-1, first) > 0, first, first[..., :1])

@@ -1,0 +1,165 @@
+"""What EAGLE, EAGLE-2 and EAGLE-3 share: weights, the drafter's cache of true features, and its passes over nodes.
+
+The cache holds a slot for every position before the root's, each from the target's own feature; what is drafted lies
+behind it for a step and is forgotten.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import FINAL, Output, Target
+from specbench_ss.decoding.tree import indices
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.methods.eagle.drafter import Drafter, Rotary
+from specbench_ss.methods.eagle.published_files import drafter_config, read_drafter
+from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
+from specbench_ss.models.weight_hash import hash_tensors
+
+
+class FeatureDrafting(Decoder):
+    """One decoder layer drafts features, and tokens from them. config: what came with the weights."""
+
+    companion: ClassVar[str]  # the folder beside a model that has the weights
+
+    def __init__(
+        self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
+    ) -> None:
+        super().__init__(target, options)
+        self.config, self.layers = config, tuple(layers)
+        self.taps = tuple(layer for layer in layers if layer != FINAL)
+        self.drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.rotary = Rotary(drafter.shape.llama(config), target.device)
+        self.cache = Cache(1, 0)
+        self.newest = torch.empty(0)  # [1, 1, h], output of the last slot: what the root's children are read off
+        self._features: list[Tensor] = []  # of the prompt, between its prefill and `begin`
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def settle(cls, options: Any, config: dict[str, Any], vocab: int) -> Any:
+        """What is drafted, from options and what came with the weights. Raises UserError where that cannot be."""
+
+    @classmethod
+    def layers_of(cls, options: Any, config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]]:
+        """The layers whose inputs are features; several answers where the configuration leaves it open."""
+        return ((FINAL,),)
+
+    @classmethod
+    def levels(cls, layers: Sequence[int]) -> int:
+        """As `read_drafter` takes it: 0 for EAGLE-1."""
+        return 0
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The drafter's file and shapes, the layers it reads, and the tree."""
+        path = drafter_here(options.weights, cls.name, base, cls.companion)
+        if path is None:
+            return
+        config = drafter_config(path)
+        layers = cls.layers_of(options, config, base)[0]
+        with torch.device("meta"):
+            drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes)
+        cls.settle(options, config, drafter.draft_vocab or base.vocab_size)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> FeatureDrafting:
+        """The drafter from the folder or file that the user named, or the one that came with the model."""
+        path = drafter_folder(options.weights, cls.name, target, cls.companion)
+        config = drafter_config(path)
+        check_base(config, target, cls.name)
+        candidates = cls.layers_of(options, config, target)
+        drafter = read_drafter(path, target, cls.name, cls.levels(candidates[0]), read_tensors)
+        if len(candidates) == 1:
+            return cls(target, options, drafter, config, candidates[0])
+        from specbench_ss.methods.eagle.examples import best_layers
+
+        return cls(target, options, drafter, config, best_layers(target, drafter, config, candidates))
+
+    def variant(self, options: Any) -> FeatureDrafting:
+        """The same drafter with another tree."""
+        return type(self)(self.target, options, self.drafter, self.config, self.layers)
+
+    def described(self) -> dict[str, Any]:
+        """The features' layers and the drafter, with the words that it drafts."""
+        return {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
+
+    # -- slots of true features ---------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def drafted_rows(self) -> int:
+        """The most rows of a step that lie in the drafter's cache behind those of true features."""
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """The prompt, with the features of all its positions."""
+        output = self.target.prefill(ids, state.cache, self.taps, every=True)
+        self._features = [output.taps[layer] for layer in self.layers]
+        return output
+
+    def begin(self, state: State) -> None:
+        """A slot for every position of the prompt; the last prompt's are forgotten."""
+        self.cache.expand(state.cache.capacity + self.drafted_rows)
+        self._extend(state, indices(state.ids[1:], self.target.device), self._features)
+        self._features = []
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """A slot for every newly accepted position."""
+        path = indices(verdict.path, self.target.device)
+        assert output.tree is not None
+        tokens = torch.cat((output.tree.tokens[path[1:]], verdict.next_token))
+        self._extend(state, tokens, [output.taps[layer][:, path] for layer in self.layers])
+
+    def _extend(self, state: State, tokens: Tensor, features: Sequence[Tensor]) -> None:
+        """tokens [n], each the one after its feature [1, n, h_t]: their slots stay."""
+        past, n = self.cache.get_seq_length(), len(tokens)
+        mask = self.target.causal_mask(n, past) if past and n > 1 else None
+        positions = torch.arange(past, past + n, device=self.target.device)[None]
+        fused = self.drafter.fuse(features)
+        embedded = self.drafter.embed(tokens[None], self.target)
+        out = self.drafter(embedded, fused, self.cache, mask, self.rotary(positions, fused.dtype))
+        self.cache.advance(n)
+        self.newest = out[:, -1:]
+        state.draft_calls += 1
+
+    # -- slots of drafted nodes ---------------------------------------------------------------------------------
+
+    def rotary_ahead(self, state: State, levels: int) -> tuple[Tensor, Tensor]:
+        """cos, sin [1, levels, head_dim] of the slots of drafted nodes: one a level, since a level has one position."""
+        ahead = torch.arange(state.position, state.position + levels, device=self.target.device)[None]
+        return self.rotary(ahead, self.newest.dtype)
+
+    def descend(
+        self,
+        state: State,
+        tokens: Tensor,
+        states: Tensor,
+        visible: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        level: int,
+    ) -> Tensor:
+        """k nodes of one level, tokens [k] with their parents' states [1, k, h] -> their own states [1, k, h].
+
+        visible bool [k, drafted rows so far + k]. level: 0 for the root's children.
+        """
+        committed = state.position
+        mask = self.target.block_mask(visible, committed)
+        cos, sin = (x[:, level : level + 1] for x in rotary)
+        embedded = self.drafter.embed(tokens[None], self.target)
+        out: Tensor = self.drafter(embedded, states, self.cache, mask, (cos, sin))
+        self.cache.advance(len(tokens))
+        state.draft_calls += 1
+        return out
+
+    def forget_drafted(self, state: State) -> None:
+        """Only slots of true features remain."""
+        self.cache.keep(state.position, ())

@@ -1,0 +1,116 @@
+"""`ssbench train eagle` and `ssbench train eagle3`: one decoder layer over the frozen base's features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss.errors import UserError
+from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accuracies
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.trainee import Trainee
+
+PUBLISHED_DEPTH = 5  # of the static tree: levels for which accuracies are measured
+
+
+@dataclass(frozen=True, slots=True)
+class EagleTrainOptions:
+    """Options of `ssbench train eagle`."""
+
+    feature_weight: float = field(default=1.0, metadata={"help": "of the smooth L1 loss between features"})
+    token_weight: float = field(default=0.1, metadata={"help": "of the cross-entropy from the target's distribution"})
+    noise: float = field(default=0.2, metadata={"help": "width of uniform noise on features, at rows of 512 tokens"})
+
+    def __post_init__(self) -> None:
+        for name in ("feature_weight", "token_weight", "noise"):
+            if getattr(self, name) < 0:
+                raise UserError(f"eagle: {name} must be 0 or more, not {getattr(self, name)}")
+        if not self.feature_weight + self.token_weight:
+            raise UserError("eagle: with feature_weight and token_weight 0 there is nothing to learn")
+
+
+class EagleTrainer(DrafterTrainer):
+    """The drafter of `eagle` and `eagle2`, and the accuracies of which `eagle` builds its tree."""
+
+    name = "eagle"
+    summary = "EAGLE's drafter on the frozen base, for eagle and eagle2"
+    method = "eagle"
+    lr = 3e-4
+    Options = EagleTrainOptions
+
+    @property
+    def ahead(self) -> int:
+        """Levels that are looked at; one is learnt."""
+        return PUBLISHED_DEPTH
+
+    def build(self, target: Target, lr: float) -> Trainee:
+        """A fresh layer."""
+        from specbench_ss.methods.eagle.training import EagleTrainee
+
+        o = self.options
+        return EagleTrainee(target, lr, self.ahead, o.feature_weight, o.token_weight, o.noise)
+
+    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+        """Accuracies, of which the static tree is built."""
+        trainee: Any = training.trainee
+        return measured_accuracies(training, trainee)
+
+    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+        """In the published layout."""
+        from specbench_ss.methods.eagle.training import EagleTrainee
+        from specbench_ss.models.drafter_folder import write_checkpoint
+
+        trainee = training.trainee
+        assert isinstance(trainee, EagleTrainee)
+        write_checkpoint(folder, trainee.module, {**trainee.config, **about})
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3TrainOptions:
+    """Options of `ssbench train eagle3`."""
+
+    levels: int = field(default=7, metadata={"help": "levels of its own outputs that it learns from"})
+    draft_vocab: int = field(default=32000, metadata={"help": "words that it can draft: the most frequent ones"})
+    decay: float = field(default=0.8, metadata={"help": "weight of a level's loss beside the one before it"})
+
+    def __post_init__(self) -> None:
+        for name in ("levels", "draft_vocab"):
+            if getattr(self, name) < 1:
+                raise UserError(f"eagle3: {name} must be at least 1, not {getattr(self, name)}")
+        if self.decay <= 0:
+            raise UserError(f"eagle3: decay must be above 0, not {self.decay}")
+
+
+class Eagle3Trainer(DrafterTrainer):
+    """The drafter of `eagle3`, by training-time test."""
+
+    name = "eagle3"
+    summary = "EAGLE-3's drafter on the frozen base: features of three levels, training-time test"
+    method = "eagle3"
+    lr = 3e-4
+    Options = Eagle3TrainOptions
+
+    @property
+    def ahead(self) -> int:
+        """A token a level."""
+        return int(self.options.levels)
+
+    def build(self, target: Target, lr: float) -> Trainee:
+        """A fresh layer."""
+        from specbench_ss.methods.eagle.training import Eagle3Trainee
+
+        o = self.options
+        return Eagle3Trainee(target, lr, o.levels, o.draft_vocab, o.decay)
+
+    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+        """In the published layout, and the layers that it reads."""
+        from specbench_ss.methods.eagle.training import Eagle3Trainee
+        from specbench_ss.models.drafter_folder import write_checkpoint
+
+        trainee = training.trainee
+        assert isinstance(trainee, Eagle3Trainee)
+        write_checkpoint(folder, trainee.module, {**trainee.config, **about})

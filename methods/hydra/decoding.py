@@ -1,0 +1,146 @@
+"""Hydra: heads that read the tokens drafted before theirs, on a sparse tree; Hydra++ with a prefix layer. Lossless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import FINAL, Output, Target
+from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.heads_decoder import Read, TreeHeads
+from specbench_ss.methods._shared.heads_options import HeadsOptions
+from specbench_ss.methods._shared.static_trees import MedusaTree
+from specbench_ss.methods.hydra.files import read_heads
+from specbench_ss.methods.hydra.heads import HydraHeads
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What one head drafts: the children of all nodes of one depth.
+
+    paths int64 [m, depth + 1]: from the root to each node with children; width: candidates wanted of each; pick int64
+    [c]: which of the m * width candidates are the children, in the tree's order.
+    """
+
+    paths: Tensor
+    width: int
+    pick: Tensor
+
+
+class Hydra(TreeHeads):
+    """Head i predicts the token i + 1 places after the root from the prefix state and all tokens since.
+
+    The prefix state is the base's own (hydra) or what one more layer makes of all the base's states so far (Hydra++).
+    """
+
+    name = "hydra"
+    summary = "Hydra and Hydra++: sequential heads on the frozen base, sparse tree"
+    paper = "Ankner et al. 2024, arXiv:2402.05109"
+    Options = HeadsOptions
+
+    def __init__(
+        self,
+        target: Target,
+        options: HeadsOptions,
+        heads: HydraHeads,
+        tree: MedusaTree,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(target, options, heads, tree, config)
+        self.tap = state_tap(self.config, target.n_layers)
+        self.taps = () if self.tap == FINAL else (self.tap,)
+        self.levels = levels_of(tree, target.device)
+        self.embedding: Tensor = target.model.get_input_embeddings().weight
+        self.unembed = target.unembed
+        self.cache = Cache(1, 0)  # of the prefix layer
+        self.prefix_state = torch.empty(0)  # [1, h], at the position before the root
+
+    @classmethod
+    def read(cls, path: Path, base: Outline, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
+        """In our layout or the published one."""
+        heads, config = read_heads(path, base, read)
+        state_tap(config, base.n_layers)
+        return heads, config
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random heads in every shape."""
+        from specbench_ss.methods.hydra.examples import shapes
+
+        return shapes(cls, target)
+
+    # -- the loop's calls ---------------------------------------------------------------------------------------
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """The prefix layer reads every position of the prompt."""
+        if self.heads.prefix is None:
+            return super().prefill(state, ids)
+        output = self.target.prefill(ids, state.cache, self.taps, every=True)
+        self.cache.expand(state.cache.capacity)
+        self._extend(output.taps[self.tap])
+        return output
+
+    def begin(self, state: State) -> None:
+        """Without a prefix layer the base's last state is the prefix state."""
+        if self.heads.prefix is None:
+            self.prefix_state = state.taps[self.tap][0]
+
+    def propose(self, state: State) -> DraftTree:
+        """Head by head: each sees the tokens that the one before it drafted, on every path that goes on."""
+        tokens = state.root  # [1], then [1 + nodes so far]
+        for head, level in enumerate(self.levels):
+            path = F.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
+            logits = self.heads.logits(head, self.prefix_state, path, self.unembed)  # [m, V]
+            best = logits.topk(level.width).indices.flatten()
+            tokens = torch.cat((tokens, best[level.pick]))
+        return DraftTree(tokens, self.tree.shape)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """The prefix layer reads the states of all that was accepted."""
+        if self.heads.prefix is None:
+            self.prefix_state = state.taps[self.tap][0]
+        else:
+            self._extend(output.taps[self.tap][:, indices(verdict.path, self.target.device)])
+
+    def _extend(self, states: Tensor) -> None:
+        """The base's states [1, q, h] of the next q positions through the prefix layer."""
+        past, q = self.cache.get_seq_length(), states.shape[1]
+        places = torch.arange(past, past + q, device=states.device)[None]
+        mask = self.target.causal_mask(q, past) if past and q > 1 else None
+        self.prefix_state = self.heads.prefix(states, places, past + q, self.cache, mask)[0, -1:]
+        self.cache.advance(q)
+
+
+def state_tap(config: dict[str, Any], layers: int) -> int:
+    """Which of the base's states the heads read: hidden_state_offset counts from the last. Raises UserError."""
+    offset = config.get("hidden_state_offset", 0)
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= layers:
+        raise UserError(f"hydra: 'hidden_state_offset' in config.json must be 0 to {layers}, not {offset!r}")
+    return layers - offset if offset else FINAL
+
+
+def levels_of(tree: MedusaTree, device: torch.device) -> list[Level]:
+    """The tree by depths: its nodes come in that order."""
+    parents, children = tree.shape.parents, tree.shape.children()
+    paths: list[list[int]] = [[0]]
+    for node, parent in enumerate(parents[1:], start=1):
+        paths.append([*paths[parent], node])
+    levels = []
+    for head in range(tree.depth):
+        inner = [n for n, depth in enumerate(tree.shape.depths) if depth == head and children[n]]
+        ranks = [(row, tree.ranks[child - 1]) for row, n in enumerate(inner) for child in children[n]]
+        width = 1 + max(rank for _, rank in ranks)
+        pick = torch.tensor([row * width + rank for row, rank in ranks], device=device)
+        levels.append(Level(torch.tensor([paths[n] for n in inner], device=device), width, pick))
+    return levels

@@ -1,1 +1,0 @@
-"""Methods that draft by looking up what followed the newest tokens before: no model, no training."""

@@ -1,0 +1,73 @@
+"""Medusa-1: extra heads on the last hidden state draft a fixed sparse tree; the base is untouched. Lossless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.fine_tuned import holds_model
+from specbench_ss.methods._shared.heads_decoder import Read, TreeHeads
+from specbench_ss.methods._shared.lora import ADAPTER
+from specbench_ss.methods._shared.static_trees import MedusaTree
+from specbench_ss.methods.medusa.files import read_heads
+from specbench_ss.methods.medusa.heads import MedusaHeads
+from specbench_ss.methods.medusa.options import MedusaOptions
+
+
+class Medusa(TreeHeads):
+    """Head i reads the state that chose the root and predicts the token i + 1 places after the root."""
+
+    name = "medusa"
+    summary = "Medusa-1 heads on the frozen base, sparse tree"
+    paper = "Cai et al. 2024, arXiv:2401.10774"
+    Options = MedusaOptions
+
+    def __init__(
+        self,
+        target: Target,
+        options: MedusaOptions,
+        heads: MedusaHeads,
+        tree: MedusaTree,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(target, options, heads, tree, config)
+        flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
+        self.gather = torch.tensor(flat, device=target.device)
+        self.unembed = target.unembed
+
+    @classmethod
+    def read(cls, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
+        """In any published layout. Those inside or beside another backbone are for that: it must be the base."""
+        heads, config, whole = read_heads(path, base, read, cls.name)
+        if (whole or (path / ADAPTER).is_file() or holds_model(path)) and not cls.accepts_whole(path, base):
+            raise UserError(
+                f"{cls.name}: {path} has a backbone of its own: decode with medusa2, or with it as the --model"
+            )
+        return heads, config
+
+    @classmethod
+    def accepts_whole(cls, path: Path, base: Outline) -> bool:
+        """Whether heads that came inside a whole model are for this base."""
+        downloaded = f"models--{base.name.replace('/', '--')}"  # how the hub's cache calls its folder
+        return downloaded in path.parts if base.folder is None else base.folder.resolve() == path.resolve()
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random heads on every kind of tree."""
+        from specbench_ss.methods.medusa.examples import shapes
+
+        return shapes(cls, target)
+
+    def propose(self, state: State) -> DraftTree:
+        """Top tokens of every head, placed on the tree."""
+        logits = self.heads(state.taps[FINAL][0], self.unembed, self.depth)  # [n, 1, V]
+        candidates = logits[:, 0].topk(self.tree.width).indices.flatten()  # [n * width]
+        return DraftTree(torch.cat((state.root, candidates[self.gather])), self.tree.shape)

@@ -1,0 +1,35 @@
+"""`ssbench train medusa`: Medusa-1 heads on the frozen base."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbench_ss.training.heads_trainer import MeasurableHeadsTrainer
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.methods.medusa.training import MedusaTrainee
+
+
+class MedusaTrainer(MeasurableHeadsTrainer):
+    """Heads, and their accuracies, of which `medusa` builds its tree."""
+
+    name = "medusa"
+    summary = "Medusa-1 heads on the frozen base"
+    method = "medusa"
+    lr = 1e-3
+    weights_file = "medusa_lm_head.safetensors"
+
+    def build(self, target: Target, lr: float) -> MedusaTrainee:
+        """Copies of the base's LM head behind an identity block."""
+        from specbench_ss.methods.medusa.training import MedusaTrainee
+
+        return MedusaTrainee(target, self.options.heads, lr)
+
+    def loaded(self, target: Target, weights: str) -> MedusaTrainee:
+        """As `medusa` loads them."""
+        from specbench_ss.methods.medusa.decoding import Medusa
+        from specbench_ss.methods.medusa.options import MedusaOptions
+        from specbench_ss.methods.medusa.training import MedusaTrainee
+
+        return MedusaTrainee(target, Medusa.load(target, MedusaOptions(weights, tree="published")).heads)

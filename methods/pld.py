@@ -1,0 +1,97 @@
+"""Prompt lookup decoding: what followed an earlier occurrence of the newest tokens is the draft. Lossless.
+
+Saxena 2023 (Prompt-Lookup-Decoding); transformers' `prompt_lookup_num_tokens` is the same search with other defaults:
+docs/methods/pld.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOptions:
+    """Options of `pld`."""
+
+    ngram: int = field(default=3, metadata={"help": "longest n-gram that is looked up; shorter ones if it is new"})
+    length: int = field(default=10, metadata={"help": "tokens copied, at most"})
+    match: Literal["first", "last"] = field(default="first", metadata={"help": "which earlier occurrence is copied"})
+    complete: bool = field(
+        default=False,
+        metadata={"help": "only occurrences that `length` tokens follow, as first published; off: any"},
+    )
+
+    def __post_init__(self) -> None:
+        for name, most in (("ngram", MOST_NODES), ("length", MOST_NODES - 1)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise UserError(f"pld: {name} must be 1 to {most}, not {value}")
+
+
+class PromptLookup(Decoder):
+    """The request is held as a string, a character for each token: its search is one of the fastest there are."""
+
+    name = "pld"
+    summary = "prompt lookup: copies what followed the newest n-gram before"
+    paper = "Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding"
+    Options = LookupOptions  # type: ignore[assignment]
+
+    def __init__(self, target: Target, options: LookupOptions | None = None) -> None:
+        super().__init__(target, options)
+        self.text = ""
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Either occurrence, and complete ones."""
+        shapes = {
+            "first": LookupOptions(),
+            "last": LookupOptions(ngram=2, length=4, match="last"),
+            "complete": LookupOptions(length=6, complete=True),
+        }
+        return {label: partial(cls, target, options) for label, options in shapes.items()}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """How much is copied, and from where."""
+        return {
+            "length": (2, 4, 6, 10, 16, 24),
+            "ngram": (1, 2, 3, 4),
+            "match": ("first", "last"),
+        }
+
+    def max_rows(self) -> int:
+        """The root and what is copied."""
+        return 1 + int(self.options.length)
+
+    def begin(self, state: State) -> None:
+        """The prompt and the first token."""
+        self.text = "".join(map(chr, state.ids))
+
+    def propose(self, state: State) -> DraftTree:
+        """The continuation of the longest n-gram that is found."""
+        self.text += "".join(map(chr, state.ids[len(self.text) :]))
+        copied = look_up(self.text, self.options)
+        if not copied:
+            return DraftTree.root_only(state.root)
+        return DraftTree.chain(state.root, indices([ord(c) for c in copied], state.root.device))
+
+
+def look_up(text: str, options: LookupOptions) -> str:
+    """At most `length` characters that followed the first (or last) occurrence of the newest n-gram, n descending.
+
+    Only occurrences that at least one character follows, or `length` of them where `complete` is asked for.
+    """
+    end = len(text)
+    find = text.find if options.match == "first" else text.rfind
+    for n in range(min(options.ngram, end - 1), 0, -1):
+        start = find(text[end - n :], 0, max(0, end - (options.length if options.complete else 1)))
+        if start >= 0:
+            return text[start + n : start + n + options.length]
+    return ""

@@ -1,0 +1,78 @@
+"""`ssbench datastore`: text that the method `rest` looks up drafts in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench_ss.errors import UserError
+
+app = typer.Typer(help="Text for the method rest to look drafts up in.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def build(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the datastore.", file_okay=False)],
+    model: Annotated[str, typer.Option("--model", help="Whose tokenizer: lab model, folder or hub id.")] = "lab",
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="FILE|DIR|ID", help="Text (.txt) or conversations, as for `ssbench train`."),
+    ] = None,
+    lab: Annotated[
+        int, typer.Option("--lab", min=0, metavar="N", help="So many generated training conversations of the lab.")
+    ] = 0,
+    draft: Annotated[int, typer.Option("--draft", min=0, help="Size of tree that the datastore advises; 0: none.")] = 0,
+    chat_template: Annotated[
+        str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="As in `ssbench run`.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+) -> None:
+    """Tokenize text and sort its suffixes; the same text gives the same bytes."""
+    from itertools import chain
+
+    from specbench_ss.methods.rest import text
+    from specbench_ss.methods.rest.build import build as write
+    from specbench_ss.models.loading import outline_of
+    from specbench_ss.runs.run_directory import check_place
+
+    if not data and not lab:
+        raise UserError("datastore: give text with --data FILE, or --lab N")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"datastore: --out {out} holds files already: give another folder")
+    check_place(out)
+    base = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
+    texts = chain(text.file_texts(base.tokenizer, data or ()), text.lab_texts(base.tokenizer, lab))
+    names = [*(Path(name).name for name in data or ()), *([f"{lab} conversations of the lab"] if lab else [])]
+    header = write(text.documents(base.tokenizer, texts), base, ", ".join(names), out, draft=draft)
+    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    print(f"written: {out}: {header['tokens']:,} tokens of {header['documents']:,} documents, {size:.1f} MB")
+    print(f"use it: ssbench run --model {model} --methods rest --set rest.datastore={out}")
+
+
+@app.command()
+def info(
+    datastore: Annotated[Path, typer.Argument(help="Folder, or a file of REST (.idx).")],
+    model: Annotated[str | None, typer.Option("--model", help="Whether it fits this model.")] = None,
+) -> None:
+    """What a datastore holds."""
+    from specbench_ss.methods.rest.datastore import open_datastore
+    from specbench_ss.models.loading import outline_of
+
+    store = open_datastore(datastore)
+    if model is not None:
+        store.check_fits(outline_of(model), datastore)
+    bits = {8 * chunk.tokens.dtype.itemsize for chunk in store.chunks}
+    for name, value in store.about.items():
+        print(f"{name.replace('_', ' '):<10} {f'{value:,}' if isinstance(value, int) else value}")
+    print(f"{'chunks':<10} {len(store.chunks)}, ids of {', '.join(map(str, sorted(bits)))} bits")
+    if model is not None:
+        print(f"{'model':<10} fits {model}")

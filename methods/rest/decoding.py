@@ -1,0 +1,153 @@
+"""REST: what followed the newest tokens in a datastore of text is the draft; nothing is trained. Lossless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import MOST_NODES, DraftTree, sent, shape_of
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.lossy_acceptance import accept_rows
+from specbench_ss.methods.rest.datastore import Datastore, open_datastore
+from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
+
+PUBLISHED_DRAFT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RESTOptions:
+    """Options of `rest`; defaults as published."""
+
+    datastore: str = field(
+        default="",
+        metadata={"help": "of `ssbench datastore build`, or REST's own .idx file; empty = the model's own"},
+    )
+    draft: int = field(default=0, metadata={"help": "drafted nodes at most; 0 = as the datastore advises, else 64"})
+    span: int = field(default=16, metadata={"help": "longest suffix of the text that is looked up"})
+    shortest: int = field(default=2, metadata={"help": "shortest suffix that is looked up"})
+    occurrences: int = field(default=5000, metadata={"help": "occurrences that are read, in each chunk"})
+    length: int = field(default=10, metadata={"help": "tokens read behind each"})
+    accept: Literal["exact", "rows"] = field(
+        default="exact", metadata={"help": "rows: as published, each path on its own; lossy where tokens are sampled"}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("span", "shortest", "occurrences", "length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"rest: {name} must be at least 1, not {getattr(self, name)}")
+        if self.shortest > self.span:
+            raise UserError(f"rest: shortest {self.shortest} is above span {self.span}")
+        if not 0 <= self.draft <= MOST_NODES:
+            raise UserError(f"rest: draft must be 1 to {MOST_NODES}, or 0 for the datastore's own, not {self.draft}")
+
+
+class REST(Decoder):
+    """The continuations of the longest suffix that occurs in the datastore, as a tree of their commonest beginnings."""
+
+    name = "rest"
+    summary = "retrieval: what followed the newest tokens in a datastore of text, as a tree"
+    paper = "He et al. 2023, arXiv:2311.08252"
+    Options = RESTOptions  # type: ignore[assignment]
+
+    def __init__(self, target: Target, options: RESTOptions, store: Datastore) -> None:
+        super().__init__(target, options)
+        self.store = store
+        self.draft = options.draft or store.advised_draft or PUBLISHED_DRAFT
+        self.lossless = options.accept == "exact"
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The datastore, and whether its ids are the base's."""
+        cls.opened(options, base)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> REST:
+        """The datastore that the user named, or the one that came with the model; its memory is the files'."""
+        return cls(target, options, cls.opened(options, target))
+
+    @classmethod
+    def opened(cls, options: RESTOptions, base: Outline) -> Datastore:
+        """The datastore, mapped. Raises UserError where it is missing, damaged or of another tokenizer."""
+        place = Path(options.datastore) if options.datastore else base.companion(cls.name)
+        if place is None:
+            raise UserError(
+                f"rest: no datastore for model {base.name!r}: make one with `ssbench datastore build` and give it with "
+                "--set rest.datastore=PATH"
+            )
+        store = open_datastore(place)
+        store.check_fits(base, place)
+        return store
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """A datastore of random documents in which every pair of tokens occurs, and one of a few words only."""
+        from specbench_ss.methods.rest.build import in_memory
+
+        rng, v = np.random.default_rng(0), target.vocab_size
+        documents = [rng.integers(0, v, n).astype(np.int32) for n in (40 * v, 3 * v, 7, 1)]
+        rich, poor = in_memory(documents), in_memory([np.arange(v, dtype=np.int32)])
+        return {
+            "default": lambda: cls(target, RESTOptions(), rich),
+            "one-token": lambda: cls(target, RESTOptions(shortest=1, draft=20, length=3), rich),
+            "one-node": lambda: cls(target, RESTOptions(draft=1), rich),
+            "few-hits": lambda: cls(target, RESTOptions(span=2, length=4), poor),
+            "rows": lambda: cls(target, RESTOptions(accept="rows", shortest=1, draft=20), rich),
+        }
+
+    def described(self) -> dict[str, Any]:
+        """The settings as resolved, and the text that is searched."""
+        o = self.options
+        settings = {name: getattr(o, name) for name in ("span", "shortest", "occurrences", "length", "accept")}
+        return {"draft": self.draft, **settings, "datastore": self.store.about}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size of the tree, and which suffixes are worth a draft."""
+        return {"draft": (4, 8, 16, 32, 64), "shortest": (2, 3, 4), "length": (4, 6, 10)}
+
+    def variant(self, options: Any) -> REST:
+        """The same datastore."""
+        return type(self)(self.target, options, self.store)
+
+    def max_rows(self) -> int:
+        """The tree, root included."""
+        return self.draft + 1
+
+    def propose(self, state: State) -> DraftTree:
+        """The most frequent beginnings of what followed in the datastore; no hit = no draft."""
+        o = self.options
+        found = retrieve(self.store, state.ids[-o.span :], o.span, o.shortest, o.occurrences, o.length)
+        if found is None:
+            return DraftTree.root_only(state.root)
+        return draft_tree(state.root, best_prefixes(found.rows, self.draft))
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """Exactly the target's distribution, but by the published rule where that was asked for."""
+        if self.lossless:
+            return super().accept(state, tree, output)
+        return accept_rows(output.logits[0], tree, state.sampling, state.rng)
+
+
+def draft_tree(root: Tensor, prefixes: Prefixes) -> DraftTree:
+    """The prefixes under the root [1]. Who sees whom is known already."""
+    n, device = len(prefixes.tokens) + 1, root.device
+    visible = np.ones((n, n), bool)
+    visible[0, 1:] = False
+    visible[1:, 1:] = prefixes.visible
+    seen = _sent(visible, device), _sent(np.append(0, prefixes.depths), device)
+    tokens = torch.cat((root, _sent(prefixes.tokens.astype(np.int64), device)))
+    return DraftTree(tokens, shape_of((-1, *prefixes.parents.tolist())), None, seen)
+
+
+def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    return sent(torch.from_numpy(array), device)

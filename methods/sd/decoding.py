@@ -1,0 +1,236 @@
+"""Two-model speculative decoding: a small model drafts, the target verifies. Lossless (docs/methods/sd.md).
+
+Leviathan et al. 2023; Chen et al. 2023. What a step does is in chain.py (their algorithm), trees.py and text.py (a
+draft of another vocabulary); this file loads the draft and keeps its cache in step with what is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.small_llama import new_llama
+from specbench_ss.methods.sd.chain import Length, draft_chain
+from specbench_ss.methods.sd.draft import Draft
+from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
+from specbench_ss.methods.sd.text import Bridge
+from specbench_ss.methods.sd.trees import draft_tree
+from specbench_ss.methods.sd.vocabulary import mismatch
+from specbench_ss.models.drafter_folder import drafter_here
+from specbench_ss.models.loading import load_target, outline_of
+from specbench_ss.models.weight_hash import hash_weights
+
+T = TypeVar("T", bound=Outline)
+
+FINER = 4  # tokens of the draft for one of the target that there is room for, where they have different vocabularies
+NODES = (4, 6, 8, 12, 16, 24, 32, 48)
+
+
+class TwoModel(Decoder):
+    """The draft has a cache of its own, which holds what is accepted but for the newest token (or two)."""
+
+    name = "sd"
+    summary = "two-model speculative decoding: a small model drafts a chain or a tree"
+    paper = "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318"
+    Options = TwoModelOptions  # type: ignore[assignment]
+    companion: ClassVar[str] = "draft"  # the folder beside a model that has the weights
+
+    def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:
+        super().__init__(target, options)
+        self.draft = Draft(draft, target.vocab_size)
+        self.length = Length(options)
+        self.bridge: Bridge | None = None
+        if check_pair(options, target, draft):
+            self.bridge = Bridge(target.tokenizer, draft.tokenizer, options.lookbehind)
+        self.logits = torch.empty(0)  # [V] after all that the draft has been fed
+        self.fed: list[int] = []  # where it drafts through text: its tokens in its cache
+        self.rows: dict[int, int] = {}  # of a tree's nodes in the draft's cache
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The draft's configuration and vocabulary."""
+        path = drafter_here(options.weights, cls.name, base, cls.companion)
+        if path is not None:
+            check_pair(options, base, named_draft(outline_of, str(path)))
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> TwoModel:
+        """The draft that the user named, or the one that came with the model, in the target's dtype beside it."""
+        path = drafter_here(options.weights, cls.name, target, cls.companion)
+        beside = partial(load_target, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
+        return cls(target, options, named_draft(beside, str(path or options.weights)))
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Chains and trees of a random draft; the target as its own draft; a draft whose context ends early."""
+        random, short = random_draft(target, target.context_length), random_draft(target, 24)
+        o = TwoModelOptions
+        shapes = {
+            "chain": (o(), random),
+            "adaptive": (o(gamma=6, threshold=0.3), random),
+            "heuristic": (o(gamma=2, schedule="heuristic"), random),
+            "tree": (o(form="tree", gamma=3, k=2, nodes=6), random),
+            "tree-drawn": (o(form="tree", gamma=3, k=2, candidates="drawn"), random),
+            "short-draft": (o(candidates="top"), short),
+            "same-model": (o(form="tree", gamma=3, k=3, nodes=0), target),
+        }
+        return {label: partial(cls, target, options, draft) for label, (options, draft) in shapes.items()}
+
+    def variant(self, options: Any) -> TwoModel:
+        """The same draft."""
+        other = type(self)(self.target, options, self.draft.model)
+        other.draft = self.draft
+        return other
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """Length, size and form of the draft."""
+        if self.options.form == "tree":
+            return {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
+        chain = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
+        return chain if self.bridge else {**chain, "form": ("chain", "tree")}
+
+    def described(self) -> dict[str, Any]:
+        """What shapes the draft, and the draft."""
+        used = ("gamma", "k", "nodes") if self.options.form == "tree" else ("gamma", "threshold", "schedule")
+        through = {"lookbehind": self.options.lookbehind} if self.bridge else {}
+        model = self.draft.model
+        return {
+            "form": self.options.form,
+            **{name: getattr(self.options, name) for name in used},
+            "drawn": self._drawn(greedy=False),
+            "retokenised": self.bridge is not None,
+            **through,
+            "draft_parameters": model.parameter_count,
+            "draft_context": model.context_length,
+            "draft_hash": model.weights_hash or hash_weights(model.model),
+        }
+
+    def max_rows(self) -> int:
+        """The root and what is drafted."""
+        return 1 + (LONGEST if self.bridge else int(self.options.most_drafted()))
+
+    # -- the loop's calls ---------------------------------------------------------------------------------------
+
+    def begin(self, state: State) -> None:
+        """The draft reads the prompt and the first token."""
+        o = self.options
+        own = o.gamma * o.k if o.form == "tree" else 0  # rows of a tree that no accepted token gets
+        capacity = state.cache.capacity * (FINER if self.bridge else 1)
+        self.draft.begin(min(capacity, self.draft.model.context_length) + own)
+        self.length.begin()
+        self.fed = []
+        if self.bridge:
+            self.bridge.begin()
+        self._catch_up(state)
+        state.draft_calls = self.draft.calls
+
+    def propose(self, state: State) -> DraftTree:
+        """A draft, as far as both models have positions; where the draft's context ends, none."""
+        self.rows = {}
+        here = self.target.context_length - 1 - state.position
+        if here < 1 or not self._catch_up(state):
+            return DraftTree.root_only(state.root)
+        wanted = self.options.gamma if self.options.form == "tree" else self.length.now
+        tree = self._drafted(state, min(wanted, here, self.draft.room + 1))  # the last token is not fed
+        state.draft_calls = self.draft.calls
+        return tree
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """The draft's cache forgets what was not accepted."""
+        assert output.tree is not None
+        self.length.observe(verdict.accepted, len(output.tree) - 1)
+        if self.rows:
+            self.draft.keep(state.position - verdict.accepted, [self.rows[i] for i in verdict.path if i in self.rows])
+        elif self.bridge is None:
+            self.draft.rewind(state.position)
+
+    def _drafted(self, state: State, length: int) -> DraftTree:
+        o, drawn = self.options, state.sampling if self._drawn(state.sampling.greedy) else None
+        if o.form == "tree":
+            grown = draft_tree(self.draft, self.logits, length, o.k, o.nodes, drawn, state)
+            self.rows = grown.rows
+            return grown.tree
+        chain = draft_chain(self.draft, self.logits, length, o.threshold, drawn, state)
+        if self.bridge is None:
+            return DraftTree.chain(state.root, chain.tokens, chain.probs)
+        return self._through_text(state, chain.tokens.tolist())
+
+    def _drawn(self, greedy: bool) -> bool:
+        return self.bridge is None and bool(self.options.drawn(greedy))
+
+    def _catch_up(self, state: State) -> bool:
+        """Feed the draft what it has not seen. False where it has no room, or the text ends within a character."""
+        known = state.ids
+        if self.bridge:
+            if not self.bridge.tell(state.ids):
+                return False
+            known, settled = self.bridge.ids, self.bridge.settled
+            self.draft.rewind(settled + agreement(self.fed[settled:], known[settled:-1]))
+            self.fed = known
+        unseen = known[self.draft.fed :]
+        if len(unseen) > self.draft.room:
+            return False
+        if unseen:
+            one = len(unseen) == 1 and self.bridge is None  # the root, which is on the device
+            self.logits = self.draft.feed(state.root if one else indices(unseen, state.root.device))
+        return True
+
+    def _through_text(self, state: State, drafted: list[int]) -> DraftTree:
+        """What the draft's tokens say, in the target's."""
+        assert self.bridge is not None
+        self.fed = self.bridge.ids + drafted[:-1]
+        ends = self.draft.model.eos_ids
+        said = list(takewhile(lambda token: token not in ends, drafted))
+        ids = self.bridge.candidates(state.ids, said) if said else []
+        ids = list(takewhile(lambda token: token < self.target.vocab_size, ids[:LONGEST]))
+        return DraftTree.chain(state.root, indices(ids, state.root.device)) if ids else DraftTree.root_only(state.root)
+
+
+def check_pair(options: TwoModelOptions, base: Outline, draft: Outline) -> bool:
+    """Whether they have different vocabularies. Raises UserError where the options do not allow that."""
+    if options.form == "tree" and options.k > base.vocab_size:
+        raise UserError(f"sd: k must be at most {base.vocab_size}, the size of the vocabulary, not {options.k}")
+    problem = mismatch(base, draft)
+    if problem and not options.retokenise:
+        raise UserError(
+            f"sd: the draft {draft.name!r} has another vocabulary: {problem}; "
+            "--set sd.retokenise=on lets it draft through text"
+        )
+    if problem and (base.tokenizer is None or draft.tokenizer is None):
+        raise UserError("sd: retokenise=on needs the tokenizers of both models")
+    return bool(problem)
+
+
+def named_draft(load: Callable[[str], T], model: str) -> T:
+    """What `load` gives. Raises UserError that says that it is the draft which cannot be loaded."""
+    try:
+        return load(model)
+    except UserError as error:
+        raise UserError(f"sd: the draft: {error}") from error
+
+
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def random_draft(target: Target, context: int) -> Target:
+    """A tiny Llama of the target's vocabulary, always the same one, with opinions."""
+    special = {"bos": None, "eos": None, "pad": None}
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(1)
+        model = new_llama(32, 2, 4, 2, 48, target.vocab_size, context, special)
+        for p in model.parameters():
+            if p.ndim > 1:
+                torch.nn.init.normal_(p, std=0.15)
+    return Target(model.to(target.device, target.dtype), target.tokenizer, name="random draft")

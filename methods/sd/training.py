@@ -1,0 +1,121 @@
+"""Training a small model of the target's tokenizer, for two-model speculative decoding (Leviathan et al. 2023).
+
+From text alone, or distilled: Kullback-Leibler divergence from the target's next-token distribution where the target is
+to answer (Hinton et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.small_llama import new_llama
+from specbench_ss.training.batches import Batch
+from specbench_ss.training.losses import weighted_loss
+from specbench_ss.training.trainee import BaseStates, Trainee
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSize:
+    """Shape of a draft: a Llama. ffn 0: 8/3 of hidden, in steps of 32; heads 0: of 64 each."""
+
+    layers: int = 2
+    hidden: int = 256
+    heads: int = 0
+    ffn: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.hidden) < 1 or min(self.heads, self.ffn) < 0:
+            raise UserError("draft: layers and hidden must be at least 1, heads and ffn 0 (chosen) or more")
+        if self.hidden % self.attention_heads or (self.hidden // self.attention_heads) % 2:
+            raise UserError(f"draft: hidden {self.hidden} cannot be divided into {self.attention_heads} even heads")
+
+    @property
+    def attention_heads(self) -> int:
+        """The number of heads."""
+        return self.heads or max(1, self.hidden // 64)
+
+    @property
+    def width(self) -> int:
+        """Of the MLP."""
+        return self.ffn or -(-self.hidden * 8 // 3 // 32) * 32
+
+
+def new_draft(target: Target, size: DraftSize) -> Any:
+    """A fresh Llama over the target's vocabulary, in float32, with the target's special ids."""
+    c = target.config
+    special = {"bos": c.bos_token_id, "eos": c.eos_token_id, "pad": c.pad_token_id}
+    heads = size.attention_heads
+    model = new_llama(
+        size.hidden, size.layers, heads, heads, size.width, target.vocab_size, target.context_length, special
+    )
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+class DraftTrainee(Trainee):
+    """A model of its own. prompt_weight: of a prompt's tokens beside an answer's; distill: share of the KL loss.
+
+    The shares of right guesses are all the same one: a draft's j-th guess is a next token as its first is.
+    """
+
+    name = "draft"
+
+    def __init__(
+        self, target: Target, size: DraftSize, lr: float, ahead: int, distill: float = 0.0, prompt_weight: float = 0.2
+    ) -> None:
+        self.target, self.size, self.lr, self.ahead = target, size, lr, ahead
+        self.distill, self.prompt_weight = distill, prompt_weight
+        self.needs_base = distill > 0
+        self.module = new_draft(target, size)
+
+    def about(self) -> dict[str, Any]:
+        """The model's shape and the weights of the losses."""
+        return {**asdict(self.size), "distill": self.distill, "prompt_weight": self.prompt_weight}
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Weighted cross-entropy over each text's next tokens, and KL from the target where it answers."""
+        logits = self._logits(batch)[:, :-1]  # [B, T - 1, V]
+        answer, answers = _answered(batch), _answered(batch.whole).sum().clamp_min(1)
+        text = weighted_loss(logits, batch.ids[:, 1:], self._weights(batch), self._weights(batch.whole))
+        share = (logits.detach().argmax(-1) == batch.ids[:, 1:])[answer].sum() / answers
+        loss = (1 - self.distill) * text
+        if self.distill:
+            loss = loss + self.distill * self._divergence(logits[answer], states.final[:, :-1][answer]) / answers
+        return loss, share.expand(self.ahead)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        d = batch.documents
+        if d is None:
+            out = self.module(input_ids=batch.ids, use_cache=False)
+        else:
+            mask = d.masks((None,), next(self.module.parameters()).dtype)[None]
+            out = self.module(input_ids=batch.ids, attention_mask=mask, position_ids=d.places, use_cache=False)
+        logits: Tensor = out.logits
+        return logits
+
+    def _weights(self, batch: Batch) -> Tensor:
+        """[B, T - 1]: of the token that follows each."""
+        weights = torch.where(_answered(batch), 1.0, self.prompt_weight)
+        if batch.documents is not None:
+            numbers = batch.documents.numbers
+            weights = weights * ((numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] >= 0))
+        return weights
+
+    def _divergence(self, logits: Tensor, final: Tensor) -> Tensor:
+        """KL(target || draft) in nats, summed over positions [n]: logits [n, V], the target's states [n, h]."""
+        with torch.no_grad():
+            teacher = F.log_softmax(self.target.logits(final).float(), -1)
+        student = F.log_softmax(logits.float(), -1)
+        return F.kl_div(student, teacher, log_target=True, reduction="sum")
+
+
+def _answered(batch: Batch) -> Tensor:
+    """Bool [B, T - 1]: the next token is of an answer."""
+    return batch.labels[:, :-1, 0] != -100

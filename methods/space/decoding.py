@@ -1,0 +1,195 @@
+"""SPACE: the model is fine-tuned so that mask tokens behind any text predict how it goes on.
+
+One pass verifies the last candidates by the model's own next tokens, and has k masks behind every candidate draft the
+next ones: (k + 1)^2 rows. The model is another one than the base: `space-ar` is its own autoregressive decoding, which
+is what the output of `space` must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import FINAL, Output, Target
+from specbench_ss.decoding.tree import DraftTree, visibility
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
+from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
+from specbench_ss.methods.space.masks import MASKS, MaskToken, rows_of
+from specbench_ss.methods.space.model import check_model, is_target, load_model
+from specbench_ss.models.weight_hash import hash_weights
+
+
+@dataclass(frozen=True, slots=True)
+class SPACEOptions:
+    """Options of `space`."""
+
+    weights: str = field(
+        default="", metadata={"help": "folder with LoRA and mask, or a whole model; empty = those of the model"}
+    )
+    mask_id: int = field(
+        default=0,
+        metadata={"help": "a whole model's mask token (published: 32002); without weights: of the target itself"},
+    )
+    k: int = field(default=0, metadata={"help": "candidates a step; 0 = as many masks as were trained (published: 5)"})
+    accept: Literal["exact", "resample"] = field(
+        default="exact", metadata={"help": "resample: as published, from p after a refusal; lossy where sampled"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SPACEAROptions:
+    """Which model."""
+
+    weights: str = field(default="", metadata={"help": "folder as for space; empty = the model's own"})
+    mask_id: int = field(default=0, metadata={"help": "as for space"})
+
+
+class SPACE(OwnModel):
+    """Masks behind the last accepted token draft the chain that the next pass verifies."""
+
+    name = "space"
+    summary = "SPACE: mask tokens behind every candidate draft the next ones; the model itself changes"
+    paper = "Yi et al. 2024, arXiv:2402.11809"
+    Options = SPACEOptions  # type: ignore[assignment]
+    own_reference = "space-ar"
+    model_options = SPACEAROptions
+
+    def __init__(self, target: Target, options: SPACEOptions, mask: MaskToken) -> None:
+        super().__init__(target, options)
+        self.k = self.settle(options, mask)
+        self.mask = mask.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.lossless = options.accept == "exact"
+        self.masked = torch.empty(0)  # [k, h], final states of the masks behind the last accepted token
+        self.q = torch.empty(0)  # [1 + k], of the candidates where they were drawn
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """Files, shapes and the mask's id."""
+        mask = check_model(options, base)
+        if mask is not None:
+            cls.settle(options, mask)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> SPACE:
+        """The fine-tuned model and its mask."""
+        own, mask = load_model(options, target)
+        return cls(own, options, mask)
+
+    @staticmethod
+    def settle(options: SPACEOptions, mask: MaskToken) -> int:
+        """Candidates a step. Raises UserError for more than were trained."""
+        if not 0 <= options.k <= mask.masks:
+            raise UserError(f"space: k must be 1 to {mask.masks}, or 0 for all, not {options.k}")
+        return options.k or mask.masks
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """A random mask on the target as it is: another model would be another target."""
+
+        def made(k: int, accept: Literal["exact", "resample"] = "exact") -> Callable[[], Decoder]:
+            mask = MaskToken(target.hidden_size, k, min(2, target.vocab_size - 1))
+            torch.nn.init.normal_(mask.offset, std=0.3, generator=torch.Generator().manual_seed(k))
+            return lambda: cls(target, SPACEOptions(accept=accept), mask)
+
+        return {"default": made(MASKS), "two": made(2), "one": made(1), "resample": made(3, "resample")}
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        """The same model, one token a step: the target's own decoding where that is the model."""
+        return Decoder.reference_for(options) if is_target(options) else super().reference_for(options)
+
+    def described(self) -> dict[str, Any]:
+        """The settings as resolved, the mask, and the model."""
+        mask = {"masks": self.mask.masks, "mask_id": self.mask.mask_id, "mask_hash": hash_weights(self.mask)}
+        return {"k": self.k, "accept": self.options.accept, **mask, "model_hash": self.target.weights_hash}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """How many candidates: rows grow with their square."""
+        return {"k": range(1, self.mask.masks + 1)}
+
+    def variant(self, options: Any) -> SPACE:
+        """The same model and mask."""
+        return type(self)(self.target, options, self.mask)
+
+    def max_rows(self) -> int:
+        """Root and candidates, and k masks behind each."""
+        return (self.k + 1) ** 2
+
+    # -- the loop's calls ---------------------------------------------------------------------------------------
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """The prompt, and masks behind its last token, in one causal pass."""
+        target, s, k = self.target, ids.shape[1], self.k
+        last = min(s + k, target.context_length) - 1
+        positions = torch.arange(s + k, device=target.device).clamp_max(last)[None]
+        x = self.mask.embed(target, ids, positions, k)
+        x = target.run(x, 0, target.n_layers, state.cache, None, target.rotary(positions, last))
+        state.cache.advance(s)
+        final = target.family.norm(x[:, s - 1 :])
+        self.masked = final[0, 1:]
+        return Output(target.logits(final[:, :1]), None, {FINAL: final[:, :1]})
+
+    def propose(self, state: State) -> DraftTree:
+        """The masks' likeliest tokens as a chain; drawn ones for the published rule."""
+        logits = self.target.logits(self.masked)  # [k, V]
+        if self.lossless or state.sampling.greedy:
+            return DraftTree.chain(state.root, logits.argmax(-1))
+        q = state.sampling.probs(logits)
+        drawn = torch.multinomial(q, 1, generator=state.rng)  # [k, 1]
+        self.q = torch.cat((q.new_ones(1), q.gather(1, drawn)[:, 0]))
+        return DraftTree.chain(state.root, drawn[:, 0])
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """The chain, then every node's masks; of these rows only the chain's can stay in the cache."""
+        target, past, n = self.target, state.cache.get_seq_length(), len(tree)
+        shape = rows_of(n, self.k)
+        visible, depths = visibility(shape, target.device)
+        last = min(past + shape.depth, target.context_length - 1)
+        positions = (depths + past).clamp_max(last)[None]
+        x = self.mask.embed(target, tree.tokens[None], positions, n * self.k)
+        rotary = target.rotary(positions, last)
+        x = target.run(x, 0, target.n_layers, state.cache, target.block_mask(visible, past), rotary)
+        final = target.family.norm(x[:, :n])
+        return Output(target.logits(final), tree, {FINAL: final}, extra=x[0, n:].unflatten(0, (n, self.k)))
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """Exactly the model's distribution, but by the published rule where that was asked for."""
+        if self.lossless:
+            return super().accept(state, tree, output)
+        return accept_resampled(output.logits[0], tree, self.q[: len(tree)], state.sampling, state.rng)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """Only the masks behind the last accepted token draft the next chain."""
+        self.masked = self.target.family.norm(output.extra[verdict.path[-1]])
+
+
+class SPACEAutoregressive(OwnAutoregressive):
+    """One token a step of the model of `space`."""
+
+    name = "space-ar"
+    summary = "plain decoding of the model of space: its reference"
+    Options = SPACEAROptions  # type: ignore[assignment]
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """As of `space`."""
+        check_model(options, base)
+
+    @classmethod
+    def model_of(cls, target: Target, options: Any) -> Target:
+        """The fine-tuned model."""
+        return load_model(options, target)[0]
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """On the target as it is."""
+        return {"default": lambda: cls(target, SPACEAROptions())}

@@ -1,0 +1,245 @@
+"""Speculative Streaming: one fused pass verifies the last draft and drafts the next.
+
+Bhendawade et al., ACL version; docs/design/speculative-streaming.md says where the papers leave a choice. This file is
+the decoding step; lossless and shared mode (shared.py) differ in the target that it drives and in one mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import FINAL, Output, Target
+from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.files.schema import form_of, misfit
+from specbench_ss.methods.ss.drafting import draft_tree, prune
+from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.streams import Layout, Streams, run_msa, stream_visibility
+from specbench_ss.methods.ss.worth_tuning import worth_trying
+from specbench_ss.models.drafter_folder import (
+    check_base,
+    drafter_folder,
+    drafter_here,
+    load_into,
+    read_config,
+    read_shapes,
+    read_tensors,
+)
+from specbench_ss.models.weight_hash import hash_weights
+
+WEIGHTS = "model.safetensors"
+ADVICE = {"k?": int, "n_draft?": int, "n_keep?": int}
+
+
+class SpeculativeStreaming(Decoder):
+    """gamma streams beside every verified node predict the gamma tokens after the next one."""
+
+    name = "ss"
+    summary = "Speculative Streaming, lossless: streams in the frozen base, tree, pruning, fused pass"
+    paper = "Bhendawade et al., arXiv:2402.11131 and ACL"
+    Options = SSOptions  # type: ignore[assignment]
+    companion: ClassVar[str] = "ss"  # the method whose folder beside a model has the weights
+    mode: ClassVar[str] = "lossless"
+
+    def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: dict[str, int]) -> None:
+        super().__init__(target, options)
+        self.lo = streams.config.check_layers(target.n_layers, self.name)
+        self.settings = self.settle(options, streams.config, advice, target)
+        self.advice = advice
+        self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.gamma = self.settings.gamma
+        self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The streams' file and shapes, and the settings."""
+        folder = drafter_here(options.weights, cls.name, base, cls.companion)
+        if folder is None:
+            return
+        config, shape = cls.read_shape(folder)
+        with torch.device("meta"):
+            cls.read_streams(folder, shape, base, read_shapes)
+        cls.settle(cls.step_options(options), shape, config.get("advice", {}), base)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
+        """Streams from the folder that the user named, or those that came with the model."""
+        folder = drafter_folder(options.weights, cls.name, target, cls.companion)
+        config, shape = cls.read_shape(folder)
+        check_base(config, target, cls.name)
+        streams = cls.read_streams(folder, shape, target, read_tensors)
+        return cls(cls.model_of(target, folder), options, streams, config.get("advice", {}))
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random streams in every form."""
+        from specbench_ss.methods.ss.examples import shapes
+
+        return shapes(cls, target)
+
+    @classmethod
+    def model_of(cls, target: Target, folder: Path) -> Target:
+        """The model that these streams decode with."""
+        return target
+
+    @classmethod
+    def step_options(cls, options: Any) -> SSOptions:
+        """The method's options as those of a step."""
+        return cast("SSOptions", options)
+
+    @classmethod
+    def settle(cls, options: SSOptions, config: StreamConfig, advice: dict[str, int], base: Outline) -> Settings:
+        """What a step does. Raises UserError where that cannot be."""
+        lo = config.check_layers(base.n_layers, cls.name)
+        check_trained(options, config, cls.name)
+        settings = resolve(options, config, advice, base, cls.name)
+        if config.main_attends_streams and any(base.windows[lo:]):
+            raise UserError(f"{cls.name}: main_attends_streams is not defined for layers with a sliding window")
+        return settings
+
+    @classmethod
+    def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
+        """config.json of a folder, and the streams it describes. Raises UserError where it describes none of ours."""
+        config, file = read_config(folder), folder / "config.json"
+        if problem := misfit(config, {"streams": form_of(StreamConfig), "advice?": ADVICE}):
+            raise UserError(f"{cls.name}: {file} does not describe streams: {problem}")
+        try:
+            shape = StreamConfig(**config["streams"])
+        except TypeError as error:  # a key of another version
+            raise UserError(f"{cls.name}: {file} does not describe streams: {error}") from None
+        if shape.mode != cls.mode:
+            other = "ss" if shape.mode == "lossless" else "ss-shared"
+            raise UserError(f"{cls.name}: the streams in {folder} are of mode {shape.mode}: use {other}")
+        return config, shape
+
+    @classmethod
+    def read_streams(
+        cls, folder: Path, shape: StreamConfig, base: Outline, read: Callable[[Path], dict[str, Tensor]]
+    ) -> Streams:
+        """The streams of a folder. Raises UserError where they are damaged or of another base."""
+        streams = Streams(shape, base.hidden_size)
+        file = folder / WEIGHTS
+        load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
+        return streams
+
+    def described(self) -> dict[str, Any]:
+        """The settings as resolved with the checkpoint's advice, and the streams."""
+        resolved = asdict(self.settings) | {"prune": "on" if self.settings.prune else "off"}
+        return resolved | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size and the form of the tree."""
+        chain, pruned = self.options.mode == "chain", self.options.prune == "on"
+        s = self.settings
+        return worth_trying(self.streams.config.gamma, s.gamma, s.k, s.n_draft, s.n_keep, pruned, chain)
+
+    def variant(self, options: Any) -> SpeculativeStreaming:
+        """The same streams."""
+        return type(self)(self.target, options, self.streams, self.advice)
+
+    # -- rows and masks -----------------------------------------------------------------------------------------
+
+    def max_rows(self) -> int:
+        """The most rows of a step."""
+        return self.settings.most_rows()
+
+    def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
+        """Insert gamma streams beside the carrying rows of main [1, m, h]: rows [1, m + c*gamma, h] and positions.
+
+        Stream j stands at the position of the token whose successor it predicts: its row's + j.
+        """
+        streams = self.streams.insert(main[:, carriers], self.gamma)
+        ahead = torch.arange(1, self.gamma + 1, device=positions.device)
+        places = (positions[carriers, None] + ahead).clamp_max(self.target.context_length - 1).flatten()
+        return torch.cat((main, streams), 1), torch.cat((positions, places))
+
+    # -- the loop's calls ---------------------------------------------------------------------------------------
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """The prompt, streams beside its last token only."""
+        if self.streams.config.main_attends_streams:
+            return self._prefill_attending(state, ids)
+        target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
+        out = target.prefill(ids, cache, (self.lo,))
+        last = torch.tensor([s - 1], device=target.device)
+        rows, places = self._with_streams(out.taps[self.lo], last, slice(None))
+        mask = target.causal_mask(g, s)
+        rotary = target.rotary(places[None, 1:], s + g)
+        x = run_msa(target, self.streams, rows[:, 1:], Layout(0, g), cache, mask, rotary)
+        self.next_streams = target.family.norm(x[0])
+        return out
+
+    def _prefill_attending(self, state: State, ids: Tensor) -> Output:
+        """Eq. 3: the last token's main row sees its streams, so both pass the MSA layers together."""
+        target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
+        positions = torch.arange(s, device=target.device)
+        x = target.embed(ids, positions[None])
+        x = target.run(x, 0, self.lo, cache, None, target.rotary(positions[None], s))
+        rows, places = self._with_streams(x, positions, slice(s - 1, s))
+        causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
+        mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
+        x = run_msa(target, self.streams, rows, Layout(s, g), cache, mask, target.rotary(places[None], s + g))
+        cache.advance(s)
+        final = target.family.norm(x[:, s - 1 :])  # the last main row, then its streams
+        self.next_streams = final[0, 1:]
+        return Output(target.logits(final[:, :1]), None, {FINAL: final[:, :1]})
+
+    def propose(self, state: State) -> DraftTree:
+        """The tree that the last step's streams predict, under the token the main stream decided."""
+        logits = self.target.logits(self.next_streams)  # [gamma, V]
+        return draft_tree(state.root, logits, self.settings.k, self.settings.n_draft)
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """Lower layers over the tree; prune; insert streams; MSA layers over kept nodes and their streams."""
+        target, cache, at = self.target, state.cache, self.settings.prune_layer
+        past, n = cache.get_seq_length(), len(tree)
+        visible, depths = tree.visibility()
+        positions = depths + past
+        rotary = target.rotary(positions[None], past + tree.shape.depth)
+        mask = target.block_mask(visible, past) if n > 1 else None
+        x = target.embed(tree.tokens[None], positions[None])
+        x = target.run(x, 0, at, cache, mask, rotary)
+        keep = self._pruned(tree, x, visible)
+        kept = tree
+        if len(keep) < n:
+            index = indices(keep, target.device)
+            kept = tree.select(keep, index)
+            x, positions, visible = x[:, index], positions[index], kept.visibility()[0]
+            if at < self.lo:
+                rotary = target.rotary(positions[None], past + kept.shape.depth)
+                mask = target.block_mask(visible, past)
+        x = target.run(x, at, self.lo, cache, mask, rotary)
+        m, g = len(kept), self.gamma
+        rows, places = self._with_streams(x, positions, slice(None))
+        attends = self.streams.config.main_attends_streams
+        msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
+        longest = past + kept.shape.depth + g
+        layout = Layout(m, g, self.settings.top_p)
+        x = run_msa(target, self.streams, rows, layout, cache, msa_mask, target.rotary(places[None], longest))
+        final = target.family.norm(x[:, :m])
+        ranges = [(0, at, keep), (at, target.n_layers, range(m))]
+        return Output(target.logits(final), kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
+
+    def _pruned(self, tree: DraftTree, x: Tensor, visible: Tensor) -> list[int]:
+        """Nodes that stay after the pruning layer."""
+        s = self.settings
+        if not s.prune or (len(tree) <= s.n_keep and s.threshold == 0):
+            return list(range(len(tree)))
+        inner = list(dict.fromkeys(tree.shape.parents[1:]))  # leaves have no transition to judge
+        x = x[0, indices(inner, x.device)]
+        exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x)))  # [inner, V]
+        return prune(tree, inner, exits, visible, s.n_keep, s.threshold)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """Only the streams of the last accepted node draft the next tree."""
+        self.next_streams = self.target.family.norm(output.extra[verdict.path[-1]])

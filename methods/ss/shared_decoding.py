@@ -1,0 +1,133 @@
+"""Shared mode: LoRA on the base, used by main and stream alike (ACL sec. 2.1). Another model than the base.
+
+`ss-shared` decodes with it by Speculative Streaming; `ss-shared-ar` is its own autoregressive decoding, which is what
+the output of `ss-shared` must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.methods._shared.fine_tuned import OwnModel
+from specbench_ss.methods._shared.lora import check_lora, merged_target
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
+from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.models.drafter_folder import drafter_here
+
+
+class SharedStreaming(OwnModel, SpeculativeStreaming):
+    """In the fine-tuned model whose LoRA main and streams share. Under eq. 3 what streams see is part of that model."""
+
+    name = "ss-shared"
+    summary = "Speculative Streaming, shared: LoRA and streams trained together; the model itself changes"
+    companion = "ss-shared"
+    mode = "shared"
+    own_reference = "ss-shared-ar"
+    model_options = SharedAROptions
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""
+        found = dict(super().tunable())
+        if self.streams.config.main_attends_streams:
+            found.pop("gamma", None)
+        return found
+
+    def next_logits(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
+        """As the model decodes: answer rows with their streams, prompt rows without, but for the last."""
+        if not self.streams.config.main_attends_streams:
+            return super().next_logits(prompt, answer, cache)
+        s, device = self.settings, self.target.device
+        options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
+        whole = SharedStreaming(self.target, options, self.streams, self.advice)
+        cache = cache or self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
+        state = State([*prompt, *answer], len(prompt), torch.empty(0), cache, Sampling())
+        output = whole.prefill(state, torch.tensor([list(prompt)], device=device))
+        if answer:
+            tokens = torch.tensor(list(answer), device=device)
+            output = whole.forward(state, DraftTree.chain(tokens[:1], tokens[1:]))
+        return output.logits[0, -1].float()
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random streams in a model other than the target, with and without eq. 3."""
+        from specbench_ss.methods.ss.examples import shared_shapes
+
+        return shared_shapes(cls, target)
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """And the LoRA's files."""
+        super().check(options, base)
+        folder = drafter_here(options.weights, cls.name, base, cls.companion)
+        if folder is not None:
+            check_lora(folder, "ss-shared")
+
+    @classmethod
+    def model_of(cls, target: Target, folder: Path) -> Target:
+        """The target with the folder's LoRA."""
+        return merged_target(target, folder, "ss-shared")
+
+
+class SharedAutoregressive(SharedStreaming):
+    """One token a step. Where the main stream sees its streams (eq. 3) they run along, unread."""
+
+    name = "ss-shared-ar"
+    summary = "plain decoding of the model of ss-shared: its reference"
+    lossless = False
+    Options = SharedAROptions  # type: ignore[assignment]
+
+    def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
+        super().__init__(target, self.step_options(options), streams, advice)
+        self.options = options
+        self.attending = streams.config.main_attends_streams
+
+    @classmethod
+    def step_options(cls, options: Any) -> SSOptions:
+        """As of its options."""
+        return cast("SharedAROptions", options).step()
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        """It changes the model: nothing to equal."""
+        return Decoder.reference_for(options)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """The models of the other's examples."""
+        from specbench_ss.methods.ss.examples import shared_ar_shapes
+
+        return shared_ar_shapes(cls, target)
+
+    tunable = Decoder.tunable  # nothing  # type: ignore[assignment]
+
+    def max_rows(self) -> int:
+        """The root, and its streams where they run along."""
+        return 1 + (self.gamma if self.attending else 0)
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """As the model was trained."""
+        return super().prefill(state, ids) if self.attending else Decoder.prefill(self, state, ids)
+
+    def propose(self, state: State) -> DraftTree:
+        """Nothing."""
+        return DraftTree.root_only(state.root)
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """As the model was trained."""
+        return super().forward(state, tree) if self.attending else Decoder.forward(self, state, tree)
+
+    def observe(self, state: State, verdict: Any, output: Output) -> None:
+        """Nothing to keep."""

@@ -1,0 +1,161 @@
+"""SuffixDecoding: what followed the newest tokens in this request and, where asked, in earlier answers. Lossless.
+
+The longer the match, the longer the draft. Lookups on the host only. docs/methods/suffix.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.errors import UserError
+from specbench_ss.methods.suffix.automaton import Draft, SuffixAutomaton
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixOptions:
+    """Options of `suffix`: the published defaults; the past is off."""
+
+    form: Literal["tree", "chain"] = field(default="tree", metadata={"help": "chain = the likeliest path only"})
+    factor: float = field(default=1.0, metadata={"help": "drafted nodes per matched token"})
+    offset: float = field(default=0.0, metadata={"help": "drafted nodes beside those"})
+    min_prob: float = field(default=0.1, metadata={"help": "least path probability of a drafted node"})
+    depth: int = field(default=64, metadata={"help": "longest match that counts"})
+    nodes: int = field(default=64, metadata={"help": "most drafted nodes of a step"})
+    past: bool = field(default=False, metadata={"help": "look into the answers to earlier prompts too"})
+    requests: int = field(default=512, metadata={"help": "past: most answers kept; then the older half goes"})
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "nodes", "requests"):
+            if getattr(self, name) < 1:
+                raise UserError(f"suffix: {name} must be at least 1, not {getattr(self, name)}")
+        if self.nodes > MOST_NODES:
+            raise UserError(f"suffix: nodes must be at most {MOST_NODES}, not {self.nodes}")
+        if self.factor < 0:
+            raise UserError(f"suffix: factor must be 0 or more, not {self.factor}")
+        if not 0 < self.min_prob <= 1:
+            raise UserError(f"suffix: min_prob must be above 0 and at most 1, not {self.min_prob}")
+
+    def budget(self, matched: int) -> int:
+        """Nodes to draft after a match of this length."""
+        return max(0, min(self.nodes, int(self.factor * matched + self.offset)))
+
+
+class Suffix(Decoder):
+    """Of the drafts for all lengths of match, here and in the past, the one of the greatest expected acceptance."""
+
+    name = "suffix"
+    summary = "SuffixDecoding: suffix automaton of the request, as an option of past answers; no training"
+    paper = "Oliaro et al. 2024, arXiv:2411.04975"
+    Options = SuffixOptions  # type: ignore[assignment]
+
+    def __init__(self, target: Target, options: Any = None) -> None:
+        super().__init__(target, options)
+        self.remembers = self.options.past
+        self.request = SuffixAutomaton()
+        self.past = Past(self.options.requests)
+        self.matched = (0, 0)  # state and length of what the newest tokens match in the past
+        self.read = 0  # tokens of the request that are in the automaton
+        self.answered: State | None = None
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Trees and chains, short and long, with and without the past."""
+        shapes = {
+            "default": SuffixOptions(),
+            "chain": SuffixOptions(form="chain", factor=2.0, depth=2, nodes=3),
+            "eager": SuffixOptions(offset=8, min_prob=0.01),
+            "past": SuffixOptions(past=True, requests=2, offset=4),
+        }
+        return {label: lambda o=options: cls(target, o) for label, options in shapes.items()}  # type: ignore[misc]
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """How long and how wide a draft is worth its rows."""
+        return {
+            "nodes": (2, 4, 6, 8, 12, 16, 24, 32, 64),
+            "min_prob": (0.5, 0.3, 0.2, 0.1, 0.05),
+            "factor": (0.5, 1.0, 2.0, 4.0),
+            "offset": (0.0, 1.0, 2.0, 4.0),
+            "form": ("chain", "tree"),
+        }
+
+    def max_rows(self) -> int:
+        """The root and the largest draft."""
+        return 1 + int(self.options.nodes)
+
+    def forget(self) -> None:
+        """No past."""
+        self.past, self.answered = Past(self.options.requests), None
+
+    def begin(self, state: State) -> None:
+        """The request is read anew; the last answer, complete only now, becomes part of the past."""
+        if self.options.past and self.answered is not None:
+            self.past.add(self.answered.ids[self.answered.prompt_tokens :])
+        self.answered = state if self.options.past else None
+        self.request, self.read, self.matched = SuffixAutomaton(), 0, (0, 0)
+        self._read(state)
+
+    def propose(self, state: State) -> DraftTree:
+        """The draft of the best score."""
+        self._read(state)
+        best = Draft()
+        for text, place, matched in self._matches():
+            most = self.options.budget(matched)
+            if most > best.score:  # no node's probability is above one
+                found = text.draft(place, most, self.options.min_prob, self.options.form == "chain")
+                best = found if found.score > best.score else best
+        return DraftTree.of(torch.cat((state.root, indices(best.tokens, self.target.device))), (-1, *best.parents))
+
+    def _read(self, state: State) -> None:
+        """What is new of the request into its automaton; the match in the past goes along."""
+        new = state.ids[self.read :]
+        self.read = len(state.ids)
+        for token in new:
+            self.request.extend(token)
+        if self.options.past:
+            for token in new[-self.options.depth :]:
+                self.matched = self.past.text.follow(*self.matched, token)
+
+    def _matches(self) -> Iterator[tuple[SuffixAutomaton, int, int]]:
+        """Where the newest tokens occurred before, longest match first: text, state, length of the match."""
+        request = self.request
+        yield from self._shorter(request, request.link[request.last], self.options.depth)
+        if self.options.past:
+            yield from self._shorter(self.past.text, *self.matched)
+
+    def _shorter(self, text: SuffixAutomaton, state: int, length: int) -> Iterator[tuple[SuffixAutomaton, int, int]]:
+        """The states of a match and of its suffixes, at most `depth` long."""
+        length = min(length, self.options.depth)
+        while state > 0:
+            if text.length[text.link[state]] < length:
+                yield text, state, min(length, text.length[state])
+            state = text.link[state]
+
+
+class Past:
+    """The last answers, at most `most`: when they are more, the older half is forgotten at once."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.answers: deque[list[int]] = deque()
+        self.text = SuffixAutomaton()
+
+    def add(self, answer: list[int]) -> None:
+        """One more answer."""
+        self.answers.append(answer)
+        new = [answer]
+        if len(self.answers) > self.most:
+            while len(self.answers) > max(1, self.most // 2):
+                self.answers.popleft()
+            self.text, new = SuffixAutomaton(), list(self.answers)
+        for each in new:
+            for token in each:
+                self.text.extend(token)
+            self.text.end()

@@ -1,1 +1,0 @@
-"""Training drafters on a user's model and conversations; `data.py` is the text side."""

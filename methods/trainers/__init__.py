@@ -1,1 +1,0 @@
-"""What `ssbench train` can train. Light modules: options are shown without loading torch."""

@@ -1,0 +1,69 @@
+"""The HTML report: one file that holds everything it shows, opens from a disk and asks no host for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench_ss import __version__
+from specbench_ss.files.crash_safe import replacing
+from specbench_ss.reports.html import acceptance, answers, assets, bars, health, run_record, speed, timing
+from specbench_ss.reports.html import experiment_page as of_experiment
+from specbench_ss.reports.html.palette import styles
+from specbench_ss.results import frames, verdict_text
+from specbench_ss.results.experiment import Experiment, Result
+from specbench_ss.results.report import Report
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs.rows import Run
+
+
+class HtmlReport(Report):
+    """`html`."""
+
+    name = "html"
+    summary = "one self-contained page: speed, acceptance, time, answers, health"
+    filename = "report.html"
+
+    def write(self, run: Run, path: Path) -> None:
+        """Write the page, whole or not at all."""
+        _write(assets.render("report.html.jinja", page=page(run)), path)
+
+    def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
+        """Write the page of an experiment, whole or not at all."""
+        _write(assets.render("experiment.html.jinja", page=of_experiment.page(experiment, result, facts)), path)
+
+
+def _write(text: str, path: Path) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def page(run: Run) -> dict[str, Any]:
+    """Everything that the template shows."""
+    manifest, look, steps = run.manifest, styles(run.labels), frames.steps(run)
+    summaries = summarise(run)
+    cells = speed.by_task(summaries)
+    overall = {s.method: s for s in summaries if s.category == OVERALL}
+    findings = health.notices(run, list(overall.values()))
+    return {
+        "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
+        "version": __version__,
+        "styles": list(look.values()),
+        "chips": run_record.chips(run),
+        "alerts": health.alerts(findings),
+        "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
+        "cards": speed.cards(cells, look, manifest["config"]),
+        "matrix": speed.matrix(cells, look, manifest["config"]),
+        "speedups": bars.speedups(cells, look),
+        "everything": speed.everything(cells, look, manifest["config"]),
+        "acceptance": [acceptance.histogram(steps, look), acceptance.by_position(overall, look)],
+        "time": timing.per_token(overall, look),
+        "steps": timing.decomposition(overall, frames.median_step_ms(steps), look),
+        "examples": answers.examples(run, overall, look),
+        "notices": findings,
+        "differences": health.differences(run, overall),
+        "sameness_note": health.sameness_note(run),
+        "sameness": health.sameness(overall, look),
+        "facts": run_record.facts(run),
+    }

@@ -1,0 +1,127 @@
+"""What was run, on what: the record that lets somebody else run it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import value_text
+from specbench_ss.reports.html.page_parts import Fact
+from specbench_ss.results.number_text import parameters
+from specbench_ss.runs.config import decoding
+from specbench_ss.runs.environment import machine_changes
+from specbench_ss.runs.rows import Run
+
+
+def chips(run: Run) -> list[tuple[str, str]]:
+    """The handful of settings that stand under the title."""
+    model, suite = run.manifest["model"], run.manifest["suite"]
+    environment = run.manifest["environment"]
+    return [
+        ("Model", f"{model['name']}, {parameters(model['parameters'])}"),
+        ("Suite", f"{suite['name']}, {suite['edition']} edition, {_asked(suite)}"),
+        ("Repeats", str(run.manifest["config"]["repeats"])),
+        ("Decoding", decoding(run.manifest["config"])),
+        ("On", f"{machine(environment, model['device'])}, {model['dtype']}"),
+        ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
+    ]
+
+
+def facts(run: Run) -> list[Fact]:
+    """Everything that the manifest knows."""
+    manifest = run.manifest
+    model, suite, environment = manifest["model"], manifest["suite"], manifest["environment"]
+    known = [
+        Fact("Command", shlex.join(manifest["command"]), code=True),
+        Fact("Version", f"{manifest['version']}, {revision(environment.get('revision'))}"),
+        Fact(
+            "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"
+        ),
+        Fact("Sessions", _sessions(manifest)),
+        Fact("Model", f"{model['name']}, {parameters(model['parameters'])}, context {model['context_length']:,}"),
+        Fact("Model hash", model["hash"], code=True),
+        Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
+        Fact(
+            "Suite",
+            f"{suite['name']}, {suite['edition']} edition: {suite['size']} questions, {suite['prompts']} prompts",
+        ),
+        Fact("Suite hash", suite["content_hash"], code=True),
+        *(Fact("Suite note", note) for note in suite["notes"]),
+        *(fact for m in manifest["methods"] for fact in _method_facts(m)),
+        Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if k != "methods")),
+        Fact("Processor", _processor(environment)),
+        *(
+            Fact("GPU", ", ".join(f"{k.replace('_', ' ')} {_short(v)}" for k, v in gpu.items()))
+            for gpu in environment["gpus"]
+        ),
+        Fact("Driver, CUDA", f"{environment.get('driver') or 'none'}, {environment.get('cuda') or 'none'}"),
+        Fact("System", f"{environment['platform']}, Python {environment['python']}"),
+        Fact(
+            "Packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
+        ),
+        Fact("Fingerprint", manifest["fingerprint"], code=True),
+    ]
+    return [fact for fact in known if fact.value]
+
+
+def _asked(suite: Mapping[str, Any]) -> str:
+    """'84 prompts (52 questions)'."""
+    few = suite["size"] != suite["prompts"]
+    return f"{suite['prompts']:,} prompts" + (f" ({suite['size']:,} questions)" if few else "")
+
+
+def machine(environment: Mapping[str, Any], device: str) -> str:
+    """What the model ran on, in a few words."""
+    gpus = environment.get("gpus") or []
+    if device.startswith("cuda") and gpus:
+        return str(gpus[0]["name"])
+    cpu = environment.get("cpu") or {}
+    return f"{cpu.get('model') or 'CPU'} ({cpu.get('available') or '?'} cores)"
+
+
+def revision(known: Mapping[str, Any] | None) -> str:
+    """The commit, and whether the tree was changed."""
+    if not known:
+        return "revision unknown"
+    return f"revision {known['commit'][:12]}{' with changes' if known['dirty'] else ''}"
+
+
+def _method_facts(method: Mapping[str, Any]) -> list[Fact]:
+    resolved = ", ".join(f"{k}={_text(v)}" for k, v in method.get("resolved", {}).items())
+    name = f"Method {method['label']}"
+    return [Fact(name, _method(method)), Fact(f"{name}, as measured", resolved, code=True)]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (list, dict)) else value_text(value)
+
+
+def _sessions(manifest: Mapping[str, Any]) -> str:
+    """When each session began and what had changed; '' for a run made in one go."""
+    sessions = manifest.get("sessions", [])
+    told = []
+    for session in sessions if len(sessions) > 1 else ():
+        changed = machine_changes(manifest["environment"], session["environment"])
+        told.append(session["started"] + (f" (other {', '.join(changed)}: times do not compare)" if changed else ""))
+    return "; ".join(told)
+
+
+def _method(method: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
+    reference = method.get("reference", REFERENCE)
+    held = f"its output held against {reference}" if reference != REFERENCE else ""
+    return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"], held)))
+
+
+def _processor(environment: Mapping[str, Any]) -> str:
+    cpu, memory = environment.get("cpu") or {}, environment.get("memory_bytes")
+    threads = (environment.get("threads") or {}).get("intra_op")
+    text = f"{cpu.get('model')}, {cpu.get('cores')} cores, {cpu.get('available')} available"
+    return text + (f", {threads} threads" if threads else "") + (f", {memory / 2**30:.1f} GiB" if memory else "")
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value_text(value)

@@ -1,0 +1,158 @@
+"""How fast, task by task: the cards, the matrix of tasks and methods, and the table with everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
+from specbench_ss.reports.html.palette import Style
+from specbench_ss.results import verdict_text
+from specbench_ss.results.number_text import interval, number, times, title
+from specbench_ss.results.summary import OVERALL, SummaryRow
+
+PILLS = {
+    "faster": ("faster", "good"),
+    "slower": ("slower", "bad"),
+    "not distinguishable": ("not distinguishable", "flat"),
+    "too few": ("too few questions", "flat"),
+    "reference": ("reference", "flat"),
+}
+N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
+QUALITY = (
+    "Mean over questions, not over prompts, of the score against the expected answers, 0 to 1; "
+    f"below it the paired difference to {REFERENCE}"
+)
+Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One method at a glance."""
+
+    label: str
+    style: Style
+    verdict: tuple[str, str]
+    speedup: str
+    interval: str
+    facts: Sequence[tuple[str, str]]
+
+
+def by_task(summaries: Sequence[SummaryRow]) -> Cells:
+    """The summaries by method and task."""
+    return {(s.method, s.category): s for s in summaries}
+
+
+def tasks(cells: Cells) -> list[str]:
+    """`overall`, then the tasks in their order."""
+    return list(dict.fromkeys(task for _, task in cells))
+
+
+def cards(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> list[Card]:
+    """One card a method, the fastest first, the reference last. config: the manifest's."""
+    found = [(cells[label, OVERALL], style) for label, style in styles.items()]
+    found.sort(key=lambda pair: (pair[0].comparison == "reference", -(pair[0].speedup or 0)))
+    return [_card(row, style, config) for row, style in found]
+
+
+def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
+    reference = row.comparison == "reference"
+    bounds = interval(row.speedup_interval)
+    under = f"95 % interval {bounds}" if bounds else "no interval: too few questions"
+    facts = [
+        ("tokens per second", number(row.tokens_per_s, 1)),
+        ("tokens per step, τ", number(row.tau)),
+        ("output", verdict_text.output(row, config)),
+        ("quality", number(row.quality)),
+        ("prompts", verdict_text.n(row)),
+    ]
+    if row.reference_speedup is not None:
+        facts.append((f"speedup over {row.reference}", verdict_text.own_model(row)))
+    return Card(
+        row.method, style, PILLS[row.comparison], times(row.speedup), "by definition" if reference else under, facts
+    )
+
+
+def matrix(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
+    """Task by method: the speedup and what it may be. config: the manifest's."""
+    columns = [Column("task", False), *(Column(label, swatch=s.css) for label, s in styles.items())]
+    rows = [
+        [plain(title(task)), *(_matrix_cell(cells[label, task]) for label in styles), _prompts(cells, styles, task)]
+        for task in tasks(cells)
+    ]
+    notes = verdict_text.notes(list(cells.values()), config, outputs=False)
+    return Table("matrix", [*columns, Column("n", help=N)], rows, total=True, notes=notes)
+
+
+def _matrix_cell(row: SummaryRow) -> Cell:
+    if row.speedup is None:
+        return figure(None)
+    tau = f"τ {number(row.tau)}"
+    if row.comparison == "reference":
+        return Cell(times(row.speedup), row.speedup, small=(f"{number(row.tokens_per_s, 1)} tokens/s",))
+    bounds = interval(row.speedup_interval)
+    if row.comparison == "too few":
+        return Cell(verdict_text.speedup(row), row.speedup, small=(f"too few questions · {tau}", *_own(row)))
+    if row.comparison == "not distinguishable":
+        return Cell(
+            verdict_text.speedup(row), row.speedup, small=(f"{bounds} · {tau}", "not distinguishable", *_own(row))
+        )
+    return Cell(times(row.speedup), row.speedup, small=(f"{bounds} · {tau}", *_own(row)), strong=True)
+
+
+def _own(row: SummaryRow) -> tuple[str, ...]:
+    """'over ss-shared-ar 1.52× (1.41–1.66)'; nothing where the run's reference is its own."""
+    return () if row.reference_speedup is None else (f"over {row.reference} {verdict_text.own_model(row)}",)
+
+
+def _prompts(cells: Cells, styles: Mapping[str, Style], task: str) -> Cell:
+    return _n(max((cells[label, task] for label in styles), key=lambda row: row.n_prompts), failed=False)
+
+
+def _n(row: SummaryRow, failed: bool = True) -> Cell:
+    return figure(row.n_prompts, 0, small=[text for text in verdict_text.counts(row) if failed or "failed" not in text])
+
+
+def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
+    """One row for each task and method. config: the manifest's."""
+    columns = [
+        Column("task", False),
+        Column("method", False),
+        Column("speedup", help=f"Wall time per token, that of {REFERENCE} over the method's, paired by prompt"),
+        Column("95 % interval", help="Sorts by its lower end"),
+        Column("verdict", False),
+        Column("tokens/s", help="Kept tokens over wall time, prefill included"),
+        Column("τ", help="Tokens per step, pooled"),
+        Column("quality", help=QUALITY),
+        Column("output", False, help=f"Against the answers of its reference: {REFERENCE}, unless another is named"),
+        Column("n", help=N),
+    ]
+    rows = [_row(cells[label, task], task, style, config) for task in tasks(cells) for label, style in styles.items()]
+    return Table("everything", columns, rows, notes=verdict_text.notes(list(cells.values()), config))
+
+
+def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) -> list[Cell]:
+    text, tag = PILLS[row.comparison]
+    bounds = row.speedup_interval
+    return [
+        plain(title(task)),
+        style.cell(),
+        Cell(verdict_text.speedup(row), row.speedup, _own(row), strong=row.comparison in ("faster", "slower")),
+        Cell(interval(bounds), bounds[0] if bounds else None),
+        Cell(text, text, tag=tag),
+        figure(row.tokens_per_s, 1),
+        figure(row.tau),
+        figure(row.quality, small=_difference(row)),
+        plain(verdict_text.output(row, config)),
+        _n(row),
+    ]
+
+
+def _difference(row: SummaryRow) -> tuple[str, ...]:
+    """'+0.01 (−0.02 to 0.04)': the paired difference of quality to the reference."""
+    if row.quality_difference is None or row.comparison == "reference":
+        return ()
+    bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""
+    return (f"{row.quality_difference:+.2f}{bounds}".replace("-", "−"),)

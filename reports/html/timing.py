@@ -1,0 +1,106 @@
+"""Where the time goes: the parts of a step, and what they cost for each token that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, figure
+from specbench_ss.reports.html.palette import PARTS, Style, hatch
+from specbench_ss.results.summary import SummaryRow
+
+STEP_PARTS = ("draft", "verify", "accept", "host")
+WORDS = {
+    "prefill": "Reading the prompt",
+    "draft": "Making the draft",
+    "verify": "The model's pass over the draft",
+    "accept": "Choosing the accepted path, compacting the cache",
+    "host": "The rest of the step",
+}
+
+
+def per_token(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Chart:
+    """Stacked bars: milliseconds per kept token."""
+    parts = {label: found for label, row in overall.items() if (found := _ms_per_token(row))}
+    rows = [
+        [
+            styles[label].cell(),
+            *(figure(found[part], 2) for part in PARTS),
+            figure(sum(found.values()), 2, strong=True),
+        ]
+        for label, found in parts.items()
+    ]
+    columns = [Column("method", False), *(Column(part, help=WORDS[part]) for part in PARTS), Column("sum")]
+    return Chart(
+        "time-per-token",
+        "Time per kept token",
+        "Stacked bars: milliseconds per kept token and method, by part of the work.",
+        [_layer(part, parts) for part in PARTS],
+        {
+            "barmode": "stack",
+            "xaxis": {"title": {"text": "milliseconds per kept token"}, "rangemode": "tozero"},
+            "yaxis": {"autorange": "reversed", "ticksuffix": "  ", "showgrid": False},
+            "legend": {"traceorder": "normal"},
+        },
+        Table("time-per-token", columns, rows, "Milliseconds per kept token"),
+        height=140 + 44 * len(parts),
+    )
+
+
+def _ms_per_token(row: SummaryRow) -> dict[str, float]:
+    """Mean milliseconds of each part for one kept token; nothing where nothing was measured."""
+    if not row.tokens or row.target_calls is None or row.prefill_s is None:
+        return {}
+    of_step = {"draft": row.draft_s, "verify": row.verify_s, "accept": row.accept_s, "host": row.host_s}
+    per_token = {part: (seconds or 0.0) * row.target_calls / row.tokens * 1000 for part, seconds in of_step.items()}
+    return {"prefill": row.prefill_s / row.tokens * 1000, **per_token}
+
+
+def _layer(part: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    colour, pattern = PARTS[part]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": part,
+        "y": list(parts),
+        "x": [found[part] for found in parts.values()],
+        "marker": {
+            "color": colour,
+            "line": {"color": "var(--raised)", "width": 1},
+            "pattern": hatch(pattern),
+        },
+        "hovertemplate": "%{x:.2f} ms per token",
+    }
+
+
+def decomposition(
+    overall: Mapping[str, SummaryRow], medians: Mapping[str, float], styles: Mapping[str, Style]
+) -> Table:
+    """Speedup = tokens per step x the reference's step time over the method's x a residual."""
+    columns = [
+        Column("method", False),
+        *(Column(part, help=f"{WORDS[part]}, milliseconds a step") for part in STEP_PARTS),
+        Column("step", help="Mean milliseconds of a step: the sum of its parts"),
+        Column("median", help="Median milliseconds of a step"),
+        Column("τ", help="Tokens per step, pooled over all steps"),
+        Column("step ratio", help=f"The step time of {REFERENCE} over the method's: below 1 where a step costs more"),
+        Column("residual", help="What the two leave unexplained: prefill, the first token, answers of other lengths"),
+        Column("speedup", help="τ times step ratio times residual"),
+    ]
+    rows = [_decomposed(row, medians.get(label), styles[label]) for label, row in overall.items() if row.step_s]
+    caption = "One step on average, in milliseconds, and why more accepted tokens may still be slower"
+    return Table("step-times", columns, rows, caption)
+
+
+def _decomposed(row: SummaryRow, median: float | None, style: Style) -> list[Cell]:
+    parts = (row.draft_s, row.verify_s, row.accept_s, row.host_s, row.step_s)
+    return [
+        style.cell(),
+        *(figure(None if seconds is None else seconds * 1000, 2) for seconds in parts),
+        figure(median, 2),
+        figure(row.tau, 2, "×" if row.tau else ""),
+        figure(row.step_ratio, 2, "×"),
+        figure(row.residual, 2, "×"),
+        figure(row.speedup, 2, "×", strong=True),
+    ]

@@ -1,0 +1,1 @@
+"""Tables and figures of the two papers, made again beside the published numbers."""

@@ -1,0 +1,20 @@
+"""The lab's text as the papers' training experiments need it: packed conversations with their true answers."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods._lab.tokenizer import special_ids
+from specbench_ss.suites.lab_text.training_text import completion_mask, conversations, pack, render, tokenize
+from specbench_ss.training.side_by_side import DrafterText
+
+ROW = 256  # tokens a packed row
+
+
+def lab_text(target: Target, split: str, talks: int, seed: int = 0) -> DrafterText:
+    """So many conversations of a split, packed. Generated anew: the same for the same arguments."""
+    special = special_ids(target.tokenizer)
+    texts = [render(example) for example in islice(conversations(split, seed), talks)]
+    rows = pack(tokenize(target.tokenizer, texts), ROW, special["pad"])
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)

@@ -1,0 +1,49 @@
+"""Counting on the meta device: real modules and the real decoding code, no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import FINAL, Target
+
+META = torch.device("meta")
+HEADS = 4  # of Medusa and Hydra (ACL N.1)
+CONTEXT = 512  # tokens in the cache; the papers do not give theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """parameters: beyond the base's. passes: forward passes of the drafter a draft; flops: of all of them."""
+
+    parameters: int
+    passes: int
+    flops: int
+
+
+def count(module: nn.Module) -> int:
+    """Parameters."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def flops(work: Callable[[], Any]) -> int:
+    """What torch's counter sees while `work` runs."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        work()
+    return int(counter.get_total_flops())
+
+
+def meta_state(target: Target, rows: int = 256) -> State:
+    """A request of CONTEXT tokens on its way, with room for so many rows."""
+    cache = target.new_cache(CONTEXT + rows)
+    cache.advance(CONTEXT)
+    root = torch.empty(1, dtype=torch.long, device=META)
+    final = torch.empty(1, 1, target.hidden_size, device=META, dtype=target.dtype)
+    return State([0] * (CONTEXT + 1), CONTEXT, root, cache, Sampling(), {FINAL: final})

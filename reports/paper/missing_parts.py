@@ -1,0 +1,105 @@
+"""What a row of an experiment lacks, looked up: a method, its weights, a published model, a device, a setting.
+
+So a row runs by itself as soon as its missing piece is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from specbench_ss import registry
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.results.experiment import Part, Request
+from specbench_ss.runs.config import RunConfig
+
+METHODS = {  # the papers' names -> ours; a name that no plugin has yet is a missing piece
+    "Baseline": REFERENCE,
+    "2-Model SD": "sd",
+    "Medusa": "medusa",
+    "Medusa-2": "medusa2",
+    "Hydra": "hydra",
+    "Eagle": "eagle",
+    "PLD": "pld",
+    "REST": "rest",
+    "SPACE": "space",
+    "LookAhead": "lookahead",
+    "SS-Lossless": "ss",
+    "SS-Shared": "ss-shared",
+}
+BATCH = ("batch_size", "batch")  # names that a run's setting may bear, once it exists
+QUANTISATION = ("quantization", "quantize")
+
+
+def of_method(text: str, request: Request) -> str:
+    """What NAME[option=value] lacks on the request's model; '' = nothing."""
+    spec = MethodSpec.parse(text)
+    if spec.name not in registry.names(registry.METHODS):
+        return f"method {spec.name}"
+    method = registry.method_class(spec.name)
+    known = {f.name for f in fields(method.Options)}
+    unknown = [name for name in spec.options if name not in known]
+    if unknown:
+        return f"option {unknown[0]} of method {spec.name}"
+    given = "weights" in spec.options or any(s.startswith(f"{spec.name}.weights=") for s in request.settings)
+    folder = getattr(method, "companion", spec.name)
+    if "weights" in known and not given and not _comes_along(request.model, folder):
+        return f"weights of method {spec.name} for {request.model} (--set {spec.name}.weights=PATH)"
+    return ""
+
+
+def _comes_along(model: str, name: str) -> bool:
+    """Whether weights of this name lie beside an embedded model's."""
+    from specbench_ss.models.loading import find_folder, is_lab
+
+    folder = find_folder(model)
+    return folder is not None and is_lab(model) and (folder.parent / name).is_dir()
+
+
+def of_model(name: str) -> str:
+    """What a row on a published model lacks; '' is never the answer here: the user has to name the model."""
+    import torch
+
+    from specbench_ss.reports.paper.paper_models import MODELS, at_hand
+
+    hub = MODELS[name].hub
+    if not at_hand(name):
+        return f"the weights {hub}"
+    return f"--model {hub} and its drafters by --set" if torch.cuda.is_available() else "a CUDA device"
+
+
+def model_parts(names: Sequence[str], request: Request) -> list[Part]:
+    """The rows on published models."""
+    return [Part(name, of_model(name)) for name in names if not request.model.endswith(name)]
+
+
+def training_text(request: Request) -> str:
+    """What training on the request's model lacks: text in its chat form is at hand for the lab alone."""
+    from specbench_ss.models.loading import is_lab
+
+    return "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
+
+
+def with_setting(config: RunConfig, names: Sequence[str], value: Any) -> RunConfig | None:
+    """The configuration with a setting that this version may not have yet; None where it has not."""
+    name = next((n for n in names if n in {f.name for f in fields(RunConfig)}), None)
+    return None if name is None else replace(config, **{name: value})
+
+
+def config_for(request: Request, methods: Sequence[str], **settings: Any) -> RunConfig:
+    """A run of these methods, the reference first, with the request's settings. Raises UserError for a bad --set."""
+    from specbench_ss.benchmark.asked import method_specs
+
+    specs = method_specs(",".join([REFERENCE, *dict.fromkeys(m for m in methods if m != REFERENCE)]), request.settings)
+    given = {name: getattr(request, name) for name in ("model", "device", "dtype", "seed", "data", "chat_template")}
+    limit = settings.pop("limit", None) if request.limit is None else request.limit
+    settings.pop("limit", None)
+    return RunConfig(methods=specs, limit=limit, **given, **settings)
+
+
+def nothing_runs(name: str, parts: Sequence[Part]) -> UserError:
+    """One line that says what each row of an experiment lacks."""
+    lacking = "; ".join(dict.fromkeys(f"{p.name} needs {p.missing}" for p in parts if p.missing))
+    return UserError(f"{name}: no row can run: {lacking}")

@@ -1,0 +1,191 @@
+"""Extra parameters as the papers print them, and figures 8 and 9: what each drafter costs. Needs no weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specbench_ss.reports.paper.figures import ACL, OLD, axes, bars, source
+from specbench_ss.reports.paper.published import published
+from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.number_text import scientific
+
+if TYPE_CHECKING:
+    from specbench_ss.reports.paper.meta_device import Overhead
+
+BASE = "Llama-13B"
+HALF = 2  # bytes of a float16 parameter
+
+PARAMETER_NOTES = (
+    "SS-Shared: stream embeddings and the pruning map, gamma h + 2 theta h = 20 h, beyond the baseline's adapters.",
+    "Medusa: our heads also count a bias of h each, which changes no printed digit. The papers cut 4.286E8 to 4.28E8.",
+    "Eagle: fusion layer and one decoder layer of the base's own shape. With Mistral's shape (8 key-value "
+    "heads, wider MLP) that is 2.52E8, not the printed 2.4E8, which is the count of the Llama shape.",
+)
+ACCESS_NOTES = (
+    "Read per draft: the drafter's own parameters in float16, once a pass; each pass of Hydra reads another "
+    "head. The base's LM head, which Eagle and the streams use again, is not counted.",
+    "The paper draws its values and prints none.",
+)
+FLOP_NOTES = (
+    "torch's FLOP counter over the decoding code, 512 tokens in the cache. SS-Lossless: the fused pass over 32 "
+    "kept nodes less verification of the same nodes, plus the draft's logits and the early exit at the 40 nodes "
+    "with children; gamma = 4, k = 3, streams attending to 64 tokens (H.1) or to all.",
+    "2-Model SD: a chain of 4 from Llama-68M. Medusa and Hydra: the published 63-node tree. Eagle: its 25-node tree.",
+    "Every kept node carries streams, since which one will be accepted is not known: that is most of the count "
+    "of SS-Lossless, and it stays above Eagle's here. The paper draws its values, prints none, and does not say "
+    "per how many nodes they are.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A published count of extra parameters, as text, and where it stands."""
+
+    model: str
+    method: str
+    text: str
+    where: str
+
+
+PRINTED: tuple[Printed, ...] = tuple(
+    dict.fromkeys(
+        Printed(e.model, e.method, e.values["parameters"], where)
+        for where, data in ((source(OLD, "table", 1), "old_table_1"), (source(ACL, "table", 3), "acl_table_3"))
+        for e in published(data)
+        if "parameters" in e.values
+    )
+)  # once for each model and method: the same on every task
+
+
+def counted(model: str, method: str) -> int:
+    """Parameters that the method adds to a published model, of modules built on the meta device."""
+    from specbench_ss.reports.paper import drafter_costs, meta_device, paper_models, rival_costs
+
+    shape = paper_models.MODELS[model].shape
+    hidden, vocab = shape["hidden_size"], shape["vocab_size"]
+    made: dict[str, Callable[[], int]] = {
+        "Medusa": lambda: meta_device.count(drafter_costs.meta_heads(hidden, vocab)),
+        "Eagle": lambda: meta_device.count(rival_costs.Eagle(model)),
+        "SS-Shared": lambda: meta_device.count(drafter_costs.meta_streams(hidden, drafter_costs.SHARED)),
+        "SS-Lossless": lambda: meta_device.count(drafter_costs.meta_streams(hidden)),
+    }
+    return made[method]()
+
+
+def as_printed(count: int, text: str) -> str:
+    """How the count becomes the printed text: 'rounded', 'truncated', or '' where it is another number."""
+    mantissa, _, exponent = text.partition("E")
+    digits = len(mantissa.partition(".")[2])
+    if scientific(count, digits) == text:
+        return "rounded"
+    unit = 10 ** (int(exponent) - digits)
+    return "truncated" if count // unit == round(float(mantissa) * 10**digits) else ""
+
+
+class Parameters(Experiment):
+    """The extra-parameter columns of 2024 table 1 and ACL table 3."""
+
+    name = "parameters"
+    title = "extra parameters of each method, counted on published shapes"
+    source = "ACL table 3, 2024 table 1"
+    uses = ()
+
+    def parts(self, request: Request) -> Sequence[Part]:
+        """All of them: no weights are needed."""
+        return [Part("every published model, without weights")]
+
+    def run(self, bench: Bench) -> Result:
+        """Count, and compare digit by digit."""
+        lossless = counted("Llama-2-7B", "SS-Lossless")
+        more = f"SS-Lossless at Llama-2-7B: gamma h + 2 R_s h N_s + 2 theta h = {lossless:,} parameters."
+        return Result((parameter_grid(),), notes=(*PARAMETER_NOTES, more))
+
+
+def parameter_grid(where: str = "") -> Grid:
+    """Counted beside printed, of one table or of all."""
+    columns = (
+        Column("model", "text"),
+        Column("method", "text"),
+        Column("parameters", "count"),
+        Column("as a power", "scientific", 4),
+        Column("published", "text"),
+        Column("in", "text"),
+        Column("agrees", "text"),
+    )
+    rows: list[tuple[Value, ...]] = []
+    for p in PRINTED:
+        if where in ("", p.where):
+            n = counted(p.model, p.method)
+            rows.append((p.model, p.method, n, float(n), p.text, p.where, as_printed(n, p.text) or "no"))
+    return Grid("parameters", columns, tuple(rows), "Extra parameters, counted on published shapes")
+
+
+class _Overheads(Experiment):
+    """Figures 8 and 9 share their counting."""
+
+    uses = ()
+
+    def parts(self, request: Request) -> Sequence[Part]:
+        """All of them: no weights are needed."""
+        return [Part(f"{BASE}, without weights")]
+
+    def run(self, bench: Bench) -> Result:
+        """Build every drafter on the meta device and count."""
+        from specbench_ss.reports.paper.drafter_costs import all_overheads
+
+        return self.show(all_overheads(BASE))
+
+    @abstractmethod
+    def show(self, found: dict[str, Overhead]) -> Result:
+        """The figure."""
+
+
+class Figure8(_Overheads):
+    """Parameters and memory access."""
+
+    name = "figure-8"
+    title = f"parameters and memory access of each drafter at {BASE}"
+    source = source(ACL, "figure", 8)
+
+    def show(self, found: dict[str, Overhead]) -> Result:
+        """Bars on a logarithmic axis."""
+        columns = (
+            Column("drafter", "text"), Column("parameters", "scientific", 3), Column("passes per draft", "count"),
+            Column("GB read per draft", "number", 3), Column("over SS-Lossless", "times"),
+        )  # fmt: skip
+        least = found["SS-Lossless"].parameters
+        rows = tuple(
+            (name, float(o.parameters), o.passes, o.parameters * HALF * _reads(name, o) / 1e9, o.parameters / least)
+            for name, o in found.items()
+        )
+        grid = Grid("overhead", columns, rows, "Parameters beyond the base")
+        data = bars({"parameters": [(name, o.parameters) for name, o in found.items()]})
+        label = "Bar chart: parameters that each drafter adds, logarithmic."
+        plot = Plot("overhead", self.title, label, data, axes("", "parameters", type="log"), grid)
+        return Result((grid,), (plot,), notes=ACCESS_NOTES)
+
+
+def _reads(name: str, overhead: Overhead) -> int:
+    """How often a draft reads the drafter's parameters: each pass of Hydra reads another head."""
+    return 1 if name.startswith("Hydra") else overhead.passes
+
+
+class Figure9(_Overheads):
+    """FLOPs."""
+
+    name = "figure-9"
+    title = f"FLOPs of one draft of each drafter at {BASE}"
+    source = source(ACL, "figure", 9)
+
+    def show(self, found: dict[str, Overhead]) -> Result:
+        """Bars on a logarithmic axis."""
+        columns = (Column("drafter", "text"), Column("passes per draft", "count"), Column("GFLOPs per draft"))
+        rows = tuple((name, o.passes, o.flops / 1e9) for name, o in found.items())
+        grid = Grid("flops", columns, rows, "FLOPs per draft")
+        data = bars({"GFLOPs": [(name, o.flops / 1e9) for name, o in found.items()]})
+        label = "Bar chart: FLOPs that each drafter needs for one draft, logarithmic."
+        plot = Plot("flops", self.title, label, data, axes("", "GFLOPs per draft", type="log"), grid)
+        return Result((grid,), (plot,), notes=FLOP_NOTES)

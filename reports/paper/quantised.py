@@ -1,0 +1,99 @@
+"""ACL table 4: an 8-bit and a 4-bit base against the half-precision one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbench_ss.reports.paper.figures import A100, ACL, axes, bars, health, machine, source
+from specbench_ss.reports.paper.missing_parts import (
+    METHODS,
+    QUANTISATION,
+    config_for,
+    model_parts,
+    nothing_runs,
+    of_method,
+    with_setting,
+)
+from specbench_ss.reports.paper.published import published
+from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.rows import Run
+
+LEVELS = ("FP16", "INT8", "INT4")  # FP16: the model in the dtype of the run
+ROWS = ("Baseline", "SS-Shared", "SS-Lossless")
+
+
+class Table4(Experiment):
+    """`table-4`."""
+
+    name = "table-4"
+    title = "speedup and quality with a quantised base"
+    source = source(ACL, "table", 4)
+
+    def parts(self, request: Request) -> Sequence[Part]:
+        """A row for each method and level."""
+        mine = [Part(f"{m} {level} on {request.model}", _missing(m, level, request)) for level in LEVELS for m in ROWS]
+        return [*mine, *model_parts(["Mistral-7B"], request)]
+
+    def configs(self, request: Request) -> dict[str, RunConfig]:
+        """A run for each level: its reference is the base of the same level."""
+        made = {level.lower(): _config(level, request) for level in LEVELS}
+        return {name: config for name, config in made.items() if config is not None}
+
+    def run(self, bench: Bench) -> Result:
+        """Measure every level that can run."""
+        parts, configs = self.parts(bench.request), self.configs(bench.request)
+        if all(of_method(METHODS[m], bench.request) for m in ROWS[1:]):
+            raise nothing_runs(self.name, parts)
+        runs = {name: bench.measure(config, name) for name, config in configs.items()}
+        grid = Grid("speedup", _columns(bench.request.model), tuple(_rows(runs)), f"{self.source}: {self.title}")
+        series = {
+            "ours": [(f"{r[0]} {r[1]}", r[2] if isinstance(r[2], float) else None) for r in grid.rows],
+            "published": [(f"{r[0]} {r[1]}", r[5] if isinstance(r[5], float) else None) for r in grid.rows],
+        }
+        plot = Plot("figure", self.title, "Bar chart: speedup by level.", bars(series), axes("", "speedup"), grid)
+        notes = [f"ours: {machine(next(iter(runs.values())))}", *(n for run in runs.values() for n in health(run))]
+        out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
+        return Result((grid,), (plot,), notes=(*notes, f"published: {A100}, bitsandbytes", *out))
+
+
+def _config(level: str, request: Request) -> RunConfig | None:
+    able = [METHODS[m] for m in ROWS if not of_method(METHODS[m], request)]
+    config = config_for(request, able, suite="apps", categories=("sql",))
+    return config if level == "FP16" else with_setting(config, QUANTISATION, level.lower())
+
+
+def _missing(method: str, level: str, request: Request) -> str:
+    return of_method(METHODS[method], request) or (
+        "" if _config(level, request) is not None else "a run's setting for quantised bases"
+    )
+
+
+def _columns(model: str) -> tuple[Column, ...]:
+    return (
+        Column("level", "text"),
+        Column("method", "text"),
+        Column(f"ours: {model}", "times"),
+        Column("tau"),
+        Column("quality, of 100"),
+        Column("Mistral-7B", "times"),
+        Column("exact match, of 100"),
+    )
+
+
+def _rows(runs: dict[str, Run]) -> list[tuple[Value, ...]]:
+    printed = {(e.values["quantization"], e.method): e for e in published("acl_table_4")}
+    rows: list[tuple[Value, ...]] = []
+    for level in LEVELS:
+        ours: dict[str, SummaryRow] = {}
+        if level.lower() in runs:
+            ours = {r.method: r for r in summarise(runs[level.lower()]) if r.category == OVERALL}
+        for method in ROWS:
+            own, entry = ours.get(METHODS[method]), printed.get((level, method))
+            mine: tuple[Value, ...] = (None, None, None)
+            if own is not None:
+                mine = (own.speedup, own.tau, None if own.quality is None else 100 * own.quality)
+            there = (None, None) if entry is None else (entry.number("speedup"), entry.number("metric"))
+            rows.append((level, method, *mine, *there))
+    return rows

@@ -1,0 +1,76 @@
+"""Drafters of other papers, as shapes on the meta device: EAGLE-1 (Li et al. 2024), Hydra (Ankner et al. 2024).
+
+For counting parameters and FLOPs alone; they draft nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods._shared.static_trees import PUBLISHED
+from specbench_ss.methods.hydra.heads import HydraHeads
+from specbench_ss.reports.paper.meta_device import CONTEXT, HEADS, META, Overhead, count, flops, meta_state
+from specbench_ss.reports.paper.paper_models import on_meta
+
+EAGLE_ROWS = (1, 4, 8, 8, 3)  # nodes expanded at each depth of EAGLE's static 25-node tree
+
+
+def layer_flops(target: Target, rows: int) -> int:
+    """One decoder layer of the base over so many rows, through the base's own driver."""
+    state = meta_state(target)
+    positions = torch.zeros(1, rows, dtype=torch.long, device=META)
+    mask = target.block_mask(torch.ones(rows, rows, dtype=torch.bool, device=META), CONTEXT)
+    x = torch.empty(1, rows, target.hidden_size, device=META)
+    return flops(lambda: target.run(x, 0, 1, state.cache, mask, target.rotary(positions, CONTEXT)))
+
+
+class Eagle(nn.Module):
+    """EAGLE-1's drafter: a fusion layer and one decoder layer of the base's shape, without its first norm."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.layer = on_meta(model, num_hidden_layers=1).get_decoder().layers[0]
+        del self.layer.input_layernorm
+        hidden = self.layer.post_attention_layernorm.weight.shape[0]
+        with META:
+            self.fuse = nn.Linear(2 * hidden, hidden, bias=False)
+
+
+def eagle(target: Target, model: str) -> Overhead:
+    """Five passes of the layer over the static tree, each with the base's LM head."""
+    drafter = Eagle(model)
+    total = sum(layer_flops(target, rows) + flops(_fusion_and_head(target, drafter, rows)) for rows in EAGLE_ROWS)
+    return Overhead(count(drafter), len(EAGLE_ROWS), total)
+
+
+def _fusion_and_head(target: Target, drafter: Eagle, rows: int) -> Callable[[], Tensor]:
+    x = torch.empty(rows, drafter.fuse.in_features, device=META)
+    return lambda: target.logits(drafter.fuse(x))
+
+
+def hydra(target: Target, model: str, plus: bool) -> Overhead:
+    """Four heads one after the other on Medusa's published tree; Hydra++: four blocks each, and a prefix layer."""
+    with META:
+        heads = HydraHeads(HEADS, 4 if plus else 1, target.hidden_size, target.vocab_size, tied=True)
+    total = sum(flops(_of_head(heads, head, rows)) for head, rows in enumerate(_expanded()))
+    parameters = count(heads)
+    if plus:  # the prefix layer runs once a draft, on the newest state
+        parameters += count(Eagle(model).layer)
+        total += layer_flops(target, 1)
+    return Overhead(parameters, HEADS, total)
+
+
+def _of_head(heads: HydraHeads, head: int, rows: int) -> Callable[[], Tensor]:
+    hidden = heads.hydra_mlp[head].get_parameter("0.linear.weight").shape[0]
+    x, path = torch.empty(1, hidden, device=META), torch.empty(rows, head + 1, hidden, device=META)
+    return lambda: heads.logits(head, x, path, x)
+
+
+def _expanded() -> Iterator[int]:
+    """Nodes with children at each depth of the published tree: what each head has to run on."""
+    for depth in range(HEADS):
+        yield len({choice[:depth] for choice in PUBLISHED if len(choice) > depth})

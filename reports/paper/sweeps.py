@@ -1,0 +1,198 @@
+"""Figures that are a sweep: the same questions for many variants, in one run or one for each value of a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.paper.figures import ACL, axes, bars, health, lines, machine, source
+from specbench_ss.reports.paper.missing_parts import BATCH, config_for, nothing_runs, of_method, with_setting
+from specbench_ss.reports.paper.tables import MT_BENCH
+from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.number_text import interval
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.rows import Run
+
+X = float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One variant: its series and place on the axis, the method, and the run that it belongs to.
+
+    settings: of the run; `batch` is looked up, since a run may not have it yet.
+    """
+
+    series: str
+    x: X
+    method: str
+    run: str = "run"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As it is listed."""
+        return f"{self.series} {self.x}"
+
+
+class Sweep(Experiment):
+    """Speedup and tau of each point. `settings`: of every run; `limit` is for whoever gives none."""
+
+    x_title: ClassVar[str]
+    settings: ClassVar[dict[str, Any]]
+    published: ClassVar[str] = "the paper draws its values and prints none"
+    points: ClassVar[tuple[Point, ...]]
+
+    def parts(self, request: Request) -> Sequence[Part]:
+        """A row for each point."""
+        return [Part(p.name, self.missing(p, request)) for p in self.points]
+
+    def missing(self, point: Point, request: Request) -> str:
+        """What a point lacks."""
+        if "batch" in point.settings and self._config(point, request, [point]) is None:
+            return "a run's batch size"
+        return of_method(point.method, request)
+
+    def configs(self, request: Request) -> dict[str, RunConfig]:
+        """A run for each group of points that can run."""
+        able = [p for p in self.points if not self.missing(p, request)]
+        made = {}
+        for name in dict.fromkeys(p.run for p in able):
+            group = [p for p in able if p.run == name]
+            config = self._config(group[0], request, group)
+            assert config is not None
+            made[name] = config
+        return made
+
+    def _config(self, point: Point, request: Request, group: Sequence[Point]) -> RunConfig | None:
+        own = dict(point.settings)
+        batch = own.pop("batch", None)
+        methods = [p.method for p in group if not of_method(p.method, request)]
+        config = config_for(request, methods, **(self.settings | own))
+        return config if batch in (None, 1) else with_setting(config, BATCH, batch)
+
+    def run(self, bench: Bench) -> Result:
+        """Measure every run, then read every point off its run."""
+        configs = self.configs(bench.request)
+        parts = self.parts(bench.request)
+        if not configs:
+            raise nothing_runs(self.name, parts)
+        runs = {name: bench.measure(config, name) for name, config in configs.items()}
+        able = [p for p in self.points if p.run in runs and not self.missing(p, bench.request)]
+        grid = self._grid(able, runs, bench.request)
+        notes = [f"ours: {machine(next(iter(runs.values())))}", *(n for run in runs.values() for n in health(run))]
+        out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
+        return Result((grid,), (self.plot(grid),), notes=(*notes, f"published: {self.published}", *out))
+
+    def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
+        found = {name: {r.method: r for r in summarise(run) if r.category == OVERALL} for name, run in runs.items()}
+        rows = [self._row(p, found[p.run][_label(p, request)]) for p in points]
+        columns = (
+            Column("series", "text"),
+            Column(self.x_title, "text" if isinstance(points[0].x, str) else "count"),
+            Column("speedup", "times"),
+            Column("95 % interval", "text"),
+            Column("tau"),
+            Column("step time over ar's", "times"),
+            Column("prompts", "count"),
+        )
+        return Grid("speedup", columns, tuple(rows), f"{self.source}: {self.title}")
+
+    @staticmethod
+    def _row(point: Point, row: SummaryRow) -> tuple[Value, ...]:
+        cost = None if not row.step_ratio else 1 / row.step_ratio
+        around = interval(row.speedup_interval) or None
+        return (point.series, point.x, row.speedup, around, row.tau, cost, row.n_prompts)
+
+    def plot(self, grid: Grid) -> Plot:
+        """Speedup of each series over the axis: lines over numbers, bars over names."""
+        series: dict[str, list[tuple[Any, Any]]] = {}
+        for row in grid.rows:
+            series.setdefault(str(row[0]), []).append((row[1], row[2]))
+        named = isinstance(grid.rows[0][1], str)
+        label = f"Chart: speedup against {self.x_title}, for {', '.join(series)}."
+        layout = axes(self.x_title, "speedup over ar", ticksuffix="×", rangemode="tozero")
+        return Plot("figure", self.title, label, bars(series) if named else lines(series), layout, grid)
+
+
+def _label(point: Point, request: Request) -> str:
+    """How the point's method is called in its run: with the settings that the user gave for it."""
+    config = config_for(request, [point.method])
+    return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
+
+
+def _tree(k: int, prune: str) -> str:
+    return f"ss[gamma=3,k={k},n_draft=0,prune={prune}]"
+
+
+class Figure10(Sweep):
+    """Candidates per stream, with and without pruning."""
+
+    name, source = "figure-10", source(ACL, "figure", 10)
+    title = "speedup against k, gamma = 3, with and without pruning"
+    x_title = "k"
+    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": MT_BENCH, "limit": 1}
+    points = tuple(
+        Point(series, k, _tree(k, prune))
+        for series, prune in (("with pruning", "on"), ("without pruning", "off"))
+        for k in (1, 2, 3, 4, 5, 6)
+    )
+
+
+class Figure12b(Sweep):
+    """Top-k sampling."""
+
+    name, source = "figure-12b", source(ACL, "figure", 12) + " (b)"
+    title = "top-k sampling at temperature 1"
+    x_title = "top-k"
+    settings: ClassVar[dict[str, Any]] = {"suite": "apps", "categories": ("meaning_representation",), "limit": 8}
+    points = tuple(
+        Point(series, k, method, f"top-{k}", {"temperature": 1.0, "top_k": k})
+        for series, method in (("Medusa", "medusa"), ("SS", "ss"), ("SS-Shared", "ss-shared"))
+        for k in (1, 5, 10, 50)
+    )
+
+
+class Figure13(Sweep):
+    """From chain to pruned tree."""
+
+    name, source = "figure-13", source(ACL, "figure", 13)
+    title = "breakdown of the speedup: chain, tree, pruned tree"
+    x_title = "drafting"
+    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": MT_BENCH, "limit": 1}
+    points = (
+        Point("ss", "chain", "ss[mode=chain,n_draft=0,prune=off]"),
+        Point("ss", "tree", "ss[k=3,n_draft=0,prune=off]"),
+        Point("ss", "tree, pruned", "ss[k=3,n_draft=0]"),
+        Point("ss", "best nodes, pruned (ours)", "ss"),
+    )
+
+
+class Figure18(Sweep):
+    """Batching: tree and pruning off."""
+
+    name, source = "figure-18", source(ACL, "figure", 18)
+    title = "speedup against batch size, chains without pruning"
+    x_title = "batch size"
+    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": MT_BENCH, "limit": 1}
+    published = "above 2x at every batch size on an A100-80G, Vicuna-7B (appendix L); the values are drawn, not printed"
+    points = tuple(
+        Point("SS, chain", b, "ss[mode=chain,n_draft=0,prune=off]", f"batch-{b}", {"batch": b}) for b in (1, 2, 4, 8)
+    )
+
+
+class Figure21(Sweep):
+    """Long context."""
+
+    name, source = "figure-21", source(ACL, "figure", 21)
+    title = "long prompts: speedup against k, gamma = 3"
+    x_title = "k"
+    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": ("summarization", "rag"), "limit": 6}
+    published = (
+        "2.64x at gamma = 3, k = 4 on an A100-80G: LongBench summarization, streams trained on arXiv papers (app. O). "
+        "The lab's context is 1,024 tokens; its longest prompts stand in"
+    )
+    points = tuple(Point("SS-Lossless", k, _tree(k, "on")) for k in (1, 2, 3, 4))

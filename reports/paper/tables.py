@@ -1,0 +1,185 @@
+"""Tables 1, 2, 3, 5, 6 (ACL) and 1, 2 (2024): a run of the same methods on the same tasks, beside what is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.paper.figures import A100, ACL, OLD, axes, bars, health, machine, source
+from specbench_ss.reports.paper.missing_parts import METHODS, config_for, model_parts, nothing_runs, of_method
+from specbench_ss.reports.paper.overheads import parameter_grid
+from specbench_ss.reports.paper.published import Entry, published
+from specbench_ss.results.experiment import Bench, Column, Experiment, Form, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.number_text import interval
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.rows import Run
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A column of the papers' tables: its name in the published data, and how ours is read off a summary."""
+
+    column: str
+    title: str
+    ours: Callable[[SummaryRow], float | None]
+    form: Form = "number"
+
+
+def _latency(row: SummaryRow) -> float | None:
+    return None if not row.tokens or not row.tokens_per_s else 1000 * row.tokens / row.tokens_per_s
+
+
+def _percent(row: SummaryRow) -> float | None:
+    return None if row.quality is None else 100 * row.quality
+
+
+SPEEDUP = Metric("speedup", "speedup", lambda row: row.speedup, "times")
+TAU = Metric("tau", "mean accepted tokens (tau)", lambda row: row.tau)
+SCORE = Metric("score", "quality (published: GPT-4 score of 10; ours: the suite's metrics of 100)", _percent)
+METRIC = Metric("metric", "quality (published: exact match or ROUGE-1; ours: the suite's)", _percent)
+TARGET_CALLS = Metric("target_calls", "target calls per sample", lambda row: row.target_calls)
+DRAFT_CALLS = Metric("draft_calls", "draft calls per sample", lambda row: row.draft_calls)
+LATENCY = Metric("latency_ms", "wall time per sample, ms", _latency)
+
+
+class RunTable(Experiment):
+    """A table of a paper as one run. Tasks of the published data are the suite's categories, or all of the run."""
+
+    data: ClassVar[str]
+    suite: ClassVar[str]
+    categories: ClassVar[tuple[str, ...]]
+    metrics: ClassVar[tuple[Metric, ...]]
+    beside: ClassVar[tuple[str, ...]] = ()  # rows that the paper has not, so that ours has a counterpart
+    parameters: ClassVar[bool] = False
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What is printed."""
+        return published(self.data)
+
+    def methods(self) -> list[str]:
+        """The paper's methods, in print order, and those beside them."""
+        return list(dict.fromkeys([e.method for e in self.entries()] + list(self.beside)))
+
+    def parts(self, request: Request) -> Sequence[Part]:
+        """A row for each method on the request's model, one for each published model."""
+        mine = [Part(f"{m} on {request.model}", of_method(METHODS[m], request)) for m in self.methods()]
+        return [*mine, *model_parts(list(dict.fromkeys(e.model for e in self.entries())), request)]
+
+    def configs(self, request: Request) -> dict[str, RunConfig]:
+        """One run with every method that can."""
+        able = [METHODS[m] for m in self.methods() if not of_method(METHODS[m], request)]
+        return {"run": config_for(request, able, suite=self.suite, categories=self.categories)}
+
+    def run(self, bench: Bench) -> Result:
+        """Measure, and put each metric beside what was published."""
+        parts = self.parts(bench.request)
+        config = self.configs(bench.request)["run"]
+        if all(spec.name == REFERENCE for spec in config.methods):
+            raise nothing_runs(self.name, parts)
+        run = bench.measure(config, "run")
+        grids = [self._grid(metric, run) for metric in self.metrics]
+        plot = self._plot(grids[0])
+        if self.parameters:
+            grids.append(parameter_grid(self.source))
+        out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
+        return Result(tuple(grids), (plot,), notes=(f"ours: {machine(run)}", *health(run), f"published: {A100}", *out))
+
+    def _grid(self, metric: Metric, run: Run) -> Grid:
+        printed = {(e.task, e.method, e.model): e.number(metric.column) for e in self.entries()}
+        models = list(dict.fromkeys(e.model for e in self.entries()))
+        ours = {(row.category, row.method): row for row in summarise(run)}
+        spread = metric is SPEEDUP
+        rows: list[tuple[Value, ...]] = []
+        for task in dict.fromkeys(e.task for e in self.entries()):
+            category = task if task in self.categories else OVERALL
+            for method in self.methods():
+                row = ours.get((category, METHODS[method]))
+                mine = (None if row is None else metric.ours(row),)
+                around = ((interval(row.speedup_interval) or None) if row else None,) if spread else ()
+                rows.append((task, method, *mine, *around, *(printed.get((task, method, m)) for m in models)))
+        name = run.manifest["model"]["name"]
+        columns = (
+            Column("task", "text"), Column("method", "text"), Column(f"ours: {name}", metric.form),
+            *((Column("95 % interval", "text"),) if spread else ()), *(Column(m, metric.form) for m in models),
+        )  # fmt: skip
+        return Grid(metric.column, columns, tuple(rows), f"{self.source}: {metric.title}")
+
+    def _plot(self, grid: Grid) -> Plot:
+        """Bars: ours, then each published model."""
+        drawn = [i for i, c in enumerate(grid.columns) if c.form != "text"]
+        series = {grid.columns[i].title: [(f"{row[0]}: {row[1]}", _height(row[i])) for row in grid.rows] for i in drawn}
+        label = f"Bar chart: {self.metrics[0].title} of each method, ours and published."
+        return Plot("figure", self.title, label, bars(series), axes("", self.metrics[0].title), grid)
+
+
+def _height(value: Value) -> float | None:
+    return None if value is None else float(value)
+
+
+class Table1(RunTable):
+    """MT-Bench: speedup and quality."""
+
+    name, source, data = "table-1", source(ACL, "table", 1), "acl_table_1"
+    title = "speedup and quality on MT-Bench"
+    suite, categories, metrics = "specbench", MT_BENCH, (SPEEDUP, SCORE)
+
+
+class Table2(RunTable):
+    """The other tasks of Spec-Bench."""
+
+    name, source, data = "table-2", source(ACL, "table", 2), "acl_table_2"
+    title = "speedup by task of Spec-Bench, lossless methods"
+    suite, categories = "specbench", ("translation", "summarization", "qa", "math_reasoning", "rag")
+    metrics = (SPEEDUP,)
+
+
+class _Apps(RunTable):
+    """The three applications."""
+
+    suite, categories = "apps", ("sql", "dialogue_summary", "meaning_representation")
+    beside = ("SS-Lossless",)
+
+
+class Table3(_Apps):
+    """Applications: speedup, acceptance, quality, parameters."""
+
+    name, source, data = "table-3", source(ACL, "table", 3), "acl_table_3"
+    title = "applications: speedup, mean accepted tokens, quality, extra parameters"
+    metrics, parameters = (SPEEDUP, TAU, METRIC), True
+
+
+class Table5(_Apps):
+    """Against a draft model: calls and latency."""
+
+    name, source, data = "table-5", source(ACL, "table", 5), "acl_table_5"
+    title = "applications: calls and latency against two-model speculative decoding"
+    metrics = (TARGET_CALLS, DRAFT_CALLS, LATENCY, METRIC)
+
+
+class Table6(RunTable):
+    """MT-Bench: acceptance."""
+
+    name, source, data = "table-6", source(ACL, "table", 6), "acl_table_6"
+    title = "mean accepted tokens on MT-Bench"
+    suite, categories, metrics = "specbench", MT_BENCH, (TAU,)
+
+
+class OldTable1(_Apps):
+    """2024: applications."""
+
+    name, source, data = "2024-table-1", source(OLD, "table", 1), "old_table_1"
+    title = "applications: speedup, call reduction, quality, extra parameters"
+    metrics, parameters = (SPEEDUP, TAU, METRIC), True
+
+
+class OldTable2(_Apps):
+    """2024: against a draft model."""
+
+    name, source, data = "2024-table-2", source(OLD, "table", 2), "old_table_2"
+    title = "applications: calls and latency against two-model speculative decoding"
+    metrics = (TARGET_CALLS, DRAFT_CALLS, LATENCY, METRIC)

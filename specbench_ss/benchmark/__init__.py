@@ -1,0 +1,1 @@
+"""Doing a run: what was asked, its checks, measuring. Usable without the command line."""

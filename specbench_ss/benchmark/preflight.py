@@ -1,0 +1,124 @@
+"""What a run would do, with every mistake of the user that can be found without loading the model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss import registry
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.suite import Suite, SuiteData, SuiteRequest
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.outline import Outline
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will do.
+
+    config: with the references that its methods need. device, dtype: as resolved, 'cpu', 'float32'. options: of each
+    method, by label. samples: of the whole run.
+    """
+
+    config: RunConfig
+    suite: Suite
+    data: SuiteData
+    options: dict[str, Any]
+    device: str
+    dtype: str
+    samples: int
+
+
+def check(config: RunConfig, where: RunTarget) -> Plan:
+    """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind."""
+    from specbench_ss.benchmark.requests import check_ids, check_room, stop_ids
+    from specbench_ss.models.chat_templates import check_template
+    from specbench_ss.models.loading import check_model, resolve_device, resolve_dtype
+    from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
+    from specbench_ss.runs.run_directory import check_out, read_run
+
+    if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
+        check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
+    config = with_references(without_unfit(config, where.optional))
+    options = {spec.label: _options(spec, config) for spec in config.methods}
+    suite = registry.load_suite(config.suite)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if check_out(where):
+        check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
+    check_model(config.model)
+    outline = check_methods(config)
+    check_template(outline.tokenizer, outline.name)
+    stop_ids(outline.tokenizer, config.stop)
+    data = _questions(config, suite)
+    check_ids(data)
+    check_room(outline, data)
+    samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
+    return Plan(config, suite, data, options, device, str(dtype).removeprefix("torch."), samples)
+
+
+def check_methods(config: RunConfig) -> Outline:
+    """What can be known of the model without its weights, once every method says that it could decode with it."""
+    from specbench_ss.models.loading import outline_of
+
+    outline = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    for spec in config.methods:
+        with _naming_preset(spec, config):
+            registry.method_class(spec.name).check(registry.method_options(spec), outline)
+    return outline
+
+
+def without_unfit(config: RunConfig, optional: Collection[str]) -> RunConfig:
+    """Without the optional methods that cannot decode with the model; a warning names each."""
+    if not optional:
+        return config
+    from specbench_ss.models.loading import outline_of
+
+    outline = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    kept = []
+    for spec in config.methods:
+        try:
+            if spec.label in optional:
+                registry.method_class(spec.name).check(_options(spec, config), outline)
+            kept.append(spec)
+        except UserError as error:
+            warnings.warn(f"{spec.label} is left out: {error}", stacklevel=2)
+    return replace(config, methods=tuple(kept))
+
+
+def with_references(config: RunConfig) -> RunConfig:
+    """Every method whose output another one of the run must equal is part of the run, asked for or not."""
+    specs = {spec.label: spec for spec in config.methods}
+    for spec in config.methods:
+        reference = registry.method_class(spec.name).reference_for(_options(spec, config))
+        specs.setdefault(reference.label, reference)
+    return replace(config, methods=tuple(specs.values()))
+
+
+def _options(spec: MethodSpec, config: RunConfig) -> Any:
+    with _naming_preset(spec, config):
+        return registry.method_options(spec)
+
+
+@contextmanager
+def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
+    """What is wrong with a method's options may stand in a preset, which is then named."""
+    try:
+        yield
+    except UserError as error:
+        files = "".join(f" (preset {preset.file})" for preset in config.presets if preset.method == spec.name)
+        raise UserError(f"{error}{files}") from error
+
+
+def _questions(config: RunConfig, suite: Suite) -> SuiteData:
+    from specbench_ss.models.loading import is_lab
+
+    data = None if config.data is None else Path(config.data)
+    return suite.load(SuiteRequest(config.categories, config.limit, data, is_lab(config.model)))

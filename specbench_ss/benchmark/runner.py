@@ -1,0 +1,260 @@
+"""Runs every method on every prompt, interleaved, and commits each sample as it is finished. Knows no method by name.
+
+Timing discipline: warm-up first, never recorded; the collector runs before each sample and is off during it;
+scoring, comparing and writing happen between samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
+
+from specbench_ss.benchmark.measuring import frozen_heap, peak_memory, quiet_collector, warm_up
+from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
+from specbench_ss.benchmark.schedule import Sample, plan, sample_seed
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.step_clock import check_device
+from specbench_ss.errors import UserError, error_text
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.runs import sameness
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.environment import busy, changed_since, environment
+from specbench_ss.runs.manifest import now
+from specbench_ss.runs.rows import Row
+from specbench_ss.runs.run_directory import RunDir
+from specbench_ss.runs.suite import Suite, SuiteData
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+
+Decode = Callable[[Decoder, list[int], Limits, Sampling, Callable[[int], None] | None], Generation]
+
+
+class Events(Protocol):
+    """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample."""
+
+    def on_start(self, total: int) -> None:
+        """Samples still to be made."""
+
+    def on_warm_up(self, label: str) -> None:
+        """A method begins to answer a prompt, unmeasured."""
+
+    def on_sample_start(self, label: str, question_id: str) -> None:
+        """A method begins to answer."""
+
+    def on_tokens(self, n: int) -> None:
+        """n more tokens of the sample at hand."""
+
+    def on_sample(self, row: Row) -> None:
+        """A sample is committed."""
+
+    def on_warning(self, text: str) -> None:
+        """Something that the user should know; the run goes on."""
+
+
+def run(
+    config: RunConfig,
+    target: Target,
+    suite: Suite,
+    suite_data: SuiteData,
+    decoders: dict[str, Decoder],
+    run_dir: RunDir,
+    events: Events,
+    decode: Decode = generate,
+) -> None:
+    """Make every sample that is not yet committed, then judge sameness, question by question.
+
+    A method that fails leaves a failed row and the run goes on; a device that no longer works ends it. On
+    KeyboardInterrupt, which is passed on, and on any other exception the directory stays resumable and its status says
+    why it stopped.
+    """
+    for label in (REFERENCE, *map(reference_of, decoders.values())):
+        if label not in decoders:
+            raise UserError(f"the reference method {label!r} must be among the methods")
+    check_ids(suite_data)
+    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode)
+    run_dir.update(status="running")
+    try:
+        session.run()
+    except BaseException as e:
+        interrupted = isinstance(e, KeyboardInterrupt)
+        with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
+            run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
+        raise
+    run_dir.update(status="complete", finished=now())
+
+
+def reference_of(decoder: Decoder) -> str:
+    """The label of the method whose output it must equal."""
+    return decoder.reference_for(decoder.options).label
+
+
+class _Session:
+    """One process's share of a run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        target: Target,
+        suite: Suite,
+        data: SuiteData,
+        decoders: dict[str, Decoder],
+        run_dir: RunDir,
+        events: Events,
+        decode: Decode,
+    ) -> None:
+        self.config, self.target, self.suite, self.data = config, target, suite, data
+        self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
+        self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
+
+    def run(self) -> None:
+        samples = list(plan(self.data.questions, list(self.decoders), self.config.repeats, self.config.seed))
+        todo = [s for s in samples if s.key not in self.run_dir.rows]
+        self._note_resumption(len(samples), len(todo))
+        if todo and (note := busy()):
+            self._warn_and_keep(note)
+        for label in (label for label, decoder in self.decoders.items() if decoder.remembers):
+            self._warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
+        self.events.on_start(len(todo))
+        with frozen_heap():
+            if todo and self.config.warmup:
+                warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self._warn_and_keep)
+                for decoder in self.decoders.values():
+                    decoder.forget()  # the warm-up's prompts are the run's own
+            for _, group in groupby(samples, key=lambda s: s.question.id):
+                of_question = list(group)
+                for sample in of_question:
+                    if sample.key not in self.run_dir.rows:
+                        self._make(sample)
+                for sample in of_question:
+                    self._judge(sample)
+
+    def _warn_and_keep(self, text: str) -> None:
+        """Tell what whoever reads the results should know too."""
+        self.events.on_warning(text)
+        kept = self.run_dir.manifest.get("warnings", [])
+        if text not in kept:
+            self.run_dir.update(warnings=[*kept, text])
+
+    def _note_resumption(self, total: int, todo: int) -> None:
+        if not self.run_dir.rows:
+            return
+        self.events.on_warning(f"resuming: {total - todo} of {total} samples are already there")
+        changed = changed_since(self.run_dir.manifest, environment())
+        if changed:
+            what = ", ".join(changed)
+            self._warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")
+
+    def _warm_prompts(self) -> list[list[int]]:
+        """The first turns of the first `config.warmup` questions."""
+        return [prompt_ids(self.target, q.turns) for q in self.data.questions[: self.config.warmup]]
+
+    def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
+        """Seconds per token of one unrecorded request."""
+        self.events.on_warm_up(label)
+        limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
+        with quiet_collector():
+            done = self.decode(self.decoders[label], prompt, limits, self._sampling(self.config.seed), None)
+        return done.wall_s / max(1, len(done.tokens))
+
+    def _make(self, sample: Sample) -> None:
+        """Run one sample and commit it."""
+        self.events.on_sample_start(sample.method, sample.question.id)
+        row = Row(
+            *sample.key,
+            category=sample.question.category,
+            index=sample.index,
+            position=sample.position,
+            seed=sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat),
+            suite_edition=self.data.edition,
+            suite_hash=self.data.content_hash,
+            status="ok",
+        )
+        try:
+            steps = self._decode_into(row, sample)
+        except Exception as e:  # one sample of one method: the others are worth having
+            check_device(self.target.device)
+            row.status, row.error, steps = "failed", error_text(e), []
+            self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
+        else:
+            row.quality = self._score(sample, row.text or "")
+        self.run_dir.append(row, steps)
+        self.events.on_sample(row)
+
+    def _decode_into(self, row: Row, sample: Sample) -> list[Step]:
+        """Decode, check and fill the row only when everything is known: a failure leaves no number behind."""
+        prompt = self._prompt(sample)
+        sampling = self._sampling(row.seed)
+        started = time.time()
+        with quiet_collector(), peak_memory(self.target.device) as peak:
+            done = self.decode(self.decoders[sample.method], prompt, self.limits, sampling, self.events.on_tokens)
+        ended = time.time()
+        done.check()
+        text = self.target.decode_text(done.tokens)
+        row.fill(done)
+        row.text, row.started, row.ended, row.peak_memory_bytes = text, started, ended, peak()
+        return done.steps
+
+    def _sampling(self, seed: int) -> Sampling:
+        return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)
+
+    def _score(self, sample: Sample, answer: str) -> float | None:
+        try:
+            quality = self.suite.score(sample.question, sample.turn, answer)
+            if quality is not None and not 0 <= quality <= 1:
+                raise ValueError(f"{quality} is not in [0, 1]")
+            return quality
+        except Exception as e:  # the times are still good
+            self.events.on_warning(f"no quality for {sample.question.id}: the scorer failed: {error_text(e)}")
+            return None
+
+    def _prompt(self, sample: Sample) -> list[int]:
+        return prompt_ids(self.target, sample.question.turns, self._history(sample))
+
+    def _history(self, sample: Sample) -> list[str]:
+        """The earlier answers that this turn continues. Raises LookupError where one of them failed."""
+        own = self.config.history == "own"
+        source = (sample.method, sample.repeat) if own else (REFERENCE, 0)
+        answers = []
+        for turn in range(sample.turn):
+            row = self.run_dir.rows[(sample.question.id, turn, *source)]
+            if row.text is None:
+                raise LookupError(f"no answer to turn {turn + 1} of {source[0]} to continue: it failed")
+            answers.append(row.text)
+        return answers
+
+    def _judge(self, sample: Sample) -> None:
+        """Commit the sample's sameness verdict, once; the reference's repeats are held against its first."""
+        row = self.run_dir.rows[sample.key]
+        first = row.method == REFERENCE and row.repeat == 0
+        if first or row.key in self.run_dir.judged:
+            return
+        repeat = 0 if row.method == REFERENCE else row.repeat
+        label = reference_of(self.decoders[row.method])
+        reference = self.run_dir.rows[(row.question_id, row.turn, label, repeat)]
+        reason = self._why_not(sample, row, reference)
+        if reason:
+            self.run_dir.append_sameness(sameness.not_compared(row, reason))
+            return
+        verdict = sameness.judge(self.decoders[label], self._prompt(sample), reference, row)
+        self.run_dir.append_sameness(verdict)
+        if verdict.verdict == "mismatch":
+            self.events.on_warning(f"{row.method} differs from {label} on {row.question_id} turn {row.turn + 1}")
+
+    def _why_not(self, sample: Sample, row: Row, reference: Row) -> str:
+        """Why equality is not to be expected; '' where it is."""
+        if not row.ok or not reference.ok:
+            return sameness.FAILED[0 if not row.ok else 1]
+        if not self.decoders[row.method].lossless:
+            return "the method does not promise the same output"
+        if self.config.temperature > 0:
+            return "sampled, not greedy"
+        other = Sample(sample.question, sample.turn, reference.repeat, reference.method, 0, 0)
+        return "another history" if self._history(sample) != self._history(other) else ""

@@ -1,0 +1,69 @@
+"""Which sample when: question by question, turn by turn, all methods interleaved on the same prompt.
+
+The order of the methods is random and balanced: blocks (one prompt, one repeat) are taken in cycles, each a
+Williams Latin square with shuffled methods and rows, so that over a cycle every method stands at every position,
+and follows every other method, equally often. It depends on the seed and the block's number alone, never on what
+has already been done: a resumed run keeps its order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specbench_ss.runs.suite import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request to be made. index counts from 0 over the run, position over the methods of a block."""
+
+    question: Question
+    turn: int
+    repeat: int
+    method: str
+    position: int
+    index: int
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        """The key of the row it becomes."""
+        return (self.question.id, self.turn, self.method, self.repeat)
+
+
+def plan(questions: Sequence[Question], methods: Sequence[str], repeats: int, seed: int) -> Iterator[Sample]:
+    """Every sample of a run, in order."""
+    block = index = 0
+    for question in questions:
+        for turn in range(len(question.turns)):
+            for repeat in range(repeats):
+                for position, method in enumerate(method_order(methods, block, seed)):
+                    yield Sample(question, turn, repeat, method, position, index)
+                    index += 1
+                block += 1
+
+
+def method_order(methods: Sequence[str], block: int, seed: int) -> tuple[str, ...]:
+    """The order of the methods in this block (counted from 0)."""
+    square = williams(len(methods))
+    cycle, number = divmod(block, len(square))
+    rng = random.Random(f"order:{seed}:{cycle}")
+    names = list(methods)
+    rng.shuffle(names)
+    rng.shuffle(square)
+    return tuple(names[i] for i in square[number])
+
+
+def williams(n: int) -> list[list[int]]:
+    """Orders of 0..n-1 balanced for position and for what precedes: n of them for even n, 2n for odd n > 1."""
+    first = [i // 2 if i % 2 == 0 else n - 1 - i // 2 for i in range(n)]
+    rows = [[(x + shift) % n for x in first] for shift in range(n)]
+    return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows
+
+
+def sample_seed(seed: int, question_id: str, turn: int, repeat: int) -> int:
+    """Seed of the sampling stream for one prompt and repeat, the same for every method; in [0, 2**63)."""
+    digest = hashlib.sha256(f"{seed}\0{question_id}\0{turn}\0{repeat}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

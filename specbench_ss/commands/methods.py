@@ -1,0 +1,31 @@
+"""`ssbench methods`: what there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss.commands.shared import Plugin
+from specbench_ss.method_spec import REFERENCE
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.decoder import Decoder
+
+
+def command(plugin: Plugin = None) -> None:
+    """List the methods and their options."""
+    from specbench_ss import registry
+    from specbench_ss.options import describe_options
+
+    for name, method in registry.load_all(registry.METHODS).items():
+        output = promise(method, method.Options())
+        print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
+        for option in describe_options(method.Options):
+            print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
+
+
+def promise(method: type[Decoder], options: Any) -> str:
+    """What its output is, by its own declaration."""
+    if not method.lossless:
+        return "may change the output"
+    reference = method.reference_for(options).label
+    return "same output as the model" if reference == REFERENCE else f"same output as {reference}"

@@ -1,0 +1,72 @@
+"""What `ssbench run` does once it knows what is wanted: check, load, run, tell."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from specbench_ss.benchmark import preflight
+from specbench_ss.benchmark.measure import _decoding, measure
+from specbench_ss.commands.report import open_in_browser, write_report
+from specbench_ss.options import options_text
+from specbench_ss.runs.config import RunConfig, RunTarget
+
+if TYPE_CHECKING:
+    from specbench_ss.runs.rows import Run
+
+
+def describe(config: RunConfig, where: RunTarget) -> None:
+    """Print what `run` would do, without loading the model. Raises UserError where it would not get that far."""
+    plan = preflight.check(config, where)
+    config, data = plan.config, plan.data
+    prompts = sum(len(q.turns) for q in data.questions)
+    print(f"model      {config.model}, dtype {plan.dtype}, device {plan.device}")
+    print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
+    print(f"questions  {len(data.questions)} ({prompts} prompts), repeats {config.repeats}")
+    print(f"decoding   {_decoding(config, data)}")
+    for label, values in plan.options.items():
+        print(f"method     {label}: {options_text(values) or 'no options'}")
+    for preset in config.presets:
+        print(f"preset     {preset.file}, {preset.sha256[:12]}")
+    for file in config.plugin:
+        print(f"plugin     {file.file}, {file.sha256[:12]}")
+    print(f"samples    {plan.samples}")
+    print(f"out        {where.out}")
+
+
+def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
+    """Make the run, print its tables, write its report."""
+    measure(config, where)
+    tell(where.out, open_report)
+
+
+def tell(out: Path, open_report: bool) -> None:
+    """The tables, the report, and where it all is. Exit code 1 where a method has no good sample."""
+    from specbench_ss.results.terminal_table import print_tables
+    from specbench_ss.runs.run_directory import read_run
+
+    done = read_run(out)
+    print_tables(done, Console())
+    report = write_report(done)
+    print(f"report: {report}")
+    if open_report:
+        open_in_browser(report)
+    errors = without_result(done)
+    if errors:
+        what = "; ".join(f"{label}: {error}" for label, error in errors.items())
+        print(f"ssbench: every sample failed of {' '.join(what.split())}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def without_result(run: Run) -> dict[str, str]:
+    """Methods of which every sample failed, with the first error."""
+    good = {row.method for row in run.rows if row.ok}
+    first: dict[str, str] = {}
+    for row in run.rows:
+        if row.method not in good:
+            first.setdefault(row.method, row.error or "unknown error")
+    return first

@@ -1,0 +1,58 @@
+"""Ctrl-C as a command tells it: one line that says how to go on, exit code 130."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+
+def interrupted(rest: str) -> typer.Exit:
+    """What to raise, once the line has been printed. rest: of the line."""
+    print(f"\nssbench: interrupted{rest}", file=sys.stderr)
+    return typer.Exit(130)
+
+
+def to_go_on(out: Path) -> str:
+    """'; to go on: COMMAND' where there is something to go on with."""
+    begun = out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())
+    return f"; to go on: {resume_line(out)}" if begun else ""
+
+
+def resume_line(out: Path) -> str:
+    """This command line, with where it went and --resume."""
+    arguments = list(sys.argv[1:])
+    if "--resume" not in arguments:
+        arguments.append("--resume")
+    if not any(word == "--out" or word.startswith("--out=") for word in arguments):
+        arguments += ["--out", str(out)]
+    return shlex.join(["ssbench", *arguments])
+
+
+def literal(command: Any) -> Any:
+    """A click command, once every bracket in its texts, its parameters' and its commands' is shown as it is."""
+    for part in (command, *command.params):
+        if getattr(part, "help", None):
+            part.help = escape(part.help)
+    for inner in getattr(command, "commands", {}).values():
+        literal(inner)
+    return command
+
+
+def _load(ctx: typer.Context, given: Any) -> Any:
+    """Option callback: the files' methods are registered before the command begins. -> tuple of `PluginFile`."""
+    if ctx.resilient_parsing:
+        return given
+    from specbench_ss.plugin_file import load_plugin
+
+    return tuple(load_plugin(Path(file)) for file in dict.fromkeys(given or ()))
+
+
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE.py", help="Python file that defines a method; repeatable.", callback=_load),
+]

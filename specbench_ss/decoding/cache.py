@@ -1,0 +1,118 @@
+"""Key/value caches that hold a different number of rows in every layer.
+
+`update` is the call that Hugging Face attention modules make; the rest is what tree decoding needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.tree import indices
+
+
+class Cache:
+    """Preallocated keys and values, [B, kv_heads, capacity, head_dim] a layer.
+
+    lengths[layer] is the number of rows that exist in that layer; rows beyond it are scratch that the next
+    write overwrites, so dropping rows costs nothing. The host owns the lengths: no device synchronisation.
+    """
+
+    is_compileable = False
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.lengths = [0] * layers
+        self.keys: list[Tensor | None] = [None] * layers
+        self.values: list[Tensor | None] = [None] * layers
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Rows in a layer."""
+        return self.lengths[layer]
+
+    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write k, v [B, kv_heads, q, head_dim] after the existing rows; returns all [.., length + q, ..].
+
+        The length does not move: `advance` says how many of the new rows stay.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            shape = (k.shape[0], k.shape[1], self.capacity, k.shape[3])
+            keys = self.keys[layer] = k.new_empty(shape)
+            values = self.values[layer] = v.new_empty((*shape[:3], v.shape[3]))
+        start = self.lengths[layer]
+        end = start + k.shape[2]
+        if end > self.capacity:
+            raise RuntimeError(
+                f"cache of {self.capacity} rows cannot take rows {start} to {end} in layer {layer}: "
+                "a step put more rows through the model than the method's max_rows() says"
+            )
+        keys[:, :, start:end] = k
+        values[:, :, start:end] = v
+        return keys[:, :, :end], values[:, :, :end]
+
+    def advance(self, rows: int, lo: int = 0, hi: int | None = None) -> None:
+        """The first `rows` of the rows just written exist from now on, in layers lo..hi."""
+        for layer in range(lo, len(self.lengths) if hi is None else hi):
+            self.lengths[layer] += rows
+
+    def keep(self, start: int, rows: Sequence[int], lo: int = 0, hi: int | None = None) -> None:
+        """Of the rows written at start.., only these (ascending offsets) remain, in order, in layers lo..hi."""
+        count = len(rows)
+        first = next((i for i, r in enumerate(rows) if r != i), count)  # rows already in place are not moved
+        moved: Tensor | None = None
+        for layer in range(lo, len(self.lengths) if hi is None else hi):
+            keys, values = self.keys[layer], self.values[layer]
+            if first < count and keys is not None and values is not None:
+                if moved is None:
+                    moved = indices([start + r for r in rows[first:]], keys.device)
+                keys[:, :, start + first : start + count] = keys.index_select(2, moved)
+                values[:, :, start + first : start + count] = values.index_select(2, moved)
+            self.lengths[layer] = start + count
+
+    def clear(self) -> None:
+        """Forget every row; the memory stays."""
+        self.lengths = [0] * len(self.lengths)
+
+    def expand(self, capacity: int) -> None:
+        """Make room for at least this many rows; contents are lost, so only between prompts."""
+        if capacity > self.capacity:
+            self.capacity = max(capacity, 2 * self.capacity)
+            self.keys = [self._larger(k) for k in self.keys]
+            self.values = [self._larger(v) for v in self.values]
+        self.clear()
+
+    def _larger(self, rows: Tensor | None) -> Tensor | None:
+        """A fresh buffer, its pages touched now rather than in a timed step."""
+        return None if rows is None else rows.new_zeros((*rows.shape[:2], self.capacity, rows.shape[3]))
+
+
+class StreamCache:
+    """A cache for training streams: main keys and values are given, new rows are joined to them.
+
+    Out of place, so that gradients flow through the new rows. mains: how many of the new rows are main rows; they and
+    those given are then in `kept`. A layer without given rows has None.
+    """
+
+    is_compileable = False
+
+    def __init__(self, given: Mapping[int, tuple[Tensor, Tensor] | None], mains: int = 0) -> None:
+        self.given, self.mains = given, mains
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Rows given in the layer."""
+        given = self.given.get(layer)
+        return 0 if given is None else given[0].shape[2]
+
+    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """k, v [B, kv_heads, q, head_dim] behind the given rows of the layer."""
+        given = self.given[layer]
+        keys, values = (k, v) if given is None else (torch.cat((given[0], k), 2), torch.cat((given[1], v), 2))
+        if self.mains:
+            end = keys.shape[2] - k.shape[2] + self.mains
+            self.kept[layer] = keys[:, :, :end], values[:, :, :end]
+        return keys, values

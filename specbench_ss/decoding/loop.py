@@ -1,0 +1,167 @@
+"""The decoding loop, once for all methods: prefill, propose, forward, verify, commit, observe.
+
+Every count, cut and time is made here, so that no method can count or stop differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.generation import Finish, Generation, Step
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.step_clock import Clock
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict, verify
+from specbench_ss.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where an answer ends: after max_new_tokens, after one of stop_ids, or with the token completing a stop string."""
+
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+
+class Cutter:
+    """Decides, token by token, where the answer ends."""
+
+    def __init__(self, target: Target, limits: Limits, prompt_tokens: int) -> None:
+        room = target.context_length - prompt_tokens
+        self.cap = min(limits.max_new_tokens, room)
+        self.cap_reason: Finish = "length" if limits.max_new_tokens <= room else "context"
+        self.limits, self.target = limits, target
+        # a token holds at least one byte, a character at most four: so many tokens may hold a stop string, and as
+        # many as a character may have begun before it
+        self.tail = 4 * max(map(len, limits.stop_strings), default=0) + 4
+
+    def cut(self, answer: list[int], new: Sequence[int]) -> tuple[int, Finish | None]:
+        """How many of the new tokens are kept after `answer`, and why it ends there (None: it goes on)."""
+        watch = bool(self.limits.stop_strings) and self._stopped(answer, new)
+        for i, token in enumerate(new, start=1):
+            if token in self.limits.stop_ids:
+                return i, "eos"
+            if watch and self._stopped(answer, new[:i]):
+                return i, "stop"
+            if len(answer) + i >= self.cap:
+                return i, self.cap_reason
+        return len(new), None
+
+    def _stopped(self, answer: list[int], new: Sequence[int]) -> bool:
+        """Whether a stop string ends among the new tokens (none has before)."""
+        text = self.target.decode_text([*answer[-self.tail :], *new])
+        return any(s in text for s in self.limits.stop_strings)
+
+
+class Session:
+    """One request on its way through the loop."""
+
+    def __init__(
+        self, decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, cache: Cache
+    ) -> None:
+        target = decoder.target
+        self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
+        self.cutter = Cutter(target, limits, len(prompt))
+        self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
+        self.clock = Clock(target.device)
+        self.prompt = list(prompt)
+        self.finish: Finish | None = None
+        self.overshoot = 0
+
+    def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
+        """The whole request; whether its counts add up is not checked."""
+        state, prefill_s = self.prefill()
+        steps: list[Step] = []
+        while self.finish is None:
+            steps.append(self.step(state))
+            if on_step is not None:
+                on_step(steps[-1].tokens)
+        answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
+        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, self.overshoot, state.draft_calls)
+
+    def prefill(self) -> tuple[State, float]:
+        """Run the prompt; the first token comes from here."""
+        self.clock.start()
+        state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
+        ids = torch.tensor([self.prompt], device=self.target.device)
+        output = self.decoder.prefill(state, ids)
+        first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
+        state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
+        state.taps = {layer: t[:, -1:] for layer, t in output.taps.items()}
+        self.decoder.begin(state)
+        seconds, _ = self.clock.stop()
+        _, self.finish = self.cutter.cut([], first.tokens)
+        return state, seconds
+
+    def step(self, state: State) -> Step:
+        """One verifying forward pass."""
+        clock = self.clock
+        clock.start()
+        tree = self._within_context(self.decoder.propose(state), state)
+        clock.mark()
+        output = self.decoder.forward(state, tree)
+        clock.mark()
+        kept = output.tree or tree
+        verdict = self.decoder.accept(state, kept, output)
+        new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
+        self._commit(state, verdict, output, new)
+        clock.mark()
+        if self.finish is None:
+            self.decoder.observe(state, verdict, output)
+        clock.mark()
+        total, (draft, forward, accept, observe) = clock.stop()
+        parts = (draft + observe, forward, accept)
+        host = max(0.0, total - sum(parts))
+        return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
+
+    def _within_context(self, tree: DraftTree, state: State) -> DraftTree:
+        """Without the nodes whose position the model does not have."""
+        room = self.target.context_length - 1 - state.position
+        if tree.shape.depth <= room:
+            return tree
+        return tree.select([i for i, d in enumerate(tree.shape.depths) if d <= room])
+
+    def _commit(self, state: State, verdict: Verdict, output: Output, kept: int) -> None:
+        """Tokens, root, taps and cache of the accepted path."""
+        path, start = verdict.path, state.position
+        ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
+        for lo, hi, offsets in ranges:
+            self.cache.keep(start, [offsets[i] for i in path], lo, hi)
+        state.ids = state.ids + verdict.tokens[:kept]
+        state.root = verdict.next_token
+        node = path[-1]
+        state.taps = {layer: t[:, node : node + 1] for layer, t in output.taps.items()}
+        self.overshoot += len(verdict.tokens) - kept
+
+
+@torch.inference_mode()
+def generate(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    limits: Limits,
+    sampling: Sampling,
+    on_step: Callable[[int], None] | None = None,
+) -> Generation:
+    """Answer one prompt. on_step is told how many tokens each step kept (outside the timed part).
+
+    Raises UserError for an empty prompt or one that leaves no room in the context.
+    """
+    target = decoder.target
+    if not prompt:
+        raise UserError("the prompt is empty")
+    if len(prompt) >= target.context_length:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
+        )
+    rows = decoder.max_rows()
+    cache = target.request_cache(min(target.context_length, len(prompt) + limits.max_new_tokens) + rows)
+    result = Session(decoder, prompt, limits, sampling, cache).run(on_step)
+    result.check()
+    return result

@@ -1,0 +1,50 @@
+"""What can be known of a target before its weights are loaded: its configuration, its tokenizer, what came with it.
+
+Knows no method and no tensor; `target.Target` is one with weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.decoding.architectures import check_config, usable_context, windows_of
+from specbench_ss.errors import UserError
+
+
+class Outline:
+    """A causal LM by its configuration and tokenizer. Raises UserError for an architecture that is not known."""
+
+    def __init__(self, config: Any, tokenizer: Any, name: str, folder: Path | None = None) -> None:
+        check_config(config)
+        self.config = config
+        self.tokenizer = tokenizer
+        self.name = name
+        self.folder = folder
+        self.is_lab = False
+        self.n_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.context_length = usable_context(config)
+        self.windows = windows_of(config)  # sliding-window width of each layer, None = full attention
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer."""
+        if self.tokenizer is None:
+            raise UserError(f"model {self.name!r} has no tokenizer")
+        if self.tokenizer.chat_template is None:
+            raise UserError(f"the tokenizer of {self.name!r} has no chat template")
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """Text of these ids, special tokens left out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def companion(self, method: str) -> Path | None:
+        """The folder with a method's weights that came along with this model, if there is one."""
+        if self.folder is None:
+            return None
+        path = self.folder.parent / method
+        return path if self.is_lab and path.is_dir() else None

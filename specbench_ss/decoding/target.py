@@ -1,0 +1,200 @@
+"""The target: a causal LM whose layers, rows, masks and cache are in our hands.
+
+Knows forward passes over prompts and draft trees; knows no method, no sampling and no loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding.architectures import family_of, rotary_table
+from specbench_ss.decoding.cache import Cache, StreamCache
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.tree import DraftTree
+
+FINAL = -1  # the tap of the final, normed state that the LM head reads
+
+AnyCache = Cache | StreamCache | None
+Rotary = tuple[Tensor, Tensor] | None
+
+
+@dataclass(slots=True)
+class Output:
+    """What a forward pass over n rows gives.
+
+    logits [1, n, V] of the rows of `tree`; taps {layer: [1, n, h]} (input of that layer, or FINAL);
+    rows: for each node of `tree`, its offset among the rows this pass wrote into the cache, by layer range
+    [(lo, hi, offsets)]; None = node i is row i in every layer. extra: whatever the method wants back.
+    """
+
+    logits: Tensor
+    tree: DraftTree | None = None
+    taps: dict[int, Tensor] = field(default_factory=dict)
+    rows: list[tuple[int, int, Sequence[int]]] | None = None
+    extra: Any = None
+
+
+class Target(Outline):
+    """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
+
+    def __init__(self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None) -> None:
+        name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
+        super().__init__(model.config, tokenizer, name, folder)
+        self.model = model.eval().requires_grad_(False)
+        self.weights_hash = ""
+        self.family = family_of(model)
+        if model.config._attn_implementation != grouped_attention.NAME:
+            model.set_attn_implementation(grouped_attention.NAME)
+        weight = model.get_input_embeddings().weight
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = weight.dtype
+        self.n_layers = len(self.family.blocks)
+        self.parameter_count = sum(p.numel() for p in model.parameters())
+        self.eos_ids = self._eos_ids()
+        self._cache: Cache | None = None
+        self._rotary: tuple[Tensor, Tensor] | None = None
+        if self.family.rotary is not None:
+            self._grow_rotary(min(self.context_length, 4096))
+
+    def _eos_ids(self) -> frozenset[int]:
+        generation = getattr(self.model, "generation_config", None)
+        given = getattr(generation, "eos_token_id", None)
+        given = self.config.eos_token_id if given is None else given
+        ids = set(given if isinstance(given, list) else [] if given is None else [given])
+        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            ids.add(self.tokenizer.eos_token_id)
+        return frozenset(ids)
+
+    # -- the layer driver ---------------------------------------------------------------------------------------
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for this many rows a layer."""
+        return Cache(self.n_layers, capacity)
+
+    def request_cache(self, capacity: int) -> Cache:
+        """The target's own cache, emptied, with room for this many rows: memory is reused from prompt to prompt."""
+        if self._cache is None:
+            self._cache = self.new_cache(capacity)
+        self._cache.expand(capacity)
+        return self._cache
+
+    def _grow_rotary(self, length: int) -> None:
+        assert self.family.rotary is not None
+        like = self.model.get_input_embeddings().weight[:1, None]
+        self._rotary = rotary_table(self.family.rotary, length, like)
+
+    def rotary(self, positions: Tensor, longest: int | None = None) -> Rotary:
+        """cos, sin [1 or B, q, head_dim] for positions [B, q]; longest: host-side bound on them, if known."""
+        if self.family.rotary is None:
+            return None
+        assert self._rotary is not None
+        need, have = self.context_length if longest is None else longest + 1, self._rotary[0].shape[0]
+        if need > have:
+            self._grow_rotary(min(self.context_length, max(need, 2 * have)))
+        return self._rotary[0][positions], self._rotary[1][positions]
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """ids [B, q], positions [B, q] -> [B, q, h]."""
+        return self.family.embed(ids, positions)
+
+    def run(
+        self,
+        x: Tensor,
+        lo: int,
+        hi: int,
+        cache: AnyCache,
+        mask: Tensor | None,
+        rotary: Rotary,
+        taps: Iterable[int] = (),
+        tapped: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing to hide."""
+        for i in range(lo, hi):
+            if tapped is not None and i in taps:
+                tapped[i] = x
+            block = self.family.blocks[i]
+            x = block(x, cache, self.windowed(mask, block.window, x.shape[1], cache, i), rotary)
+        return x
+
+    def windowed(self, mask: Tensor | None, window: int | None, q: int, cache: AnyCache, layer: int) -> Tensor | None:
+        """The mask with a sliding window folded in, where a layer has one and it matters.
+
+        A row sees the prefix and its ancestors, so its place after the prefix is the number of new rows it sees,
+        minus one; a key `window` or more places back is hidden. mask [1, 1, q, past + q], square over the new rows.
+        """
+        if window is None or cache is None:
+            return mask
+        past = cache.get_seq_length(layer)
+        if past + q <= window:
+            return mask
+        if mask is None:
+            mask = self.causal_mask(q, past)
+        places = (mask[0, 0, :, past:] == 0).sum(-1) - 1 + past  # [q]
+        keys = torch.cat((torch.arange(past, device=mask.device), places))  # [past + q]
+        return mask.masked_fill(places[:, None] - keys >= window, torch.finfo(self.dtype).min)
+
+    @property
+    def unembed(self) -> Tensor:
+        """The LM head's weight, [V, h]."""
+        weight: Tensor = self.family.head.weight
+        return weight
+
+    def logits(self, x: Tensor) -> Tensor:
+        """LM head over final, normed states [.., h] -> [.., V]."""
+        out: Tensor = self.family.head(x)
+        return out
+
+    def causal_mask(self, q: int, past: int) -> Tensor:
+        """Additive [1, 1, q, past + q]: q new rows in a chain after `past` rows."""
+        return self.block_mask(torch.ones(q, q, dtype=torch.bool, device=self.device).tril(), past)
+
+    def block_mask(self, visible: Tensor, past: int) -> Tensor:
+        """Additive [1, 1, q, past + k] from visible [q, k]: everything before is seen, then as given."""
+        mask = torch.zeros(1, 1, visible.shape[0], past + visible.shape[1], device=self.device, dtype=self.dtype)
+        mask[0, 0, :, past:].masked_fill_(~visible, torch.finfo(self.dtype).min)
+        return mask
+
+    # -- whole passes -------------------------------------------------------------------------------------------
+
+    def prefill(self, ids: Tensor, cache: Cache, taps: Iterable[int] = (), every: bool = False) -> Output:
+        """The prompt ids [1, S] after whatever the cache holds; logits and taps [1, 1, .] at its last position.
+
+        every: taps [1, S, .] of every position.
+        """
+        q, past = ids.shape[1], cache.get_seq_length()
+        positions = torch.arange(past, past + q, device=self.device)[None]
+        mask = self.causal_mask(q, past) if past and q > 1 else None
+        tapped: dict[int, Tensor] = {}
+        x = self.embed(ids, positions)
+        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), taps, tapped)
+        cache.advance(q)
+        shown = slice(None) if every else slice(-1, None)
+        final = self.family.norm(x[:, shown])
+        tapped = {layer: t[:, shown] for layer, t in tapped.items()} | {FINAL: final}
+        return Output(self.logits(final[:, -1:]), None, tapped)
+
+    def forward_tree(self, tree: DraftTree, cache: Cache, taps: Iterable[int] = ()) -> Output:
+        """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it."""
+        past, n = cache.get_seq_length(), len(tree)
+        visible, depths = tree.visibility()
+        positions = (depths + past)[None]
+        mask = self.block_mask(visible, past) if n > 1 else None
+        tapped: dict[int, Tensor] = {}
+        x = self.embed(tree.tokens[None], positions)
+        rotary = self.rotary(positions, past + tree.shape.depth)
+        x = self.run(x, 0, self.n_layers, cache, mask, rotary, taps, tapped)
+        tapped[FINAL] = self.family.norm(x)
+        return Output(self.logits(tapped[FINAL]), tree, tapped)
+
+    @torch.inference_mode()
+    def next_logits(self, ids: Sequence[int], cache: Cache | None = None) -> Tensor:
+        """float32 logits [V] after these ids, from a fresh forward pass, not timed. cache: an empty one to use."""
+        cache = cache or self.new_cache(len(ids))
+        return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()

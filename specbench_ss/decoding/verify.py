@@ -1,0 +1,156 @@
+"""Verification of a draft tree: greedy, or exact rejection sampling (ACL appendix F, eq. 9; Leviathan et al.).
+
+A walk along parent pointers: no paths are listed, none is padded. The result keeps the target's distribution:
+the tokens it yields are distributed as the target's own, whatever the draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.tree import DraftTree, indices
+
+
+@dataclass(slots=True)
+class Verdict:
+    """path: accepted nodes from the root (always path[0] == 0). tokens: their drafted tokens, then the next one.
+
+    next_token is int64 [1] on the device: the correction (or bonus) token, root of the next tree.
+    """
+
+    path: list[int]
+    tokens: list[int]
+    next_token: Tensor
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens were accepted."""
+        return len(self.path) - 1
+
+
+def verify(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.Generator) -> Verdict:
+    """logits [n, V] of the tree's nodes -> what is accepted."""
+    if sampling.greedy:
+        return verify_greedy(logits, tree)
+    # on a CPU a synchronisation costs nothing, and a filtered row much: of most nodes none is needed
+    on_cpu = logits.device.type == "cpu"
+    return verify_sampled(Reached(logits, sampling) if on_cpu else sampling.probs(logits), tree, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The target's distribution at the nodes that a walk reaches, from logits [n, V]."""
+
+    logits: Tensor
+    sampling: Sampling
+
+    def __getitem__(self, node: int) -> Tensor:
+        return self.sampling.probs(self.logits[node])
+
+
+def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
+    """T=0: a drafted node is accepted when it is the argmax at its parent."""
+    choice = logits.argmax(-1)  # [n]
+    drafted, chosen = torch.stack((tree.tokens, choice)).tolist()  # the step's one host synchronisation
+    path, node = [0], 0
+    children = tree.shape.children()
+    while True:
+        match = next((c for c in children[node] if drafted[c] == chosen[node]), None)
+        if match is None:
+            break
+        path.append(match)
+        node = match
+    return Verdict(path, [drafted[i] for i in path[1:]] + [chosen[node]], choice[node : node + 1])
+
+
+def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> Verdict:
+    """T>0: probs [n, V] are the target's, after temperature, top-k and top-p.
+
+    Children are tried in order. Deterministic candidate x: accept with p(x), else p(x) := 0, renormalised.
+    Candidate drawn from q: accept with min(1, p/q), else p := (p - q)+ renormalised, and q(x) := 0 renormalised,
+    since siblings are drawn without replacement. If none is left, draw from what remains of p.
+
+    Two host synchronisations (what the walk needs of every node; the next token), and one more for each drawn
+    candidate after a refused sibling. Nodes that are looked at when they are `Reached` take one more each.
+    """
+    edges, children = _edges(probs, tree, rng), tree.shape.children()
+    path, node = [0], 0
+    while True:
+        p = probs[node]
+        if isinstance(probs, Reached):
+            edges.look(p, children[node])
+        if tree.draft_probs is None:
+            child, p = _deterministic(p, children[node], edges)
+        else:
+            child, p = _drawn(p, tree.draft_probs[node], children[node], edges)
+        if child is None:
+            token = torch.multinomial(p, 1, generator=rng)
+            return Verdict(path, [edges.tokens[i] for i in path[1:]] + [int(token)], token)
+        path.append(child)
+        node = child
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """On the host, for each node: its token x, a uniform draw u, and p(x) and q(x) at its parent."""
+
+    tokens: list[int]
+    u: list[float]
+    q: list[float]
+    p: list[float]
+
+    def look(self, p: Tensor, children: list[int]) -> None:
+        """p(x) of these nodes, from their parent's row p [V]."""
+        for child, p_x in zip(children, p[[self.tokens[c] for c in children]].tolist(), strict=True):
+            self.p[child] = p_x
+
+
+def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _Edges:
+    u = torch.rand(len(tree), generator=rng, device=tree.tokens.device)
+    at = (tree.parents(), tree.tokens)
+    q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
+    p = torch.zeros_like(u) if isinstance(probs, Reached) else probs[at]
+    rows = torch.stack((tree.tokens.double(), u.double(), q.double(), p.double())).tolist()
+    return _Edges([int(x) for x in rows[0]], *rows[1:])
+
+
+def _deterministic(p: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
+    """The accepted child, or None and what is left of p [V], not normalised."""
+    refused: dict[int, float] = {}
+    left = 1.0
+    for child in children:
+        x, p_x = edges.tokens[child], edges.p[child]
+        if x in refused:  # p(x) is zero by now
+            continue
+        if edges.u[child] * max(left, 0.0) < p_x:
+            return child, p
+        left -= p_x
+        refused[x] = p_x
+    return None, _without(p, refused) if refused else p
+
+
+def _without(p: Tensor, refused: dict[int, float]) -> Tensor:
+    """p with these tokens at zero; where that leaves nothing, only rounding refused the likeliest: it stays."""
+    left = p.index_fill(0, indices(list(refused), p.device), 0)
+    left[max(refused, key=lambda x: refused[x])] += left.sum() <= 0
+    return left
+
+
+def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
+    """As `_deterministic`, for children drawn from q [V] without replacement."""
+    for i, child in enumerate(children):
+        x = edges.tokens[child]
+        p_x, q_x = (edges.p[child], edges.q[child]) if i == 0 else torch.stack((p[x], q[x])).tolist()
+        if edges.u[child] * q_x < p_x:
+            return child, p
+        left = (p - q).clamp_min(0)
+        left[x] += left.sum() <= 0  # p is q, up to rounding: it covers all that it should
+        p = left / left.sum()
+        q = q.clone()
+        q[x] = 0
+        q = q / q.sum().clamp_min(torch.finfo(q.dtype).tiny)
+    return None, p

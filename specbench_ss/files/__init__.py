@@ -1,0 +1,1 @@
+"""Crash-safe files, files that a user gives, the cache folder. Knows no run and no model."""

@@ -1,0 +1,93 @@
+"""Files that outlive a process killed at any byte: JSON lines that are only appended, JSON that is replaced whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from specbench_ss.errors import UserError
+
+T = TypeVar("T")
+
+
+def scan(
+    file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True
+) -> tuple[list[T], int]:
+    """(records, bytes they take): up to a half-written last line or the first record that is not to be kept.
+
+    make raises ValueError for a line that is no record. Raises UserError for such a line, and for one that is no JSON.
+    """
+    records: list[T] = []
+    end = 0
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            record = make(_object(line))
+        except ValueError as e:
+            raise UserError(f"{file} is damaged in line {number}: {e}") from e
+        if not keep(record):
+            break
+        records.append(record)
+        end += len(line)
+    return records, end
+
+
+def _object(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+
+
+def cut(file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
+    """scan, then truncate the file to what was read: what a killed process left half-written is gone."""
+    records, end = scan(file, make, keep)
+    if file.exists() and file.stat().st_size > end:
+        with open(file, "r+b") as f:
+            f.truncate(end)
+            os.fsync(f.fileno())
+    return records
+
+
+def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append lines to a file opened unbuffered, down to the disk. Raises ValueError for a number that is not finite."""
+    data = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode()
+    while data:
+        data = data[file.write(data) :]
+    os.fsync(file.fileno())
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file so that a reader sees the old content or the new, and nothing between."""
+    with replacing(file) as f:
+        f.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into that takes the path's place when the block ends, and is gone where the block fails."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Names that were given in this folder are on the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

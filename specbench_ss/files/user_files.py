@@ -1,0 +1,66 @@
+"""Text files that a user gives: UTF-8, one JSON object a line. Whatever is wrong with one is one clear line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.errors import UserError
+
+Row = dict[str, Any]
+
+
+def read_text(path: Path) -> str:
+    """The file as text; UserError where it is missing or not UTF-8."""
+    return "".join(_lines(path))
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Every JSON object of a JSONL file with its place, `FILE:LINE`; holds one line at a time."""
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            yield place, _row(place, line)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            yield from file  # unlike str.splitlines, not cut at U+2028, which JSON text may hold
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a UTF-8 text file") from None
+
+
+def _row(place: str, line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        raise UserError(f"{place}: not valid JSON") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected a JSON object")
+    return row
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's content. Raises UserError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def mapping(content: bytes, path: Path) -> Mapping[Any, Any]:
+    """The content of `path` as YAML; an empty file is an empty mapping. Raises UserError for anything else."""
+    import yaml
+
+    try:
+        parsed = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: a date that is none
+        raise UserError(f"{path} is not YAML: {error}") from error
+    if not isinstance(parsed or {}, dict):
+        raise UserError(f"{path}: expected 'option: value' lines")
+    return parsed or {}

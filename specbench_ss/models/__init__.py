@@ -1,0 +1,1 @@
+"""Loading models and drafters, hashing weights, chat templates."""

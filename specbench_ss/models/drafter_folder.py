@@ -1,0 +1,166 @@
+"""Reading and writing a drafter's folder: safetensors, a JSON config, a hash of the base it belongs to."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError, first_line
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
+
+
+Keep = Callable[[str], bool]
+
+
+def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
+    """Tensors of a .safetensors or (weights only) .pt/.bin file, or those to keep by their names.
+
+    Raises UserError where it cannot be read.
+    """
+    return _read(path, "cpu", keep)
+
+
+def read_shapes(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
+    """The same tensors without their numbers, on torch's meta device: of large files only the headers are read."""
+    return _read(path, "meta", keep)
+
+
+def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"no weight file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path, device, keep)
+        loaded = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{path} holds more than tensors, which may run code: it is not loaded") from error
+    except Exception as error:  # truncated, or not a weight file
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"cannot read weights {path}: {first}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()):
+        raise UserError(f"{path} holds no dictionary of tensors")
+    return {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
+
+
+def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
+    """One tensor under several names is stored under one; the others are in the header, as `save_model` puts them."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        stored = {name: name for name in file.keys()}  # noqa: SIM118
+        names = stored | {k: v for k, v in (file.metadata() or {}).items() if v in stored and k not in stored}
+        wanted = {name: origin for name, origin in names.items() if keep is None or keep(name)}
+        if device == "meta":
+            return {k: torch.empty(file.get_slice(v).get_shape(), device="meta") for k, v in wanted.items()}
+        return {k: file.get_tensor(v) for k, v in wanted.items()}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a drafter's folder. Raises UserError where it is missing or no JSON object."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"no config.json in {folder}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return config
+
+
+def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], name: str = "model.safetensors") -> None:
+    """The module's parameters in float16, its tables of whole numbers as they are, and its config."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
+    save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def load_into(
+    module: nn.Module, tensors: dict[str, Tensor], what: str, called: Callable[[str], str] = lambda name: name
+) -> None:
+    """Copy tensors into the module; names and shapes must match exactly. Raises UserError that names what does not.
+
+    called: how a file calls the module's tensor of a name.
+    """
+    own = module.state_dict()
+    expected = {called(name): tensor for name, tensor in own.items()}
+    for kind, names in (("lacks", expected.keys() - tensors.keys()), ("has unknown", tensors.keys() - expected.keys())):
+        if names:
+            raise UserError(f"{what} {kind} tensors: {', '.join(sorted(names)[:3])} ({len(names)} in all)")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise UserError(
+                f"{what}: tensor {name} has shape {tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}"
+            )
+    module.load_state_dict({name: tensors[called(name)] for name in own})
+
+
+def drafter_here(given: str, method: str, base: Outline, companion: str = "") -> Path | None:
+    """The file or folder the user named, or what came with the base (of the method `companion`); None for a hub id.
+
+    Raises UserError where there is none. A hub id (OWNER/NAME) is one only where no file or folder has that name.
+    """
+    if given:
+        path = Path(given)
+        if path.exists():
+            return path
+        if HUB_ID.fullmatch(given) is None:
+            raise UserError(f"{method}: no such file or folder: {given}")
+        return None
+    found = base.companion(companion or method)
+    if found is None:
+        raise UserError(f"{method}: no weights for model {base.name!r}; give them with --set {method}.weights=PATH")
+    return found
+
+
+def drafter_folder(given: str, method: str, base: Outline, companion: str = "") -> Path:
+    """As `drafter_here`; a hub id is downloaded."""
+    return drafter_here(given, method, base, companion) or _from_hub(given, method)
+
+
+def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, dict[str, Any]]:
+    """The weight file of a drafter's folder, by the first of these names, and its config; a file alone has none.
+
+    Raises UserError where there is no such file.
+    """
+    if not path.is_dir():
+        return path, {}
+    file = next((path / name for name in names if (path / name).is_file()), None)
+    if file is None:
+        raise UserError(f"{method}: no weights in {path}; looked for {', '.join(names)}")
+    return file, read_config(path)
+
+
+def _from_hub(name: str, method: str) -> Path:
+    """The hub's folder on this disk, downloaded if need be."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # no such repository, no network: a dozen kinds
+        raise UserError(
+            f"{method}: no file or folder {name!r}, and the hub does not give one: {first_line(error)}"
+        ) from error
+
+
+def check_base(config: dict[str, Any], target: Target, what: str) -> None:
+    """Raise UserError where the drafter was trained for another base (its config carries the base's hash)."""
+    trained_for = config.get("base_hash")
+    comparable = config.get("base_dtype") in (None, str(target.dtype))  # rounding changes the hash
+    if comparable and trained_for and target.weights_hash and trained_for != target.weights_hash:
+        raise UserError(f"{what} was trained for another base (hash {trained_for}, this one is {target.weights_hash})")

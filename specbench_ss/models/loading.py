@@ -1,0 +1,256 @@
+"""Loading a target: the embedded lab model, a folder, or a hub id. Weights only through safetensors or weights_only.
+
+Knows where models come from, not what is done with them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss.errors import UserError, did_you_mean, first_line, known_words
+from specbench_ss.models.chat_templates import template_text
+from specbench_ss.models.weight_files import check_files, check_folder, read_json
+from specbench_ss.models.weight_hash import hash_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from specbench_ss.decoding.outline import Outline
+    from specbench_ss.decoding.target import Target
+
+LAB = Path(__file__).parents[1] / "lab"
+TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")  # what may hold a vocabulary
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that needs no download."""
+
+    name: str
+    summary: str
+    folder: Path
+
+
+def available() -> list[ModelInfo]:
+    """The embedded models."""
+    base = LAB / "base"
+    return [ModelInfo("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
+
+
+def find_folder(model: str) -> Path | None:
+    """The folder of an embedded or local model; None for what can only be a hub id.
+
+    Raises UserError, without loading anything, for what can be neither.
+    """
+    embedded = {m.name: m.folder for m in available()}
+    folder = embedded.get(model, Path(model))
+    if folder.is_dir():
+        return folder
+    if model in embedded:
+        raise UserError(f"the embedded model {model!r} is not part of this installation")
+    if "/" not in model or Path(model).is_absolute() or model.startswith("."):
+        hint = did_you_mean(model, embedded)
+        raise UserError(f"no model {model!r}: neither an embedded model, a folder nor a hub id{hint}")
+    return None
+
+
+def is_lab(model: str) -> bool:
+    """Whether the model is one of the project's own family, told without loading it."""
+    folder = find_folder(model)
+    return folder is not None and (folder.parent / "lab.json").exists()
+
+
+def check_model(model: str) -> None:
+    """Raises UserError, without loading anything, for a model that is not there or a folder that holds none."""
+    folder = find_folder(model)
+    if folder is not None:
+        check_folder(folder)
+
+
+def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Outline:
+    """What can be known of a target without its weights. Raises UserError where it cannot be loaded.
+
+    Of a hub id, its configuration and tokenizer are downloaded where they are not here yet.
+    """
+    from specbench_ss.decoding.outline import Outline
+
+    template = None if chat_template is None else template_text(chat_template)
+    check_model(model)
+    folder = find_folder(model)
+    source = model if folder is None else str(folder)
+    outline = Outline(config_of(source, trust_remote_code), None, model, folder)
+    outline.tokenizer = _tokenizer(source, trust_remote_code, template)
+    outline.is_lab = is_lab(model)
+    return outline
+
+
+def resolve_device(device: str) -> str:
+    """'auto' -> cuda where there is one, else cpu. Raises UserError for a device that is not there."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}: give auto, cpu, cuda or cuda:N")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def resolve_dtype(dtype: str, device: str) -> torch.dtype:
+    """'auto' -> float32 on CPU, bfloat16 elsewhere."""
+    import torch
+
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
+
+
+def load_target(
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    nf4: bool = False,
+) -> Target:
+    """A target by name of an embedded model, folder or hub id. Raises UserError where it cannot be loaded.
+
+    chat_template: name or Jinja file of the one to use instead of the tokenizer's own. nf4: linear layers in 4 bits
+    (NF4, double quantisation) by bitsandbytes, computed in `dtype`.
+    """
+    from specbench_ss.decoding.target import Target
+
+    template = None if chat_template is None else template_text(chat_template)
+    where = resolve_device(device)
+    kind = resolve_dtype(dtype, where)
+    check_model(model)
+    folder = find_folder(model)
+    source = model if folder is None else str(folder)
+    tokenizer = _tokenizer(source, trust_remote_code, template)
+    weights = load_model(source, kind, where, trust_remote_code, nf4)
+    target = Target(weights, tokenizer, name=model, folder=folder)
+    target.is_lab = is_lab(model)
+    target.weights_hash = hash_weights(weights)
+    return target
+
+
+def config_of(source: str, trust_remote_code: bool = False) -> Any:
+    """The model's configuration; of an adapter's folder, that of the model that it names. Raises UserError."""
+    from transformers import AutoConfig
+
+    _quiet()
+    adapter = Path(source, "adapter_config.json")
+    if adapter.is_file() and not Path(source, "config.json").is_file():
+        named = read_json(adapter).get("base_model_name_or_path")
+        if not isinstance(named, str) or not named:
+            raise UserError(f"{adapter} does not name the model that it adapts (base_model_name_or_path)")
+        source = named
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise _cannot_load(source, error) from error
+
+
+def _tokenizer(source: str, trust_remote_code: bool, template: str | None) -> Any:
+    """The tokenizer, with another chat template where one is given."""
+    from transformers import AutoTokenizer
+
+    _quiet()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        if Path(source).is_dir() and not _has_tokenizer(Path(source)):
+            raise UserError(f"model {source!r} has no tokenizer: the folder holds no tokenizer.json") from error
+        raise _cannot_load(source, error) from error
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES)
+
+
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool = False, nf4: bool = False) -> Any:
+    """A causal LM from a folder or hub id, without tokenizer. Raises UserError where it cannot be loaded."""
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
+    # transformers would else ask a third party to convert a hub model that has only pickles; read at every call
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+    auto: Any = AutoModelForCausalLM
+    try:
+        model, info = auto.from_pretrained(
+            source,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **(_nf4(dtype, device) if nf4 else {}),
+        )
+    except Exception as error:
+        raise _cannot_load(source, error) from error
+    missing = [k for k in info["missing_keys"] if "rotary" not in k]
+    if missing:
+        raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
+    return model if nf4 else _placed(model, source, device)
+
+
+def _cannot_load(source: str, error: Exception) -> UserError:
+    """The loaders raise a dozen kinds; every one of them is about what the user named."""
+    _check_download(source)
+    return UserError(f"cannot load model {source!r}: {first_line(error)}")
+
+
+def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained`: quantised as it is read, straight onto the device."""
+    from transformers import BitsAndBytesConfig
+
+    config: Any = BitsAndBytesConfig
+    quantised = config(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": quantised, "device_map": {"": device}}
+
+
+def _check_download(source: str) -> None:
+    """Raises UserError that names the file where a weight file in the hub's cache is damaged."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = None if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
+    if isinstance(config, str):
+        check_files(Path(config).parent)
+
+
+def _placed(model: Any, source: str, device: str) -> Any:
+    """The model on the device. Raises UserError where it does not fit there."""
+    import torch
+
+    try:
+        return model.to(device)
+    except (RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
+        full = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        problem = "does not fit on" if full else "cannot be put on"
+        raise UserError(f"model {source!r} {problem} device {device!r}: {first}") from error

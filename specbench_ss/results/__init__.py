@@ -1,0 +1,1 @@
+"""From a run's rows to numbers and words."""

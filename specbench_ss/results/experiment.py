@@ -1,0 +1,143 @@
+"""What an experiment of a paper is to the core: rows that can run or lack one thing, and a result to show.
+
+Knows no paper and no method by name. Light: imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from specbench_ss.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.runs.rows import Run
+
+Value = str | float | int | None
+Form = Literal["text", "count", "number", "times", "percent", "scientific"]
+Mark = Literal["plain", "accepted", "rejected", "next"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked of an experiment; the names are those of `RunConfig`. limit None = the experiment's own.
+
+    settings: METHOD.OPTION=VALUE, as `ssbench run --set` takes them.
+    """
+
+    model: str = "lab"
+    limit: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    data: str | None = None
+    chat_template: str | None = None
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row of an experiment. missing: the one thing that it lacks, for people; '' = it runs."""
+
+    name: str
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a grid. form: how its numbers are written; digits after the point."""
+
+    title: str
+    form: Form = "number"
+    digits: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: rows of raw values, None where there is none. name: plain characters, it becomes a file name."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"grid {self.name!r}: a row of {len(row)} values, {len(self.columns)} columns")
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A Plotly figure. label: what a screen reader says instead; grid: the numbers drawn."""
+
+    name: str
+    title: str
+    label: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    grid: Grid
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of text and what became of it."""
+
+    text: str
+    mark: Mark = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an experiment found. lines: marked text, a line each, for what is read and not tabulated."""
+
+    grids: tuple[Grid, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    lines: tuple[tuple[Span, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def all_grids(self) -> list[Grid]:
+        """The tables, then the numbers of the plots where no table has them."""
+        return [*self.grids, *(p.grid for p in self.plots if p.grid not in self.grids)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What an experiment works with while it runs.
+
+    measure(config, name): make (or go on with) the run in the folder out/name, and read it. target(): the model,
+    loaded. folder: for what else the experiment leaves behind. log: progress, for people.
+    """
+
+    request: Request
+    folder: Path
+    measure: Callable[[RunConfig, str], Run]
+    target: Callable[[], Target]
+    log: Callable[[str], None] = field(default=lambda text: None)
+
+
+class Experiment(ABC):
+    """Entry-point group `specbench_ss.experiments`. One table or figure."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]  # the paper, and the table or figure in it
+    trains: ClassVar[bool] = False  # whether its runs decode with weights that it makes itself
+    uses: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(Request))  # of the request; others are refused
+
+    @abstractmethod
+    def parts(self, request: Request) -> Sequence[Part]:
+        """Every row, and what it lacks with this request. Loads no model."""
+
+    def configs(self, request: Request) -> dict[str, RunConfig]:
+        """The runs that it would make, by the name of their folder; empty where it makes none."""
+        return {}
+
+    @abstractmethod
+    def run(self, bench: Bench) -> Result:
+        """Make it. Raises UserError where nothing of it can run."""

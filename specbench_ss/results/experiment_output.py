@@ -1,0 +1,107 @@
+"""What an experiment found, in the terminal and as files. Knows no experiment by name."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from specbench_ss.errors import UserError
+from specbench_ss.results.experiment import Column, Grid, Mark, Part, Result, Span, Value
+from specbench_ss.results.number_text import MISSING, number, percent, scientific, times
+
+TABLE, RESULT, FIGURE = "table.csv", "result.json", "figure.html"
+WIDTH = 140  # where there is no terminal to ask
+STYLES: dict[Mark, str] = {"plain": "", "accepted": "green", "rejected": "red strike", "next": "bold"}
+BRACKETS: dict[Mark, tuple[str, str]] = {  # where there are no colours
+    "plain": ("", ""),
+    "accepted": ("", ""),
+    "rejected": ("[-", "-]"),
+    "next": ("*", "*"),
+}
+
+
+def cell(value: Value, column: Column) -> str:
+    """A value as it is read."""
+    if value is None:
+        return MISSING
+    if isinstance(value, str):
+        return value
+    if column.form in ("count", "text"):
+        return f"{value:,}"
+    written = {"number": number, "times": lambda v, _: times(v), "percent": percent, "scientific": scientific}
+    return written[column.form](value, column.digits)
+
+
+def print_result(result: Result, console: Console) -> None:
+    """Lines, tables, notes."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    for line in result.lines:
+        console.print(marked(line, console.is_terminal), soft_wrap=True)
+    for grid in result.all_grids():
+        console.print(_table(grid))
+    for note in result.notes:
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def marked(line: Sequence[Span], colours: bool) -> Text:
+    """Accepted green, rejected red and struck out, the next token bold; with brackets where there are no colours."""
+    text = Text()
+    for span in line:
+        before, after = ("", "") if colours else BRACKETS[span.mark]
+        text.append(before + span.text + after, STYLES[span.mark] if colours else "")
+    return text
+
+
+def _table(grid: Grid) -> Table:
+    table = Table(
+        title=grid.caption or grid.name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
+        header_style="bold",
+    )  # fmt: skip
+    for column in grid.columns:
+        table.add_column(column.title, justify="left" if column.form == "text" else "right")
+    for row in grid.rows:
+        table.add_row(*(escape(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)))
+    return table
+
+
+def status(parts: Sequence[Part]) -> list[str]:
+    """'runs: a, b' and, for each missing piece, 'needs X: c, d'."""
+    lacking: dict[str, list[str]] = {}
+    for part in parts:
+        lacking.setdefault(part.missing, []).append(part.name)
+    lines = [f"runs: {', '.join(lacking.pop(''))}"] if "" in lacking else []
+    return lines + [f"needs {what}: {', '.join(names)}" for what, names in lacking.items()]
+
+
+def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list[Path]:
+    """table.csv (and NAME.csv for each further table) and result.json; returns where. Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for i, grid in enumerate(result.all_grids()):
+            paths.append(folder / (TABLE if i == 0 else f"{grid.name}.csv"))
+            _write_csv(grid, paths[-1])
+        paths.append(folder / RESULT)
+        text = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
+        paths[-1].write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from error
+    return paths
+
+
+def _write_csv(grid: Grid, path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(column.title for column in grid.columns)
+        writer.writerows(["" if value is None else value for value in row] for row in grid.rows)

@@ -1,0 +1,121 @@
+"""What is wrong with a result, in sentences: impossible numbers, failures, differing answers, unstable times.
+
+Each sentence begins with its kind: `impossible:`, `mismatch:`, `near-tie:`, `length:`, `failed:`, `unstable:`.
+The first two mean a bug, or a measurement that must not be believed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from specbench_ss.decoding.generation import Step
+from specbench_ss.results.intervals import Interval
+from specbench_ss.runs.rows import KILLED, Key, Row, Run
+
+SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
+CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
+Check = Callable[[Row, Sequence[Step]], bool]
+
+CHECKS: dict[str, Check] = {  # what must not be, in words, and how to see it
+    "tokens of prefill and steps do not add up": lambda r, s: (
+        r.tokens != (r.prefill_tokens or 0) + sum(x.tokens for x in s) or r.tokens != len(r.token_ids or ())
+    ),
+    "more accepted than the depth of the draft": lambda r, s: any(x.accepted > x.depth for x in s),
+    "more accepted than drafted": lambda r, s: any(x.accepted > x.nodes for x in s),
+    "more nodes verified than drafted": lambda r, s: any(x.verified > x.nodes for x in s),
+    "a step kept more tokens than it accepted and one": lambda r, s: any(x.tokens > x.accepted + 1 for x in s),
+    "a negative time": lambda r, s: any(min(_parts(x), default=0) < 0 or x.total_s < 0 for x in s),
+    "the parts of a step exceed its time": lambda r, s: any(sum(_parts(x)) > 1.01 * x.total_s + CLOCKS for x in s),
+    "steps and prefill do not add up to the wall time": lambda r, s: (
+        not math.isclose(r.wall_s or 0, (r.prefill_s or 0) + sum(x.total_s for x in s), rel_tol=1e-6, abs_tol=1e-9)
+    ),
+}
+
+
+def _parts(step: Step) -> tuple[float, ...]:
+    return (step.draft_s, step.verify_s, step.accept_s, step.host_s)
+
+
+def impossible(rows: Sequence[Row], steps: Mapping[Key, Sequence[Step]]) -> list[str]:
+    """Samples whose numbers contradict each other."""
+    found = []
+    for text, broken in CHECKS.items():
+        bad = [row for row in rows if broken(row, steps.get(row.key, ()))]
+        if bad:
+            found.append(f"impossible: {text} ({_samples(bad)})")
+    return found
+
+
+def too_fast(
+    speedup: float | None, interval: Interval | None, tau: float | None, equally_long: bool = True
+) -> list[str]:
+    """At batch 1 a step of a method costs no less than the reference's, so tau bounds the speedup.
+
+    Only where the answers are as long as the reference's: in longer ones prefill weighs less. The whole interval must
+    lie above tau; where there is none, the speedup must exceed it by more than times of the same work may spread.
+    """
+    if tau is None or speedup is None or not equally_long:
+        return []
+    if interval is None:
+        clear = speedup > (1 + SPREAD) * tau
+        return [f"impossible: speedup of {speedup:.2f} with only {tau:.2f} tokens per step"] if clear else []
+    if interval[0] <= tau:
+        return []
+    return [f"impossible: speedup of at least {interval[0]:.2f} with only {tau:.2f} tokens per step"]
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Failed samples, with the first one's error."""
+    bad = [row for row in rows if not row.ok]
+    return [f"failed: {_samples(bad)}: {bad[0].error}"] if bad else []
+
+
+def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
+    """Answers that should be the reference's and are not. In half precision a near-tie is no news."""
+    exact = dtype in ("float32", "float64")
+    told = ("mismatch", "length", "near-tie") if exact else ("mismatch", "length")
+    total = sum(verdicts.values())
+    return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]
+
+
+def unsteady(unstable: bool) -> list[str]:
+    """Times that spread, as `unstable` found."""
+    return ["unstable: times of the same work differ by more than a tenth"] if unstable else []
+
+
+def unfinished(run: Run) -> str:
+    """'not complete (interrupted): 3 of 8 samples'; '' for a complete run."""
+    status, made = run.manifest["status"], len(run.rows)
+    if status == "complete" and made >= run.samples:
+        return ""
+    what = {"complete": "samples are missing", KILLED: "its process is not running any more"}.get(status, status)
+    return f"not complete ({what}): {made:,} of {run.samples:,} samples"
+
+
+def unstable(rows: Sequence[Row], equal_steps: bool) -> bool:
+    """Whether times of the same work spread by more than a tenth.
+
+    The same work: repeats of a prompt that gave the same tokens; where every step does equal work (the reference),
+    also the step times of different samples, their outer quarters left out.
+    """
+    repeats: dict[tuple[str, int, tuple[int, ...]], list[float]] = defaultdict(list)
+    for row in rows:
+        repeats[row.question_id, row.turn, tuple(row.token_ids or ())].append(row.wall_s or 0.0)
+    squares = [(np.std(t, ddof=1) / np.mean(t)) ** 2 for t in repeats.values() if len(t) > 1]
+    if squares:
+        return bool(math.sqrt(float(np.mean(squares))) > SPREAD)
+    per_step = [(row.decode_s or 0.0) / row.steps for row in rows if row.steps]
+    if not equal_steps or len(per_step) < 4:
+        return False
+    low, middle, high = np.quantile(per_step, (0.25, 0.5, 0.75))
+    return bool((high - low) / 1.349 > SPREAD * middle)
+
+
+def _samples(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    what = "sample" if len(rows) == 1 else "samples"
+    return f"{len(rows)} {what}, first {first.question_id} turn {first.turn + 1}"

@@ -1,0 +1,78 @@
+"""Numbers and verdicts as text, the same in the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+MISSING = "–"
+MOST_DIGITS = 17  # of a float
+
+
+def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    """'1,234.50 ms'; a dash for what is unknown."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:,.{digits}f}{unit}"
+
+
+def times(value: float | None) -> str:
+    """A speedup: '1.84×'."""
+    return number(value, 2, "×")
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share of 1 as '43%'."""
+    return number(None if value is None else 100 * value, digits, "%")
+
+
+def scientific(value: float | None, digits: int = 3) -> str:
+    """'4.096E4', as the papers print parameter counts; a dash for what is unknown."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa}E{int(exponent)}"
+
+
+def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 1) -> str:
+    """'1.71–1.97'; with a longer separator where a bound is negative. line: see `end`."""
+    if bounds is None:
+        return ""
+    between = " to " if bounds[0] < 0 else "–"
+    return between.join(end(bound, digits, line) for bound in bounds)
+
+
+def end(bound: float, digits: int = 2, line: float = 1) -> str:
+    """An end of an interval, with as many digits more as show on which side of `line` it lies: '1.004'."""
+    while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
+        digits += 1
+    return number(bound, digits).replace("-", "−")
+
+
+def parameters(count: int) -> str:
+    """'12.3 M parameters'."""
+    for unit, scale in (("B", 1e9), ("M", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit} parameters"
+    return f"{count:,} parameters"
+
+
+def title(name: str) -> str:
+    """'math_reasoning' -> 'math reasoning'."""
+    return name.replace("_", " ")
+
+
+def sameness(verdicts: Mapping[str, int]) -> str:
+    """Verdicts on many answers in a few words, the worst first: 'identical', '2 near-ties of 80'."""
+    total = sum(verdicts.values())
+    if not total:
+        return MISSING
+    plural = {"mismatch": "mismatches", "near-tie": "near-ties", "length": "lengths differ"}
+    found = [
+        f"{n} {many if n > 1 or kind == 'length' else kind}"
+        for kind, many in plural.items()
+        if (n := verdicts.get(kind, 0))
+    ]
+    if found:
+        return f"{', '.join(found)} of {total}"
+    return "identical" if verdicts.get("identical") else "not compared"

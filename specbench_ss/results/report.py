@@ -1,0 +1,30 @@
+"""What a report is to the core: something that turns a finished run into a file. Knows no report by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from specbench_ss.results.experiment import Experiment, Result
+    from specbench_ss.runs.rows import Run
+
+
+class Report(ABC):
+    """Entry-point group `specbench_ss.reports`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    filename: ClassVar[str]  # what the file is called inside the run directory
+
+    @abstractmethod
+    def write(self, run: Run, path: Path) -> None:
+        """Write the report of `run` to the file `path`."""
+
+    def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
+        """Write what an experiment of a paper found. facts: how it was made, to be shown beside it."""
+        raise UserError(f"report {self.name!r} shows runs only, no experiments")

@@ -1,0 +1,244 @@
+"""From a run's rows to the numbers in the tables. Every definition: docs/metrics.md. Knows no method by name.
+
+A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
+answered count; n says how many those are. Questions are what intervals resample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.results import health
+from specbench_ss.results.intervals import Comparison, Floats, Interval, compare, mean_interval, speedup_interval
+from specbench_ss.results.step_tally import tally
+from specbench_ss.runs.rows import Row, Run
+
+OVERALL = "overall"
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One method on one category (or `overall`). Times in seconds; None where there is nothing to compute it from.
+
+    n_prompts, n_questions: what is paired with the reference; n_failed: its own failed samples.
+    step_s and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s.
+    speedup = tau * step_ratio * residual, where step_ratio is the reference's step time over the method's.
+    reference: the method whose output it must equal. Where that is not the run's reference, since the method changes
+    the model, reference_speedup and reference_interval are against it. reference_of: the methods held against this
+    one, where it is not the run's reference.
+    acceptance_at[i], acceptance_given[i] are those of draft position i + 1; the _n are their denominators.
+    target_calls, draft_calls, tokens, prefill_s: means over samples.
+    """
+
+    category: str
+    method: str
+    lossless: bool
+    n_prompts: int
+    n_questions: int
+    n_failed: int
+    speedup: float | None
+    speedup_interval: Interval | None
+    speedup_geomean: float | None
+    speedup_specbench: float | None
+    comparison: Comparison
+    reference: str
+    reference_speedup: float | None
+    reference_interval: Interval | None
+    reference_of: tuple[str, ...]
+    tokens_per_s: float | None
+    tokens: float | None
+    prefill_s: float | None
+    tau: float | None
+    tau_request_mean: float | None
+    acceptance_rate: float | None
+    acceptance_at: tuple[float, ...]
+    acceptance_at_n: tuple[int, ...]
+    acceptance_given: tuple[float, ...]
+    acceptance_given_n: tuple[int, ...]
+    target_calls: float | None
+    draft_calls: float | None
+    overshoot: int
+    quality: float | None
+    quality_n: int
+    quality_difference: float | None
+    quality_interval: Interval | None
+    step_s: float | None
+    draft_s: float | None
+    verify_s: float | None
+    accept_s: float | None
+    host_s: float | None
+    parts_residual_s: float | None
+    step_ratio: float | None
+    residual: float | None
+    sameness: Mapping[str, int]
+    unstable: bool
+    health: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def summarise(run: Run) -> list[SummaryRow]:
+    """A row for every method on `overall`, then on each category, in the order in which they were asked for."""
+    chosen = [OVERALL, *run.categories]
+    return [_summary(run, label, category) for category in chosen for label in run.labels]
+
+
+def _summary(run: Run, label: str, category: str) -> SummaryRow:
+    here = [r for r in run.rows if category in (OVERALL, r.category)]
+    own_rows = [r for r in here if r.method == label]
+    own, ref = _paired(own_rows, [r for r in here if r.method == REFERENCE])
+    times = _Times(own, ref)
+    same_as = _method(run, label).get("reference", REFERENCE)
+    against = _Times(*_paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
+    mine, theirs = tally(own, run.steps_by_sample), tally(ref, run.steps_by_sample)
+    around = None if label == REFERENCE else times.interval()
+    speedup, tau = times.speedup(), mine.tau
+    step_ratio = _over(theirs.step_s, mine.step_s)
+    verdicts: Counter[str] = Counter(
+        s.verdict for s in run.sameness if s.method == label and s.key in {r.key for r in own_rows}
+    )
+    named = f", {same_as}" if same_as != REFERENCE else ""
+    unstable = health.unstable(own, label == REFERENCE)
+    return SummaryRow(
+        category=category,
+        method=label,
+        lossless=bool(_method(run, label)["lossless"]),
+        n_prompts=len(times.own_s),
+        n_questions=len(times.questions),
+        n_failed=sum(not r.ok for r in own_rows),
+        speedup=speedup,
+        speedup_interval=around,
+        speedup_geomean=times.geomean(),
+        speedup_specbench=times.specbench(),
+        comparison="reference" if label == REFERENCE else compare(around),
+        reference=same_as,
+        reference_speedup=against.speedup() if against else None,
+        reference_interval=against.interval() if against else None,
+        reference_of=_held_against(run, label),
+        tokens_per_s=_over(_sum(own, "tokens"), _sum(own, "wall_s")),
+        tokens=_over(_sum(own, "tokens"), len(own)),
+        prefill_s=_over(_sum(own, "prefill_s"), len(own)),
+        tau=tau,
+        **mine.columns(),
+        step_ratio=step_ratio,
+        residual=_over(speedup, None if tau is None or step_ratio is None else tau * step_ratio),
+        **_quality(own, ref, label),
+        sameness=dict(verdicts),
+        unstable=unstable,
+        health=(
+            *health.impossible(own, run.steps_by_sample),
+            *health.too_fast(speedup, around, tau, times.equally_long()),
+            *health.failures(own_rows),
+            *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
+            *health.unsteady(unstable),
+        ),
+    )
+
+
+def _method(run: Run, label: str) -> dict[str, Any]:
+    """Its entry in the manifest."""
+    return next(m for m in run.manifest["methods"] if m["label"] == label)
+
+
+def _held_against(run: Run, label: str) -> tuple[str, ...]:
+    """Methods whose output must equal this one's, unless it is the run's reference."""
+    methods = [] if label == REFERENCE else run.manifest["methods"]
+    return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])
+
+
+def _paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The samples of both that are good on both sides, in the same order."""
+
+    def good(rows: Sequence[Row]) -> dict[tuple[str, int, int], Row]:
+        return {(r.question_id, r.turn, r.repeat): r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
+
+    mine, theirs = good(own), good(ref)
+    both = [key for key in mine if key in theirs]
+    return [mine[key] for key in both], [theirs[key] for key in both]
+
+
+class _Times:
+    """Paired times and tokens. own_s, own_tokens, ref_s, ref_tokens: [prompts], means over repeats."""
+
+    def __init__(self, own: Sequence[Row], ref: Sequence[Row]) -> None:
+        prompts = list(dict.fromkeys((r.question_id, r.turn) for r in own))
+        self.questions = list(dict.fromkeys(q for q, _ in prompts))
+        number = {q: i for i, q in enumerate(self.questions)}
+        self._question = np.array([number[q] for q, _ in prompts], dtype=np.int64)
+        place = {p: i for i, p in enumerate(prompts)}
+        at = np.array([place[r.question_id, r.turn] for r in own], dtype=np.int64)
+        self.own_s, self.own_tokens = _means(own, at, "wall_s"), _means(own, at, "tokens")
+        self.ref_s, self.ref_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
+
+    def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Sums over each question's turns: reference seconds and tokens, own seconds and tokens, [questions] each."""
+        columns = (self.ref_s, self.ref_tokens, self.own_s, self.own_tokens)
+        a, b, c, d = (_grouped(self._question, x, len(self.questions)) for x in columns)
+        return a, b, c, d
+
+    def speedup(self) -> float | None:
+        """Seconds per token, the reference's over the method's, each a ratio of sums."""
+        a, b, c, d = (float(x.sum()) for x in self.by_question())
+        return a / b / (c / d) if b and c and d else None
+
+    def interval(self) -> Interval | None:
+        """Of speedup()."""
+        return speedup_interval(*self.by_question())
+
+    def equally_long(self) -> bool:
+        """Whether the answers to every prompt have as many tokens as the reference's."""
+        return bool(np.array_equal(self.own_tokens, self.ref_tokens))
+
+    def geomean(self) -> float | None:
+        """Geometric mean over prompts of the ratio of seconds per token."""
+        if not len(self.own_s):
+            return None
+        return float(np.exp(np.log(self.ref_s / self.ref_tokens * self.own_tokens / self.own_s).mean()))
+
+    def specbench(self) -> float | None:
+        """Spec-Bench's formula: mean over questions of tokens per second, over the reference's mean."""
+        a, b, c, d = self.by_question()
+        return float((d / c).mean() / (b / a).mean()) if len(a) else None
+
+
+def _means(rows: Sequence[Row], at: Any, name: str) -> Floats:
+    values = np.array([getattr(r, name) for r in rows], dtype=np.float64)
+    return _grouped(at, values) / np.bincount(at)
+
+
+def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
+    """Sums of the values with the same number in `at`."""
+    return np.bincount(at, values, groups).astype(np.float64)
+
+
+def _quality(own: Sequence[Row], ref: Sequence[Row], label: str) -> dict[str, Any]:
+    """Mean quality, and the mean paired difference to the reference: means of question means."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for a, b in zip(own, ref, strict=True):
+        if a.quality is not None and b.quality is not None:
+            pairs.setdefault(a.question_id, []).append((a.quality, b.quality))
+    means = np.array([np.mean(values, axis=0) for values in pairs.values()], dtype=np.float64).reshape(-1, 2)
+    difference = means[:, 0] - means[:, 1]
+    none = len(means) == 0
+    return {
+        "quality": None if none else float(means[:, 0].mean()),
+        "quality_n": len(means),
+        "quality_difference": None if none else float(difference.mean()),
+        "quality_interval": None if label == REFERENCE else mean_interval(difference),
+    }
+
+
+def _sum(rows: Sequence[Row], name: str) -> float:
+    return float(sum(getattr(r, name) for r in rows))
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b

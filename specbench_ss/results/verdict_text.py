@@ -1,0 +1,101 @@
+"""A row of the results in words, and the notes that explain its marks: the same in the terminal and in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.results.intervals import FEWEST, Comparison, compare
+from specbench_ss.results.number_text import MISSING, interval, sameness, times
+from specbench_ss.results.summary import SummaryRow
+
+NOT_COMPARED, SAMPLED = "not compared", "sampled"
+PROMISED = f"{SAMPLED}: the method promises the same distribution, not the same text; quality may differ by chance"
+MARKS = {"not distinguishable": "≈", "too few": "?"}
+
+
+def speedup(row: SummaryRow) -> str:
+    """'≈ 1.13×' where the interval covers 1, '? 1.61×' where there is none."""
+    return _marked(row.speedup, row.comparison)
+
+
+def _marked(value: float | None, comparison: Comparison) -> str:
+    mark = "" if value is None else MARKS.get(comparison, "")
+    return f"{mark} {times(value)}" if mark else times(value)
+
+
+def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
+    """What its answers are against its reference's: 'identical', 'sampled', 'identical to ss-shared-ar'.
+
+    How the repeats of the run's reference compare is among the findings. config: the manifest's.
+    """
+    if row.comparison == "reference":
+        return "reference"
+    if row.reference_of:
+        return f"reference of {', '.join(row.reference_of)}"
+    said = sameness(row.sameness)
+    if said == NOT_COMPARED:
+        return SAMPLED if row.lossless and config["temperature"] else said
+    if row.reference == REFERENCE or said == MISSING:
+        return said
+    return f"{said} {'to' if said == 'identical' else 'against'} {row.reference}"
+
+
+def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
+    """The same for narrow columns: 'identical †' where the reference is of the method's own model, as a note says."""
+    said = output(row, config)
+    if row.reference_of:
+        return "reference †"
+    return said if row.reference == REFERENCE else f"{said.removesuffix(row.reference).rsplit(maxsplit=1)[0]} †"
+
+
+def own_model(row: SummaryRow) -> str:
+    """'1.52× (1.41–1.66)': what a method gains that changes the model, against that model decoded plainly."""
+    around = interval(row.reference_interval)
+    return _marked(row.reference_speedup, compare(row.reference_interval)) + (f" ({around})" if around else "")
+
+
+def counts(row: SummaryRow) -> list[str]:
+    """What n leaves unsaid: '52 questions', where prompts are turns of fewer questions, and '4 failed'."""
+    questions = [f"{row.n_questions:,} questions"] if row.n_questions != row.n_prompts else []
+    return questions + ([f"{row.n_failed:,} failed"] if row.n_failed else [])
+
+
+def n(row: SummaryRow) -> str:
+    """'84 (52 questions, 4 failed)'."""
+    more = counts(row)
+    return f"{row.n_prompts:,} ({', '.join(more)})" if more else f"{row.n_prompts:,}"
+
+
+def short_n(row: SummaryRow) -> str:
+    """'84 (52 q, 4 failed)', for narrow columns; a note explains it."""
+    return n(row).replace(" questions", " q")
+
+
+def notes(
+    rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool = True, short: bool = False
+) -> list[str]:
+    """What the marks and numbers of these rows mean.
+
+    config: the manifest's. outputs: whether `output` is shown. short: as `short_output` and `short_n` have them.
+    """
+    q, dagger = (" (q)", "† ") if short else ("", "")
+    marks = {text[0] for row in rows for text in (speedup(row), own_model(row))}
+    shown = {(output(row, config), row.lossless) for row in rows} if outputs else set()
+    own = dict.fromkeys(row.reference for row in rows if row.reference != REFERENCE)
+    repeats = int(config["repeats"])
+    said = {
+        "≈ not distinguishable from the reference: the interval covers 1": "≈" in marks,
+        f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
+            "?" in marks
+        ),
+        f"n counts prompts, which are turns of fewer questions{q}: intervals resample questions, and "
+        "quality is a mean over questions": any(row.n_questions != row.n_prompts for row in rows),
+        f"every method answered every prompt {repeats} times; a prompt counts once in n, with its mean": repeats > 1,
+        PROMISED: (SAMPLED, True) in shown,
+        f"{NOT_COMPARED}: the method does not promise the output of its reference": (NOT_COMPARED, False) in shown,
+        f"{dagger}a method that changes the model owes the output of that model decoded plainly ({', '.join(own)}); in "
+        f"every row speedup and quality are held against {REFERENCE}": bool(own),
+    }
+    return [text for text, here in said.items() if here]

@@ -1,0 +1,1 @@
+"""What a run is: configuration, suite, rows, directory, manifest, preset."""

@@ -1,0 +1,96 @@
+"""What one run is asked to do. Light: imports nothing heavy, so that `ssbench --help` stays fast."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.method_spec import MethodSpec, PluginFile
+from specbench_ss.runs.preset import Preset
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Everything that decides what a run measures; goes into its manifest."""
+
+    methods: tuple[MethodSpec, ...]
+    suite: str = "specbench"
+    model: str = "lab"
+    categories: tuple[str, ...] = ()
+    limit: int | None = None
+    repeats: int = 1
+    warmup: int = 2
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    data: str | None = None
+    history: str = "reference"
+    trust_remote_code: bool = False
+    chat_template: str | None = None  # a name or a file; None = the tokenizer's own
+    stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
+    presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
+    plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        files = {"presets": self.presets, "plugin": self.plugin}
+        return asdict(self) | {name: [file.as_dict() for file in given] for name, given in files.items()}  # type: ignore[attr-defined]
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of everything that decides what a run measures."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TuneConfig:
+    """Everything that decides what a tuning session measures. limit: None = what is usual for where prompts come from.
+
+    budget: seconds of measuring.
+    """
+
+    method: MethodSpec
+    suite: str = "specbench"
+    model: str = "lab"
+    categories: tuple[str, ...] = ()
+    data: str | None = None
+    limit: int | None = None
+    budget: float = 120.0
+    max_new_tokens: int = 128
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+    plugin: tuple[PluginFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunTarget:
+    """Where a run's results go, which is no part of what it measures.
+
+    optional: labels of methods that are left out, with a word, where they cannot decode with the model.
+    """
+
+    out: Path
+    resume: bool = False
+    optional: frozenset[str] = frozenset()
+
+
+def decoding(config: Mapping[str, Any]) -> str:
+    """How tokens are chosen and what ends an answer: 'greedy', 'temperature 0.7, top-p 0.9, stop at "Q:"'."""
+    parts = ["greedy"]
+    if config["temperature"]:
+        parts = [f"temperature {config['temperature']:g}"]
+        parts += [f"top-p {config['top_p']:g}"] if config["top_p"] < 1 else []
+        parts += [f"top-k {config['top_k']}"] if config["top_k"] else []
+    stops = [json.dumps(text, ensure_ascii=False) for text in config.get("stop") or ()]
+    return ", ".join([*parts, *([f"stop at {' or '.join(stops)}"] if stops else [])])

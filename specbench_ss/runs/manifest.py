@@ -1,0 +1,84 @@
+"""What a run directory says about its run: who was measured, on what, with which questions and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss import __version__
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.models.chat_templates import template_hash
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.environment import environment
+from specbench_ss.runs.manifest_reading import FORMAT
+from specbench_ss.runs.suite import SuiteData
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+
+
+def manifest_for(
+    config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
+) -> dict[str, Any]:
+    """The manifest of a run that is about to start. JSON-ready."""
+    here, started = environment(), now()
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "command": list(command),
+        "config": config.as_dict(),
+        "fingerprint": config.fingerprint,
+        "suite": {
+            "name": data.name,
+            "edition": data.edition,
+            "content_hash": data.content_hash,
+            "size": len(data.questions),
+            "prompts": sum(len(q.turns) for q in data.questions),
+            "max_new_tokens": config.max_new_tokens or data.max_new_tokens,
+            "notes": list(data.notes),
+        },
+        "model": {
+            "name": target.name,
+            "hash": target.weights_hash,
+            "parameters": target.parameter_count,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "device": str(target.device),
+            "context_length": target.context_length,
+            "vocab_size": target.vocab_size,
+            "is_lab": target.is_lab,
+            "chat_template": template_hash(getattr(target, "tokenizer", None)),
+        },
+        "methods": [_method_entry(label, decoder) for label, decoder in decoders.items()],
+        "environment": here,
+        "sessions": [{"started": started, "environment": here}],  # one more for each --resume
+        "created": started,
+        "finished": None,
+        "status": "running",
+    }
+
+
+def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
+    options = decoder.options
+    values = {name: getattr(options, name) for name in getattr(options, "__dataclass_fields__", {})}
+    return {
+        "label": label,
+        "name": decoder.name,
+        "options": plain(values),
+        "resolved": plain(decoder.described()),
+        "lossless": decoder.lossless,
+        "reference": decoder.reference_for(options).label,
+        "summary": decoder.summary,
+        "paper": decoder.paper,
+    }
+
+
+def plain(values: dict[str, Any]) -> Any:
+    """As it will be read back from the file."""
+    return json.loads(json.dumps(values, default=str))
+
+
+def now() -> str:
+    """The time, UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,169 @@
+"""The manifest that a run directory holds: read, found whole, and held against the run that is wanted.
+
+Knows the file, nothing of how a manifest is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.errors import UserError
+from specbench_ss.files.schema import misfit
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.options import value_text
+from specbench_ss.runs.config import RunConfig
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+_ENVIRONMENT = {
+    "python": str,
+    "platform": str,
+    "packages": dict,
+    "gpus": [{"name": str}],
+    "cpu?": (dict, None),
+    "threads?": (dict, None),
+    "memory_bytes?": (float, None),
+    "driver?": (str, None),
+    "cuda?": (str, None),
+    "revision?": ({"commit": str, "dirty": bool}, None),
+}
+_SPEC = {"name": str, "options": dict}
+_METHOD = {
+    "label": str, "name": str, "summary": str, "paper": str, "lossless": bool, "options": dict, "resolved?": dict,
+    "reference?": str,
+}  # fmt: skip
+SCHEMA = {
+    "format": int,
+    "version": str,
+    "command": [str],
+    "config": {
+        "temperature": float, "top_p": float, "top_k": int, "repeats": int, "stop?": [str], "methods?": [_SPEC],
+        "plugin?": [{"file": str, "sha256": str}],
+    },
+    "fingerprint": str,
+    "suite": {"name": str, "edition": str, "content_hash": str, "size": int, "prompts": int, "notes": [str]},
+    "model": {
+        "name": str, "hash": str, "parameters": int, "dtype": str, "device": str, "context_length": int,
+        "chat_template?": (str, None),
+    },
+    "methods": [_METHOD],
+    "environment": _ENVIRONMENT,
+    "warnings?": [str],
+    "sessions?": [{"started": str, "environment": _ENVIRONMENT}],
+    "created": str,
+    "finished": (str, None),
+    "status": str,
+}  # fmt: skip
+IDENTITY = {  # besides configuration and methods, what must be the same for two sessions to share a directory
+    ("suite", "content_hash"): "suite content",
+    ("model", "hash"): "model hash",
+    ("model", "dtype"): "dtype",
+    ("model", "device"): "device",
+    ("model", "chat_template"): "chat template",
+}
+HASH_SHOWN = 16  # characters
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the run directory `path`. Raises UserError where it cannot be read or is not whole."""
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_bytes())
+    except OSError as e:
+        raise UserError(f"{path} is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{file} is damaged: it is not JSON") from e
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(f"{file} is not the manifest of a run that this version can read")
+    problem = misfit(manifest, SCHEMA)
+    labels = [] if problem else [method["label"] for method in manifest["methods"]]
+    if not problem and (not labels or len(set(labels)) < len(labels)):
+        problem = "its methods are none, or one is there twice"
+    strangers = [] if problem else {m.get("reference", labels[0]) for m in manifest["methods"]} - set(labels)
+    if strangers:
+        problem = f"method {min(strangers)} is a reference and not there"
+    if problem:
+        raise UserError(f"{file} is damaged: {problem}")
+    return manifest
+
+
+def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UserError where two `RunConfig`s, as in a manifest, differ, with every field that does and both values."""
+    check_same_plugins(path, stored, wanted)
+    default = _plain(RunConfig(methods=()).as_dict())
+    old, new = default | dict(stored), default | _plain(wanted)
+    fields = [name for name in old | new if name != "plugin" and old.get(name) != new.get(name)]
+    _refuse(path, [(name.replace("_", "-"), _text(old.get(name)), _text(new.get(name))) for name in fields])
+
+
+def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """As `check_same_config`, of the files that methods are defined in: their content counts, not where they lie."""
+    old, new = ({file["sha256"]: file["file"] for file in config.get("plugin", ())} for config in (stored, wanted))
+    if set(old) != set(new):
+        told = [" ".join(f"--plugin {file} ({sha256[:12]})" for sha256, file in files.items()) for files in (old, new)]
+        raise UserError(
+            f"--resume: the run in {path} was begun with {told[0] or 'no plugin file'}, not with {told[1] or 'none'}"
+            f"{': give the same again' if old else ''}"
+        )
+
+
+def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored manifest, once it is known to describe the wanted run, and the new session in it. Raises UserError."""
+    stored = read_manifest(path)
+    check_same_config(path, stored["config"], wanted["config"])
+    differing = [(name, _at(stored, keys), _at(wanted, keys)) for keys, name in IDENTITY.items()]
+    _refuse(path, [(name, str(old)[:HASH_SHOWN], str(new)[:HASH_SHOWN]) for name, old, new in differing if old != new])
+    _refuse(path, list(_differing_methods(stored, wanted)))
+    return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
+
+
+def _refuse(path: Path, differing: list[tuple[str, str, str]]) -> None:
+    """differing: what, as it is stored, as it is wanted."""
+    if differing:
+        what = "; ".join(f"{name} {old}, not {new}" for name, old, new in differing)
+        raise UserError(f"--resume: the run in {path} has {what}")
+
+
+def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Weights and settings of methods that are not those that the run was begun with."""
+    old, new = _resolved(stored), _resolved(wanted)
+    if list(old) != list(new):
+        yield "methods", ", ".join(old), ", ".join(new)
+        return
+    for label in old:
+        for key in old[label] | new[label]:
+            a, b = old[label].get(key, "nothing"), new[label].get(key, "nothing")
+            if a != b:
+                yield f"method {label} with {key}", _text(a), _text(b)
+
+
+def _resolved(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {method["label"]: method.get("resolved", {}) for method in manifest["methods"]}
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is read back from a file: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(config))
+    return plain
+
+
+def _text(value: Any) -> str:
+    """A value for the eye: methods by their labels, texts with spaces in quotes."""
+    if isinstance(value, list):
+        return ",".join(_label(entry) for entry in value) or "none"
+    return (value if value.split() == [value] else repr(value)) if isinstance(value, str) else value_text(value)
+
+
+def _label(entry: Any) -> str:
+    spec = not misfit(entry, _SPEC)
+    return MethodSpec(entry["name"], entry["options"]).label if spec else _text(entry)
+
+
+def _at(data: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data

@@ -1,0 +1,109 @@
+"""Presets: a method's options as chosen by measurement on one model and device, in a file. Knows no method by name.
+
+Light: imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.errors import UserError
+from specbench_ss.files.crash_safe import replacing
+from specbench_ss.files.schema import misfit
+from specbench_ss.files.user_files import mapping, read_bytes
+from specbench_ss.options import value_text
+
+FORMAT = 1
+SCHEMA = {  # method and options are enough: presets may be written by hand
+    "preset?": int,
+    "method": str,
+    "options": dict,
+    "made_for?": dict,
+    "resolved?": dict,
+    "calibration?": {"prompts?": [str]},
+    "plugin?": {"file": str, "sha256": str},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A preset as read. options: text, as on the command line. The rest may be empty where it was written by hand.
+
+    made_for: the `preset_notes.conditions` that it was measured under. resolved: what the options came down to there
+    (`Decoder.described`). prompts: marks of the questions that it was chosen on.
+    plugin: file and sha256 where the method came from a file.
+    """
+
+    file: str
+    sha256: str
+    method: str
+    options: dict[str, str]
+    made_for: dict[str, Any] = field(default_factory=dict)
+    resolved: dict[str, Any] = field(default_factory=dict)
+    prompts: tuple[str, ...] = ()
+    plugin: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, str]:
+        """What a run's manifest says of it."""
+        return {"file": self.file, "sha256": self.sha256, "method": self.method}
+
+
+def read_preset(path: Path) -> Preset:
+    """The preset in a file. Raises UserError where it is none, or one that this version cannot read."""
+    content = read_bytes(path)
+    data = mapping(content, path)
+    problem = misfit(data, SCHEMA)
+    if not problem and data.get("preset", FORMAT) != FORMAT:
+        problem = f"its format is {data['preset']}, this version reads {FORMAT}"
+    options = {} if problem else data["options"]
+    listed = [str(name) for name, value in options.items() if isinstance(value, (dict, list))]
+    if listed:
+        problem = f"options.{listed[0]} is not a single value"
+    if problem:
+        raise UserError(f"{path} is not a preset: {problem}")
+    return Preset(
+        file=str(path),
+        sha256=hashlib.sha256(content).hexdigest(),
+        method=data["method"],
+        options={str(name): value_text(value) for name, value in options.items()},
+        made_for=data.get("made_for", {}),
+        resolved=data.get("resolved", {}),
+        prompts=tuple(data.get("calibration", {}).get("prompts", ())),
+        plugin={key: data["plugin"][key] for key in ("file", "sha256")} if "plugin" in data else {},
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Raises UserError where a preset cannot go there: no such folder, no permission, or a file that is none."""
+    if path.exists():
+        if path.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder")
+        read_preset(path)  # replaced only if it is one
+    trial = path.with_name(path.name + ".tmp")
+    try:  # access rights do not tell everything
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def write_preset(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a preset, whole or not at all; one that was there is kept as FILE.old. Raises UserError on failure."""
+    import yaml
+
+    head = f"# Made by `ssbench tune`. Use: ssbench run --methods {content['method']} --preset {path.name}\n"
+    text = yaml.safe_dump(
+        {"preset": FORMAT, **content}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
+    )
+    try:
+        with replacing(path) as file:
+            file.write((head + text).encode())
+            if path.exists():
+                os.replace(path, path.with_name(path.name + ".old"))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error

@@ -1,0 +1,215 @@
+"""What a run directory holds, as dataclasses: samples, steps, sameness verdicts. Knows JSON, but no file.
+
+A *prompt* is one turn of one question; a *sample* is one method answering one prompt once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.files.schema import form_of, misfit
+from specbench_ss.runs.suite import Question
+
+Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
+Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+
+
+KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
+MEASURED = (  # what every good sample has
+    "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified", "depth", "accepted", "overshoot",
+    "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Row:
+    """One sample. Times in seconds; started and ended are Unix times. Of a failed one every number is None.
+
+    index: its place in the schedule of the whole run. position: its place among the methods on this prompt.
+    tokens: kept tokens. steps: forward passes that verify. drafted, verified: nodes of all draft trees;
+    depth: sum of their depths; accepted: drafted tokens accepted before any cut; overshoot: accepted but cut off.
+    """
+
+    question_id: str
+    turn: int
+    method: str
+    repeat: int
+    category: str
+    index: int
+    position: int
+    seed: int
+    suite_edition: str
+    suite_hash: str
+    status: Literal["ok", "failed"]
+    error: str | None = None
+    started: float | None = None
+    ended: float | None = None
+    prompt_tokens: int | None = None
+    tokens: int | None = None
+    prefill_tokens: int | None = None
+    steps: int | None = None
+    drafted: int | None = None
+    verified: int | None = None
+    depth: int | None = None
+    accepted: int | None = None
+    overshoot: int | None = None
+    draft_calls: int | None = None
+    finish: str | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    wall_s: float | None = None
+    peak_memory_bytes: int | None = None
+    quality: float | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+    @property
+    def key(self) -> Key:
+        """What makes the sample unique in a run."""
+        return (self.question_id, self.turn, self.method, self.repeat)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are numbers."""
+        return self.status == "ok"
+
+    def fill(self, generation: Generation) -> None:
+        """Take every count and time of a finished request."""
+        steps = generation.steps
+        self.prompt_tokens, self.tokens = generation.prompt_tokens, len(generation.tokens)
+        self.prefill_tokens, self.steps = generation.prefill_tokens, len(steps)
+        self.drafted, self.verified = sum(s.nodes for s in steps), sum(s.verified for s in steps)
+        self.depth, self.accepted = sum(s.depth for s in steps), sum(s.accepted for s in steps)
+        self.overshoot, self.draft_calls = generation.overshoot, generation.draft_calls
+        self.finish, self.token_ids = generation.finish, list(generation.tokens)
+        self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Row:
+        """The inverse of as_dict; fields it does not know are left out.
+
+        Raises ValueError where one is missing or of another type, or where a good sample lacks a number.
+        """
+        row = cls(**_known(cls, data))
+        if row.ok and (lacking := [name for name in MEASURED if getattr(row, name) is None]):
+            raise ValueError(f"it lacks {lacking[0]}")
+        return row
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One decoding step of one sample, in order of index from 0."""
+
+    question_id: str
+    turn: int
+    method: str
+    repeat: int
+    index: int
+    step: Step
+
+    @property
+    def key(self) -> Key:
+        """The key of the sample it belongs to."""
+        return (self.question_id, self.turn, self.method, self.repeat)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready and flat."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
+        return {**own, **asdict(self.step)}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> StepRow:
+        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
+        own = _fitting(data, {name: form for name, form in form_of(cls).items() if name != "step"})
+        return cls(**own, step=Step(**_known(Step, data)))
+
+
+@dataclass(slots=True)
+class Sameness:
+    """One answer against the reference's; docs/metrics.md says what the verdicts mean.
+
+    first_difference: index of the first differing token. gap: the target's logit of its best token minus that of
+    its second best there. drop: its best logit minus the lower logit of the two tokens chosen there.
+    """
+
+    question_id: str
+    turn: int
+    method: str
+    repeat: int
+    verdict: Agreement
+    first_difference: int | None = None
+    gap: float | None = None
+    drop: float | None = None
+    reason: str = ""
+
+    @property
+    def key(self) -> Key:
+        """The key of the sample it judges."""
+        return (self.question_id, self.turn, self.method, self.repeat)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Sameness:
+        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
+        return cls(**_known(cls, data))
+
+
+@dataclass
+class Run:
+    """A run directory as read: everything that is committed, whether the run is finished or not."""
+
+    path: Path
+    manifest: dict[str, Any]
+    rows: list[Row]
+    steps: list[StepRow]
+    sameness: list[Sameness] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+
+    @property
+    def labels(self) -> list[str]:
+        """Method labels in the order in which they were asked for."""
+        return [method["label"] for method in self.manifest["methods"]]
+
+    @property
+    def samples(self) -> int:
+        """How many samples the whole run has, made or not."""
+        manifest = self.manifest
+        return int(manifest["suite"]["prompts"]) * int(manifest["config"]["repeats"]) * len(self.labels)
+
+    @property
+    def categories(self) -> list[str]:
+        """Categories in order of first appearance."""
+        return list(dict.fromkeys(row.category for row in self.rows))
+
+    @cached_property
+    def steps_by_sample(self) -> dict[Key, list[Step]]:
+        """The steps of every sample, in order; an empty list for a sample without any."""
+        grouped: dict[Key, list[Step]] = defaultdict(list)
+        for row in self.steps:
+            grouped[row.key].append(row.step)
+        return grouped
+
+
+def _known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass. Raises ValueError that says which is missing or of another type."""
+    return _fitting(data, form_of(kind))
+
+
+def _fitting(data: Mapping[str, Any], form: dict[str, Any]) -> dict[str, Any]:
+    if problem := misfit(data, form):
+        raise ValueError(problem)
+    names = (key.removesuffix("?") for key in form)
+    return {name: data[name] for name in names if name in data}

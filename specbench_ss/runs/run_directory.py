@@ -1,0 +1,242 @@
+"""The run directory: append-only, crash-safe, resumable.
+
+manifest.json   what was run on what; replaced atomically
+questions.json  the questions asked, for whoever reads the run without the suite
+steps.jsonl     a line for each decoding step, appended before its sample's row
+rows.jsonl      a line for each sample: the commit mark; steps without a row do not count
+sameness.jsonl  a line for each comparison with the reference
+
+A process killed at any byte loses at most the sample in flight. A sample that failed is made again by --resume: of
+lines with the same key the last one counts. Knows no method and no suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from specbench_ss.decoding.generation import Step
+from specbench_ss.errors import UserError
+from specbench_ss.files import crash_safe
+from specbench_ss.files.schema import misfit
+from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
+from specbench_ss.runs.rows import KILLED, Key, Row, Run, Sameness, StepRow
+from specbench_ss.runs.sameness import FAILED
+from specbench_ss.runs.suite import Question
+
+QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
+Record = TypeVar("Record", Row, Sameness)
+QUESTION = {"id": str, "category": str, "turns": [str], "references": [[str]], "metric": (str, None)}
+
+
+class RunDir:
+    """An open run directory; one writer at a time.
+
+    rows: every committed sample, but for those of earlier sessions that failed. judged: those with a verdict.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], rows: list[Row], judged: Iterable[Key], lock: int) -> None:
+        self.path, self.manifest = path, manifest
+        self.rows = {row.key: row for row in rows}
+        self.judged = set(judged)
+        self._lock = lock
+        self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
+
+    @classmethod
+    def open(cls, where: RunTarget, manifest: dict[str, Any], questions: Sequence[Question] = ()) -> RunDir:
+        """A new directory, or with where.resume the unfinished one of the same run. Raises UserError."""
+        path, rows, judged = where.out, list[Row](), list[Key]()
+        resuming = check_out(where)
+        with _writing(path), contextlib.ExitStack() as on_error:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+            on_error.callback(os.close, lock)
+            if resuming:
+                manifest = same_run(path, manifest)
+                read_questions(path)
+                rows, judged = _recover(path)
+            else:
+                crash_safe.write_json(path / MANIFEST, manifest)
+            if not (path / QUESTIONS).exists():
+                crash_safe.write_json(path / QUESTIONS, [asdict(q) for q in questions])
+            run_dir = cls(path, manifest, rows, judged, lock)
+            on_error.pop_all()
+        return run_dir
+
+    def append(self, row: Row, steps: Sequence[Step]) -> None:
+        """Commit a sample: its steps, then its row, each flushed to the disk."""
+        lines = [StepRow(*row.key, index=i, step=step).as_dict() for i, step in enumerate(steps)]
+        with _writing(self.path):
+            crash_safe.append(self._files[STEPS], lines)
+            crash_safe.append(self._files[ROWS], [row.as_dict()])
+        self.rows[row.key] = row
+
+    def append_sameness(self, verdict: Sameness) -> None:
+        """Commit one comparison with the reference."""
+        with _writing(self.path):
+            crash_safe.append(self._files[SAMENESS], [verdict.as_dict()])
+        self.judged.add(verdict.key)
+
+    def update(self, **changes: Any) -> None:
+        """Change entries of the manifest, atomically."""
+        self.manifest |= changes
+        with _writing(self.path):
+            crash_safe.write_json(self.path / MANIFEST, self.manifest)
+
+    def close(self) -> None:
+        """Close the files; what was appended is already on the disk."""
+        for file in self._files.values():
+            file.close()
+        os.close(self._lock)
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def check_out(where: RunTarget) -> bool:
+    """Whether a run is to be resumed; leaves nothing behind. Raises UserError where the run cannot go there.
+
+    Cheap: to be called before anything is loaded.
+    """
+    with _writing(where.out):
+        there = next(p for p in (where.out, *where.out.absolute().parents) if p.exists())
+        if not there.is_dir():
+            raise UserError(f"cannot write to {where.out}: {there} is not a folder")
+        content = [p for p in where.out.iterdir() if p.suffix != ".tmp"] if where.out.exists() else []
+        if where.resume and not content:
+            raise UserError(f"nothing to resume in {where.out}")
+        if content and not where.resume:
+            raise UserError(f"{where.out} is not empty: give another directory, or --resume to continue that run")
+        if content and not (where.out / MANIFEST).exists():
+            raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
+    check_place(where.out)
+    return where.resume
+
+
+def check_place(path: Path) -> None:
+    """Raises UserError where a folder cannot be made or written to; leaves nothing behind."""
+    with _writing(path):
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write to {path}: permission denied")
+        if not path.exists():
+            _try_to_make(path)
+
+
+def _try_to_make(folder: Path) -> None:
+    """Make a folder with its parents, and remove again what was made: access rights do not tell everything."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    try:
+        folder.mkdir(parents=True)
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):
+                made.rmdir()
+
+
+def read_run(path: Path) -> Run:
+    """Everything that is committed in a run directory, without changing it. Raises UserError.
+
+    The status of a run whose process ended without a word is KILLED.
+    """
+    manifest = read_manifest(path)
+    if manifest["status"] == "running" and not _in_use(path):
+        manifest["status"] = KILLED
+    rows = latest(crash_safe.scan(path / ROWS, Row.of)[0])
+    done = {row.key for row in rows if row.ok}
+    steps = crash_safe.scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
+    _check_steps(path, rows, steps)
+    return Run(
+        path, manifest, rows, steps, latest(crash_safe.scan(path / SAMENESS, Sameness.of)[0]), read_questions(path)
+    )
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a run directory; none where it has no such file. Raises UserError for a damaged one."""
+    file = path / QUESTIONS
+    try:
+        entries = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {(e.strerror or str(e)).lower()}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{file} is damaged: it is not JSON") from e
+    if problem := misfit(entries, [QUESTION]):
+        raise UserError(f"{file} is damaged: {problem}")
+    return [_question(entry) for entry in entries]
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """The last record of each key, in order of the keys' first."""
+    return list({record.key: record for record in records}.values())
+
+
+def _question(data: Mapping[str, Any]) -> Question:
+    references = tuple(tuple(answers) for answers in data["references"])
+    return Question(data["id"], data["category"], tuple(data["turns"]), references, data["metric"])
+
+
+def _recover(path: Path) -> tuple[list[Row], list[Key]]:
+    """Cut off whatever a killed process left half-written; the good rows and the keys already judged.
+
+    Verdicts that a failure stood in the way of do not count: there may be one now.
+    """
+    rows = [row for row in latest(crash_safe.cut(path / ROWS, Row.of)) if row.ok]
+    done = {row.key for row in rows}
+    _check_steps(path, rows, crash_safe.cut(path / STEPS, StepRow.of, lambda step: step.key in done))
+    judged = latest(crash_safe.cut(path / SAMENESS, Sameness.of))
+    return rows, [verdict.key for verdict in judged if verdict.reason not in FAILED]
+
+
+def _check_steps(path: Path, rows: list[Row], steps: list[StepRow]) -> None:
+    found = Counter(step.key for step in steps)
+    for row in rows:
+        if found[row.key] != (row.steps or 0):
+            raise UserError(f"{path / STEPS} is damaged: {found[row.key]} of {row.steps} steps of sample {row.index}")
+
+
+def _lock(path: Path) -> int:
+    """One writer at a time: a lock on the folder, held until the descriptor returned is closed or the process ends."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+        os.close(folder)
+        raise UserError(f"{path} is in use by another process") from e
+    except OSError:  # a file system without locks: go without
+        pass
+    return folder
+
+
+def _in_use(path: Path) -> bool:
+    """Whether a process writes here; True where the file system cannot tell."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # locked, or no locks
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into one clear line."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f"cannot write to {path}: {(e.strerror or str(e)).lower()}") from e

@@ -1,0 +1,97 @@
+"""Whether two answers are the same, and if not, why: a near-tie of the model, a length, or a bug.
+
+Full sequences are compared, never their common part only. Knows no method; asks the reference for its logits, untimed.
+Definitions and the reasons for the bounds: docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specbench_ss.errors import error_text
+from specbench_ss.runs.rows import Row, Sameness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.decoding.decoder import Decoder
+
+# How far below the target's best logit a chosen token may lie and still be called a tie.
+# Parallel verification sums in another order than one token at a time. float32: 70 times the 1.4e-6 that was measured.
+NEAR_TIE_DROP = {"float64": 1e-10, "float32": 1e-4}
+# Half precision: so many units in the last place of the best logit, taken as SMALLEST at least.
+NEAR_TIE_ULPS, SMALLEST = 4, 16.0
+FRACTION_BITS = {"float16": 10, "bfloat16": 7}
+
+FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Logits of the target where two answers part; see Sameness. best: the largest of all."""
+
+    gap: float
+    drop: float
+    best: float
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first token that only one has or that differs; None for equal sequences."""
+    common = min(len(a), len(b))
+    for i in range(common):
+        if a[i] != b[i]:
+            return i
+    return None if len(a) == len(b) else common
+
+
+def near_tie_drop(dtype: str, best: float) -> float:
+    """The bound for a dtype, `float32` or `torch.float32`, where the best logit is this (finite).
+
+    Raises ValueError for a dtype without a bound.
+    """
+    name = dtype.removeprefix("torch.")
+    if name in FRACTION_BITS:
+        exponent = math.frexp(max(abs(best), SMALLEST))[1] - 1
+        return NEAR_TIE_ULPS * 2.0 ** (exponent - FRACTION_BITS[name])
+    if name not in NEAR_TIE_DROP:
+        raise ValueError(f"no near-tie bound for dtype {name}")
+    return NEAR_TIE_DROP[name]
+
+
+def gap_between(logits: Tensor, a: int, b: int) -> Gap:
+    """logits: [V] after the last common token; a, b: the tokens chosen there."""
+    best, second = logits.float().topk(2).values.tolist()
+    return Gap(best - second, best - min(float(logits[a]), float(logits[b])), best)
+
+
+def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
+    """The verdict on a greedy answer to the same prompt as the reference's; both must be ok.
+
+    decoder: the reference's, which is asked for its logits where they part.
+    """
+    expected, got = list(reference.token_ids or ()), list(row.token_ids or ())
+    at = first_difference(expected, got)
+    if at is None:
+        return Sameness(*row.key, verdict="identical")
+    if at == min(len(expected), len(got)):
+        reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
+        return Sameness(*row.key, verdict="length", first_difference=at, reason=reason)
+    try:
+        logits = decoder.next_logits(prompt_ids, expected[:at])
+    except Exception as e:  # a difference that nothing explains is never called harmless
+        reason = f"no logits to explain it: {error_text(e)}"
+        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
+    gap = gap_between(logits, expected[at], got[at])
+    if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
+        reason = "logits are not finite"
+        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
+    tie = gap.drop <= near_tie_drop(str(decoder.target.dtype), gap.best)
+    return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap.gap, gap.drop)
+
+
+def not_compared(row: Row, reason: str) -> Sameness:
+    """The verdict where equality is not promised or cannot be asked."""
+    return Sameness(*row.key, verdict="not compared", reason=reason)

@@ -1,0 +1,128 @@
+"""The laws that hold across answers: seeds, memory, what is left of the target, what may be tuned."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.errors import UserError
+from specbench_ss.testing.law import Case, Law, Subject
+from specbench_ss.testing.laws_greedy import REPEATING, WARM, asked, not_exact
+from specbench_ss.testing.watched_decoder import Trace
+
+SEEDS = 12
+
+
+def sampled(subject: Subject) -> Iterator[Case]:
+    """At T>0."""
+    yield Case(REPEATING[:5], 6, Sampling(1.3, seed=7))
+
+
+def seed(subject: Subject, case: Case) -> str:
+    """Whatever the process's own generators are at; and seeds matter beyond the first token, which is the core's."""
+    one, two = (_at_global_seed(i, subject, case) for i in (1, 2))
+    if problem := _differing(one, two, "with the process's generators at another point"):
+        return problem
+    if not subject.exact or case.max_new_tokens < 3:
+        return ""
+    after: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for i in range(SEEDS):
+        first, *others = subject.watch(replace(case, sampling=replace(case.sampling, seed=i))).tokens
+        after[first].add(tuple(others))
+    return "" if max(map(len, after.values())) > 1 else f"{SEEDS} seeds gave only {dict(after)}"
+
+
+def _at_global_seed(number: int, subject: Subject, case: Case) -> Trace:
+    state, decoder = random.getstate(), subject.decoder()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number)
+        random.seed(number)
+        try:
+            return subject.watch(case, decoder=decoder)
+        finally:
+            random.setstate(state)
+
+
+def _differing(one: Trace, two: Trace, when: str, steps: bool = True) -> str:
+    if one.tokens != two.tokens:
+        return f"{one.tokens}; {when} {two.tokens}"
+    if steps and one.counts != two.counts:
+        names = "nodes, verified, depth and accepted"
+        return f"the same tokens in other steps: {names} are {one.counts}; {when} {two.counts}"
+    return ""
+
+
+def asked_again(subject: Subject) -> Iterator[Case]:
+    """Prompts that repeat themselves and others; what is remembered may only change the steps, so greedy."""
+    yield Case(REPEATING, 12)
+    if not subject.one.remembers:
+        yield Case(subject.random_prompt(6), 8, Sampling(0.9, seed=2))
+
+
+def memory(subject: Subject, case: Case) -> str:
+    """A decoder that has answered others, and the same one, answers as a new one does."""
+    used, alone = subject.decoder(), subject.watch(case)
+    others = ((*case.prompt, *alone.tokens, *case.prompt), subject.random_prompt(9, seed=1), case.prompt)
+    for i, prompt in enumerate(others):
+        subject.watch(Case(prompt[:60], 9, replace(WARM, seed=i), forced=True), decoder=used)
+    again, remembers = subject.watch(case, decoder=used), subject.one.remembers
+    problem = _differing(alone, again, "after other prompts", steps=not remembers)
+    if problem or not remembers:
+        return problem
+    used.forget()
+    return _differing(alone, subject.watch(case, decoder=used), "after other prompts and forget()")
+
+
+def untouched(subject: Subject, case: Case) -> str:
+    """The target says to the last bit what it said before the method knew it."""
+    subject.watch(case)
+    off = float((subject.place.now() - subject.place.before).abs().max())
+    return "" if off == 0 else f"logits of the target itself have changed by {off:.2g}"
+
+
+def tuned(subject: Subject) -> Iterator[Case]:
+    """One prompt."""
+    if subject.whole:
+        yield Case(REPEATING, 10)
+
+
+def tunable(subject: Subject, case: Case) -> str:
+    """Every value of every option that tuning may try."""
+    decoder = subject.decoder()
+    for option, values in decoder.tunable().items():
+        for value in values:
+            other = _variant(decoder, option, value)
+            if other is None:
+                continue
+            tokens = subject.watch(case, decoder=other).tokens
+            if problem := subject.wrong_token(case.prompt, tokens):
+                return f"with {option}={value}: {problem}"
+    return ""
+
+
+def _variant(decoder: Decoder, option: str, value: Any) -> Decoder | None:
+    """None where the method refuses the value, as tuning leaves it out."""
+    try:
+        return decoder.variant(replace(decoder.options, **{option: value}))
+    except UserError:
+        return None
+
+
+def nothing_tunable(subject: Subject) -> str:
+    """Why there is nothing to try."""
+    return not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable")
+
+
+LAWS = (
+    Law("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
+    Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
+    Law("target", "the target is left as it was", asked, untouched),
+    Law("tunable", "no value that tuning may try changes the output", tuned, tunable, nothing_tunable, on=("small",)),
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""A decoder watched while it answers: what it drafted, what was accepted, what the cache held after every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.loop import Limits, Session
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict
+
+SPARE = 512  # rows more than max_rows() asks for: that more are written is noted, and is one law's business alone
+GOES_ON = 0.85  # chance that a forced path goes on to a child
+
+
+@dataclass(slots=True)
+class Seen:
+    """One step. ids, lengths, held: before it; keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim].
+
+    drafted: as proposed. tree, logits [n, V]: as verified. verdict: the decoder's, or the forced one.
+    """
+
+    ids: list[int]
+    root: int
+    lengths: list[int]
+    held: Tensor
+    drafted: DraftTree
+    tree: DraftTree | None = None
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    verdict: Verdict | None = None
+
+
+@dataclass(slots=True)
+class Trace:
+    """One answer. excess: the most rows that a pass put behind those of the tokens decided before it."""
+
+    prompt: list[int]
+    steps: list[Seen]
+    generation: Generation
+    excess: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """The answer."""
+        return self.generation.tokens
+
+    @property
+    def counts(self) -> list[tuple[int, int, int, int]]:
+        """Of every step: nodes, verified, depth, accepted."""
+        return [(s.nodes, s.verified, s.depth, s.accepted) for s in self.generation.steps]
+
+
+class Unanswered(Exception):  # noqa: N818
+    """An answer that an error ended: its cause. steps: what was seen until then."""
+
+    def __init__(self, steps: list[Seen]) -> None:
+        super().__init__()
+        self.steps = steps
+
+
+class WatchedCache(Cache):
+    """Notes how many rows are written behind those of the `decided` tokens."""
+
+    decided = 0
+    excess = 0
+
+    def update(self, k: Tensor, v: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """As any cache's."""
+        self.excess = max(self.excess, self.lengths[layer] + k.shape[2] - self.decided)
+        return super().update(k, v, layer, *args, **kwargs)
+
+    def held(self, rows: int) -> Tensor:
+        """A copy of the first rows of every layer, [layers, 2, kv_heads, rows, head_dim]."""
+        pairs = [(k, v) for k, v in zip(self.keys, self.values, strict=True) if k is not None and v is not None]
+        return torch.stack([torch.stack((k[0, :, :rows], v[0, :, :rows])) for k, v in pairs])
+
+
+class Watched(Decoder):
+    """Another decoder, with everything noted that goes in and comes out.
+
+    forced: a path through the draft is accepted that depends on nothing but the tokens so far, as might happen at any
+    temperature above 0. So blocks are long whatever the weights, and of every form.
+    """
+
+    name, summary = "watched", "another decoder, watched"
+
+    def __init__(self, inner: Decoder, forced: bool = False) -> None:
+        super().__init__(inner.target)
+        self.inner, self.forced = inner, forced
+        self.steps: list[Seen] = []
+
+    def max_rows(self) -> int:
+        """As the decoder says."""
+        return self.inner.max_rows()
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """The decoder's."""
+        _of(state).decided = ids.shape[1]
+        return self.inner.prefill(state, ids)
+
+    def begin(self, state: State) -> None:
+        """The decoder's."""
+        self.inner.begin(state)
+
+    def propose(self, state: State) -> DraftTree:
+        """The decoder's."""
+        cache, root = _of(state), int(state.root)
+        cache.decided = state.position
+        before = list(state.ids), root, list(cache.lengths), cache.held(state.position)
+        tree = self.inner.propose(state)
+        self.steps.append(Seen(*before, tree))
+        return tree
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """The decoder's."""
+        output = self.inner.forward(state, tree)
+        self.steps[-1].tree, self.steps[-1].logits = output.tree or tree, output.logits[0].clone()
+        return output
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """The decoder's, or a forced one."""
+        verdict = forced_path(state.ids, tree, output) if self.forced else self.inner.accept(state, tree, output)
+        self.steps[-1].verdict = verdict
+        return verdict
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """The decoder's."""
+        _of(state).decided = state.position
+        self.inner.observe(state, verdict, output)
+
+
+def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
+    """A path down the tree and a next token that was not drafted there, drawn from nothing but the ids so far."""
+    rng = random.Random(f"{list(ids)}")
+    children, drafted = tree.shape.children(), tree.tokens.tolist()
+    path = [0]
+    while children[path[-1]] and rng.random() < GOES_ON:
+        path.append(rng.choice(children[path[-1]]))
+    words = range(output.logits.shape[-1])
+    refused = {drafted[child] for child in children[path[-1]]}
+    token = rng.choice([w for w in words if w not in refused] or list(words))
+    return Verdict(path, [*(drafted[i] for i in path[1:]), token], tree.tokens.new_tensor([token]))
+
+
+@torch.inference_mode()
+def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
+    """Answer one prompt by the loop that every run goes through. Raises Unanswered from whatever ends it."""
+    target = watched.target
+    room = min(target.context_length, len(prompt) + limits.max_new_tokens)
+    cache = WatchedCache(target.n_layers, room + watched.max_rows() + SPARE)
+    try:
+        generation = Session(watched, prompt, limits, sampling, cache).run()
+    except (Exception, SystemExit) as error:
+        raise Unanswered(watched.steps) from error
+    return Trace(list(prompt), watched.steps, generation, cache.excess)
+
+
+def _of(state: State) -> WatchedCache:
+    assert isinstance(state.cache, WatchedCache)
+    return state.cache

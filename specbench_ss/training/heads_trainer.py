@@ -1,0 +1,82 @@
+"""What the trainers of heads share: accuracies measured at the end, of which the method builds its tree."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from specbench_ss.errors import UserError
+from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accuracies
+from specbench_ss.training.trainer import TrainConfig
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.guess_accuracy import Guesser
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsTraining:
+    """Options of every trainer of heads."""
+
+    heads: int = field(default=4, metadata={"help": "heads: tokens drafted after the next one"})
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurableHeads(HeadsTraining):
+    """Of those whose base stays: heads that there are can be measured as well."""
+
+    measure: str = field(
+        default="", metadata={"help": "train nothing: measure these heads' accuracies on the text, for their tree"}
+    )
+
+
+class HeadsTrainer(DrafterTrainer):
+    """A drafter of heads."""
+
+    weights_file: ClassVar[str]
+    Options: ClassVar[type[Any]] = HeadsTraining
+
+    def __init__(self, options: Any) -> None:
+        if options.heads < 1:
+            raise UserError(f"{self.name}: heads must be at least 1, not {options.heads}")
+        super().__init__(options)
+
+    @property
+    def ahead(self) -> int:
+        """A token a head."""
+        return int(self.options.heads)
+
+    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+        """Accuracies, of which the tree is built."""
+        trainee: Any = training.trainee
+        return measured_accuracies(training, trainee)
+
+    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+        """Heads and accuracies."""
+        from specbench_ss.models.drafter_folder import write_checkpoint
+
+        trainee: Any = training.trainee
+        config = {**about, **trainee.config}
+        write_checkpoint(folder, trainee.module, config, self.weights_file)
+
+
+class MeasurableHeadsTrainer(HeadsTrainer):
+    """Or the accuracies of heads that there are are measured, and nothing is learnt."""
+
+    Options: ClassVar[type[Any]] = MeasurableHeads
+
+    @abstractmethod
+    def loaded(self, target: Target, weights: str) -> Guesser:
+        """Heads that there are. Raises UserError."""
+
+    def train(self, config: TrainConfig) -> None:
+        """Or measure."""
+        if not self.options.measure:
+            super().train(config)
+            return
+        from specbench_ss.training.heads_measuring import measure
+
+        measure(self.method, self.options.measure, self.loaded, config)

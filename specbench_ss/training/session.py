@@ -1,0 +1,184 @@
+"""What `ssbench train` does for a drafter: check, load, read the text, train, write, publish."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.models.chat_templates import check_template
+from specbench_ss.models.loading import check_model, load_target, resolve_device
+from specbench_ss.options import value_text
+from specbench_ss.runs.run_directory import check_place
+from specbench_ss.training.drafter_recipe import DrafterRecipe
+from specbench_ss.training.drafter_training import LOG, DrafterTraining
+from specbench_ss.training.processes import Processes
+from specbench_ss.training.publishing import base_name, check_repository, push_to_hub, write_card
+from specbench_ss.training.resumable import CHECKPOINT
+from specbench_ss.training.side_by_side import Budget
+from specbench_ss.training.text.loading import TrainingText, load_rows
+from specbench_ss.training.text.own_answers import OwnAnswers
+from specbench_ss.training.text.packed_batches import PackedText
+from specbench_ss.training.text.sources import open_source
+from specbench_ss.training.trainer import TrainConfig
+
+MOST_WARMUP = 50
+EVERY = 20  # steps between progress lines
+
+
+def run(trainer: DrafterRecipe, config: TrainConfig) -> None:
+    """Train and write; what the user can mend is found before anything is learnt."""
+    processes, target = opened(config)
+    torch.manual_seed(config.seed)
+    trainee = trainer.build(target, config.lr or trainer.lr)
+    text = training_text(config, target, processes)
+    budget = _budget(config, trainer.ahead, len(text.train))
+    processes.shard(target, trainee)
+    train, held_out = PackedText(text.train, config.seed), PackedText(text.held_out, config.seed)
+    training = DrafterTraining(
+        target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _about(trainer, config)
+    )
+    _say(processes, _opening(training, config))
+    if not len(held_out.rows):
+        _say(processes, "nothing is held out: no held-out loss and no estimate of tau; see --eval-fraction")
+    training.train(lambda line: _say(processes, line), EVERY, config.save_every)
+    measured = trainer.measured(training)  # with all processes: a base that is shared out runs in all or in none
+    if processes.first:
+        _finish(trainer, config, training, text, measured)
+    processes.wait()
+
+
+def opened(config: TrainConfig) -> tuple[Processes, Target]:
+    """The processes and the target; what the user can mend is found before it is loaded, if possible."""
+    device = resolve_device(config.device)
+    if config.load_in_4bit:
+        check_four_bits(device)
+    check_model(config.model)
+    open_source(config.data)
+    if config.push_to_hub:
+        check_repository(config.push_to_hub)
+    processes = Processes(device)  # all of them are here now
+    if processes.first:
+        check_out(config.out)  # makes a folder and removes it again, under which others would stumble
+    processes.check(config.batch_size)
+    target = load_base(config, str(processes.device))
+    processes.exact = target.dtype == torch.float32
+    check_template(target.tokenizer, target.name)
+    if config.length > target.context_length:
+        raise UserError(f"--length {config.length} is beyond the context of {target.name}, {target.context_length}")
+    return processes, target
+
+
+def check_out(out: Path) -> None:
+    """Raises UserError for a folder that holds something else than a training, or cannot be made; makes none."""
+    check_place(out)
+    try:
+        strange = out.exists() and any(out.iterdir()) and not ((out / CHECKPOINT).exists() or (out / LOG).exists())
+    except OSError as error:
+        raise UserError(f"cannot use --out {out}: {error.strerror or error}") from None
+    if strange:
+        raise UserError(f"--out {out} holds files that are of no training: give another folder")
+
+
+def training_text(config: TrainConfig, target: Target, processes: Processes) -> TrainingText:
+    """Made by the first process; the others find it made."""
+    own = OwnAnswers(target, config.answer_limit, config.answer_temperature) if config.own_answers else None
+    source = config.data[0] if len(config.data) == 1 else config.data
+    if not processes.first:
+        processes.wait()
+    text = load_rows(
+        source,
+        target.tokenizer,
+        config.length,
+        eval_fraction=config.eval_fraction,
+        seed=config.seed,
+        columns=dict(config.columns),
+        own=own,
+        log=lambda line: _say(processes, line),
+    )
+    if processes.first:
+        processes.wait()
+    return text
+
+
+def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
+    steps = config.steps or math.ceil(config.epochs * rows / config.batch_size)
+    warmup = config.warmup or min(MOST_WARMUP, max(1, steps // 10))
+    return Budget(steps, config.batch_size, config.anchors, ahead, warmup)
+
+
+def _about(trainer: DrafterRecipe, config: TrainConfig) -> dict[str, Any]:
+    """What a checkpoint has to agree in, as the user gave it; JSON-ready."""
+    given = config.as_dict() | {f.name: getattr(trainer.options, f.name) for f in fields(trainer.options)}
+    return {"trainer": trainer.name, "options": {name: value_text(value) for name, value in given.items()}}
+
+
+def _say(processes: Processes, line: str) -> None:
+    if processes.first:
+        print(line, flush=True)
+
+
+def _opening(training: DrafterTraining, config: TrainConfig) -> str:
+    learnt = sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad)
+    start = f"goes on from step {training.step} of" if training.resumed else "takes"
+    shared = f", {training.processes.count} processes" if training.processes.count > 1 else ""
+    return (
+        f"{training.trainee.name}: {learnt:,} parameters learn; {start} {training.total} steps of {config.batch_size} "
+        f"rows of {config.length} tokens{shared}"
+    )
+
+
+def _finish(
+    trainer: DrafterRecipe,
+    config: TrainConfig,
+    training: DrafterTraining,
+    text: TrainingText,
+    measured: dict[str, Any],
+) -> None:
+    target = training.target
+    about = {
+        **measured,
+        "base": base_name(target),
+        "base_hash": target.weights_hash,
+        "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
+        "trained": {
+            "steps": training.total, "tokens": training.total * training.tokens_per_step, "lr": config.lr or trainer.lr,
+            "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
+            "own_answers": config.own_answers,
+        },
+    }  # fmt: skip
+    trainer.save(training, config.out, about)
+    write_card(trainer, config, training, text)
+    print(f"written: {config.out}")
+    if config.push_to_hub:
+        print(f"published: {push_to_hub(config.out, config.push_to_hub)}")
+    print(f"use it: {trainer.usage(Path(shlex.quote(str(config.out))), shlex.quote(config.model))}")
+
+
+def check_four_bits(device: str) -> None:
+    """Raises UserError where a base cannot be held in NF4."""
+    if not device.startswith("cuda"):
+        raise UserError("--load-in-4bit needs a CUDA device")
+    if find_spec("bitsandbytes") is None:
+        raise UserError("--load-in-4bit needs bitsandbytes: pip install bitsandbytes")
+
+
+def load_base(config: TrainConfig, device: str) -> Target:
+    """The target of the training on this device."""
+    if config.load_in_4bit:
+        check_four_bits(device)
+    return load_target(
+        config.model,
+        dtype=config.dtype,
+        device=device,
+        trust_remote_code=config.trust_remote_code,
+        chat_template=config.chat_template,
+        nf4=config.load_in_4bit,
+    )

@@ -1,0 +1,195 @@
+"""Training drafters on a frozen base: the base runs once a batch, any number of trainees learn from its states.
+
+Same text, same batches, same budget for all: a comparison is only fair so. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.training.batches import Batch, future_labels, pick_anchors
+from specbench_ss.training.resumable import Resumable, digest
+from specbench_ss.training.trainee import BaseStates, Trainee, base_states
+
+SCANNED = 1000  # batches, at most, that a trainee may look through before it begins
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to train: steps of rows_per_step rows, anchors_per_row positions of each drafting `ahead` tokens."""
+
+    steps: int
+    rows_per_step: int = 8
+    anchors_per_row: int = 128
+    ahead: int = 4
+    warmup: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterText:
+    """Packed rows [R, T] and where in them there is something to draft.
+
+    answer_mask: row [T] -> True inside answers; end: the token that ends an answer.
+    """
+
+    rows: NDArray[np.int32]
+    answer_mask: Callable[[NDArray[np.int32]], NDArray[np.bool_]]
+    end: int
+    seed: int = 0
+
+    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
+        """The batch of a step: a function of seed and step alone, so that a resumed run sees the same."""
+        rng = np.random.default_rng((self.seed, step))
+        n = budget.rows_per_step
+        epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
+        order = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
+        rows = self.rows[np.sort(order[first : first + n])]
+        ids = rows.astype(np.int64)
+        answer = np.stack([self.answer_mask(r) for r in rows])
+        labels = future_labels(ids, answer, self.end, budget.ahead)
+        anchors = pick_anchors(labels, budget.anchors_per_row, rng)
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors).to(device)
+
+
+class Text(Protocol):
+    """Rows int32 [R, T] and the batch of any step."""
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """All token ids."""
+
+    @property
+    def seed(self) -> int:
+        """Of the batches' order and anchors."""
+
+    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
+        """A function of seed and step alone."""
+
+
+class Machine:
+    """Where a step is computed: this process, its device, bfloat16 where autocast allows it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def count(self) -> int:
+        """Processes."""
+        return 1
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of forward passes."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def share(self, batch: Batch) -> Batch:
+        """What of a batch this process computes."""
+        return batch
+
+    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Gradients of the whole batch's loss, cut to norm 1, from this share's part of it."""
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes of what each has found on its share."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trainee did on a batch: loss, and the share of right top-1 guesses per drafted position."""
+
+    loss: float
+    right: tuple[float, ...]
+
+
+class TogetherTrainer(Resumable):
+    """Trains several drafters side by side on the same batches; resumable at any step.
+
+    about: what else a checkpoint has to agree in. machine: None = this process alone, in bfloat16 by autocast.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        trainees: Sequence[Trainee],
+        text: Text,
+        budget: Budget,
+        folder: Path,
+        machine: Machine | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.target, self.trainees, self.text, self.budget = target, trainees, text, budget
+        self.machine = machine or Machine(target.device)
+        self.outcomes: dict[str, Outcome] = {}  # of the newest step
+        for trainee in trainees:
+            trainee.module.to(target.device).train()
+        optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainees]
+        self.peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
+        about = {
+            **(about or {}),
+            **asdict(budget),
+            "drafters": [t.name for t in trainees],
+            **{f"{t.name}'s {key}": value for t in trainees for key, value in t.about().items()},
+            "learning rates": self.peaks,
+            "processes": self.machine.count,
+            "seed": text.seed,
+            "text": digest(text.rows),
+            "base": target.weights_hash,
+        }
+        tokens = budget.rows_per_step * text.rows.shape[1]
+        super().__init__(folder, [t.module for t in trainees], optimizers, budget.steps, tokens, about)
+        if not self.resumed:
+            for trainee in trainees:
+                trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(min(budget.steps, SCANNED)))
+            first = text.batch(0, budget, target.device).rows(slice(1))  # of all processes the same
+            with self.machine.autocast():
+                states = self._states(first)
+                for trainee in trainees:
+                    trainee.prepare(states, first)
+
+    def agree(self, stops: bool) -> bool:
+        """All processes stop where one of them is asked to."""
+        return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
+
+    def _factor(self) -> float:
+        s, n, w = self.step, self.budget.steps, self.budget.warmup
+        return min(1.0, (s + 1) / max(1, w)) * (0.5 + 0.5 * math.cos(math.pi * s / n))
+
+    def _states(self, batch: Batch) -> BaseStates:
+        """What the trainees ask for of the base."""
+        if not any(t.needs_base for t in self.trainees):
+            return BaseStates(torch.empty(0), {}, {})
+        taps = sorted({layer for t in self.trainees for layer in t.taps})
+        lows = [t.kv_from for t in self.trainees if t.kv_from is not None]
+        return base_states(self.target, batch.ids, taps, min(lows) if lows else None, batch.documents)
+
+    def _update(self) -> str:
+        batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))
+        with self.machine.autocast():
+            states = self._states(batch)
+        said = []
+        for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * self._factor()
+            with self.machine.autocast():
+                loss, right = trainee.loss(states, batch)
+            self.machine.gradients(loss, list(trainee.module.parameters()))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            found = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
+            self.outcomes[trainee.name] = Outcome(found[0], tuple(found[1:]))
+            shares = " ".join(f"{share:.2f}" for share in found[1:])
+            said.append(f"{trainee.name} loss {found[0]:.3f} right {shares}")
+        return "; ".join(said)

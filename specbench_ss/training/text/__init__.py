@@ -1,0 +1,1 @@
+"""From conversations to rows that drafters learn from."""

@@ -1,0 +1,122 @@
+"""A model's own answers in place of those in the data ("distillation data"), kept batch by batch as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.files import crash_safe
+from specbench_ss.training.text.answering import Answering, own_answers
+from specbench_ss.training.text.conversations import Conversation, Message
+from specbench_ss.training.text.rendering import Rendered, Renderer, Span
+
+KEPT = "answers.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswers:
+    """Answers by this model, of at most `limit` tokens; temperature 0 is greedy. batch: conversations at a time."""
+
+    target: Target
+    limit: int = 512
+    temperature: float = 0.0
+    batch: int = 32
+
+    def about(self) -> dict[str, Any]:
+        """What the answers depend on."""
+        return {
+            "base": self.target.weights_hash, "dtype": str(self.target.dtype), "ends": sorted(self.target.eos_ids),
+            "limit": self.limit, "temperature": self.temperature, "batch": self.batch,
+        }  # fmt: skip
+
+
+class ChatTalk:
+    """A conversation whose answers the model gives, in the form of its chat template.
+
+    Every prompt is the template filled with what was said so far, as text, as it is when the model is used; the newest
+    answer is kept token by token. An answer that did not end within the limit ends the conversation, and so does a
+    prompt that does not leave room for one in a row.
+    """
+
+    def __init__(self, number: int, conversation: Conversation, renderer: Renderer, longest: int) -> None:
+        self.number, self.place, self.renderer, self.longest = number, conversation.place, renderer, longest
+        self.asked = list(conversation.questions)
+        self.said: list[Message] = []
+        self.asking: Rendered | None = None
+        self.document: Rendered | None = None
+
+    def prompt(self) -> list[int] | None:
+        """The ids up to the next answer."""
+        while self.asked and (not self.said or self.said[-1]["role"] != "user"):
+            self.said.append(self.asked.pop(0))
+        if not self.said or self.said[-1]["role"] != "user":
+            return None
+        self.asking = self.renderer.render(self.said, self.place, generation_prompt=True)
+        return self.asking.ids.tolist() if len(self.asking.ids) <= self.longest else None
+
+    def answered(self, answer: list[int], ended: bool) -> None:
+        """Take the answer into the document."""
+        assert self.asking is not None
+        first = len(self.asking.ids)
+        ids = np.append(self.asking.ids, np.asarray(answer, np.int32))
+        self.document = Rendered(ids, (*self.asking.spans, (first, len(ids))))
+        text = self.renderer.tokenizer.decode(answer, skip_special_tokens=True)
+        self.said.append({"role": "assistant", "content": text})
+        if not ended or not text.strip():
+            self.asked.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A line of the file of answers: one conversation of the batch at `place`. ids [n]; none: it got no answer."""
+
+    place: int
+    number: int
+    ids: list[int]
+    spans: list[Span]
+
+    @classmethod
+    def read(cls, line: Mapping[str, Any]) -> _Kept:
+        return cls(line["place"], line["number"], line["ids"], [(a, b) for a, b in line["spans"]])
+
+    def document(self) -> Rendered | None:
+        return Rendered(np.asarray(self.ids, np.int32), tuple(self.spans)) if self.ids else None
+
+
+def own_documents(
+    own: OwnAnswers, renderer: Renderer, talks: Sequence[Conversation], length: int, seed: int, work: Path,
+    log: Callable[[str], None],
+) -> list[Rendered | None]:  # fmt: skip
+    """The conversations with the model's answers; None for one whose prompt leaves no room for an answer in a row.
+
+    Batches that are done are kept in the folder `work`: a process that was cut off goes on with the next one.
+    """
+    alike = sorted(range(len(talks)), key=lambda i: (len(talks[i].questions), sum(map(_size, talks[i].questions)), i))
+    chats = [ChatTalk(i, talks[i], renderer, length - own.limit) for i in alike]
+    kept = crash_safe.cut(work / KEPT, _Kept.read)
+    sizes = {place: len(chats[place : place + own.batch]) for place in range(0, len(chats), own.batch)}
+    done = {place for place in sizes if sum(k.place == place for k in kept) >= sizes[place]}
+    how = Answering(own.target.eos_ids, renderer.pad, own.limit, own.temperature, seed)
+    found = {k.number: k for k in kept if k.place in done}
+    with (work / KEPT).open("ab", buffering=0) as file:
+        for place, answered in own_answers(own.target.model, chats, how, own.batch, done):
+            lines = [_line(place, chat) for chat in answered]
+            crash_safe.append(file, lines)
+            found |= {k.number: k for k in map(_Kept.read, lines)}
+            log(f"own answers: {len(found)} of {len(talks)} conversations")
+    return [found[i].document() for i in range(len(talks))]
+
+
+def _size(message: Message) -> int:
+    return len(message["content"])
+
+
+def _line(place: int, chat: ChatTalk) -> dict[str, Any]:
+    document = chat.document
+    ids, spans = ([], ()) if document is None else (document.ids.tolist(), document.spans)
+    return {"place": place, "number": chat.number, "ids": ids, "spans": [list(span) for span in spans]}

@@ -1,0 +1,139 @@
+"""A conversation as token ids in the model's chat form, and exactly which of them the assistant says.
+
+Knows tokenizers and chat templates; no model, no files.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench_ss.errors import UserError
+from specbench_ss.training.text.conversations import Message
+from specbench_ss.training.text.templates import Filled, completion_places, fill
+
+Span = tuple[int, int]
+
+# an anchor of a drafter needs the next token and one to draft: shorter completions teach nothing
+LEAST_COMPLETION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Token ids int32 [n] of a conversation; spans: the completions, each (first, behind the last), in order.
+
+    A completion begins with the first token after the generation prompt and ends with the end-of-turn token, where the
+    template has one. Between two completions, and before the first, lies at least one other token.
+    """
+
+    ids: NDArray[np.int32]
+    spans: tuple[Span, ...]
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """bool [n]: inside completions."""
+        mask = np.zeros(len(self.ids), bool)
+        for first, last in self.spans:
+            mask[first:last] = True
+        return mask
+
+    def fit(self, length: int) -> Rendered | None:
+        """The same without what follows the last completion, at most `length` tokens long.
+
+        Cut behind the last completion that ends in time; where none does, inside the first; None where the first hardly
+        begins in time.
+        """
+        ending = [span for span in self.spans if span[1] <= length]
+        if ending:
+            return Rendered(self.ids[: ending[-1][1]], tuple(ending))
+        if not self.spans or self.spans[0][0] + LEAST_COMPLETION > length:
+            return None
+        return Rendered(self.ids[:length], ((self.spans[0][0], length),))
+
+
+class Renderer:
+    """Renders conversations for one tokenizer. pad: the id that fills up rows."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        self.special = frozenset(tokenizer.all_special_ids) | {i for i, token in added if token.special}
+        self.pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+        self._glue: dict[int, bool] = {}
+
+    def render(self, messages: Sequence[Message], place: str = "", generation_prompt: bool = False) -> Rendered:
+        """Ids and completions of a conversation; generation_prompt: the next answer is about to begin.
+
+        The ids are those of the whole conversation filled into the template. A completion begins where the rendering up
+        to it, with generation prompt, ends, if that is a prefix of the whole; templates that render an early turn
+        otherwise than the last one have no such prefix, and then it begins (and ends) where its text stands.
+        Raises UserError, with the place, where neither can be told.
+        """
+        filled = fill(self.tokenizer, messages, place, generation_prompt)
+        rendered = self._by_prefixes(filled)
+        if rendered is None and getattr(self.tokenizer, "is_fast", False):
+            places = completion_places(self.tokenizer, messages, filled.text, generation_prompt)
+            rendered = None if places is None else self._by_offsets(filled.text, places)
+        if rendered is None:
+            raise UserError(
+                f"{place}: the chat template does not let the assistant's words be found again among the tokens"
+            )
+        return rendered
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return list(self.tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+
+    def _by_prefixes(self, filled: Filled) -> Rendered | None:
+        """Where both renderings of every completion, up to it and with it, are prefixes of the whole in tokens."""
+        starts, ends = filled.before, filled.after
+        if not all(filled.text.startswith(text) for text in (*starts, *ends)):
+            return None
+        ids, *prefixes = self._encode([filled.text, *starts, *ends])
+        if not all(ids[: len(prefix)] == prefix for prefix in prefixes):
+            return None
+        firsts, behinds = (list(map(len, part)) for part in (prefixes[: len(starts)], prefixes[len(starts) :]))
+        spans = [(first, self._without_glue(ids, first, last)) for first, last in zip(firsts, behinds, strict=True)]
+        return self._checked(ids, spans)
+
+    def _by_offsets(self, text: str, places: Sequence[Span]) -> Rendered | None:
+        """Where the completions' places in the text are known; a token that stands across one's start is not in it."""
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, (firsts, lasts) = encoded["input_ids"], zip(*encoded["offset_mapping"], strict=True)
+        spans = []
+        for begin, end in places:
+            first = max(bisect_left(firsts, begin), self._behind(ids, text[:begin]))
+            spans.append((first, self._without_glue(ids, first, bisect_right(lasts, end))))
+        return self._checked(ids, spans)
+
+    def _behind(self, ids: list[int], before: str) -> int:
+        """At the earliest, the first token without a part in the text `before`: offsets may leave out a space."""
+        prompt = self._encode([before])[0]
+        same = next((i for i, (a, b) in enumerate(zip(ids, prompt, strict=False)) if a != b), len(prompt))
+        return 0 if same == len(prompt) else same + 1
+
+    def _checked(self, ids: list[int], spans: list[Span]) -> Rendered | None:
+        """None where completions would touch each other or the start: then a mask could not tell them apart."""
+        behind = 0
+        for first, last in spans:
+            if not behind < first < last:
+                return None
+            behind = last
+        return Rendered(np.asarray(ids, np.int32), tuple(spans))
+
+    def _without_glue(self, ids: list[int], first: int, last: int) -> int:
+        """The end of a completion whose rendering may go on behind its end-of-turn token, as ChatML's line end does."""
+        tail = last
+        while tail > first and self._is_glue(ids[tail - 1]):
+            tail -= 1
+        return next((i + 1 for i in range(tail, last) if ids[i] in self.special), last)
+
+    def _is_glue(self, token: int) -> bool:
+        """Special, or nothing but white space."""
+        if token not in self._glue:
+            self._glue[token] = token in self.special or not self.tokenizer.decode([token]).strip()
+        return self._glue[token]

@@ -1,0 +1,74 @@
+"""The rules of the layout, docs/design/core.md: each is one test."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import networkx
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = ("methods", "suites", "reports")  # linked into the package as specbench_ss.methods, .suites, .reports
+WINGS = ("files", "decoding", "models", "runs", "results", "benchmark", "training", "tuning", "testing", "commands")
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of the whole package."""
+    files = [p for folder in ("specbench_ss", *OUTSIDE) for p in (ROOT / folder).rglob("*.py")]
+    inside = [
+        p.relative_to(ROOT)
+        for p in files
+        if p.relative_to(ROOT).parts[:2] not in {("specbench_ss", o) for o in OUTSIDE}
+    ]
+    return {_dotted(p): ROOT / p for p in inside}
+
+
+def _dotted(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    parts = parts if parts[0] == "specbench_ss" else ("specbench_ss", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(file: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The package's modules that a file imports, wherever it does so, for types alone included."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                inner = f"{node.module}.{name.name}"
+                yield inner if inner in known else node.module
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+def arrows() -> list[tuple[str, str]]:
+    """(importing module, imported module)."""
+    known = modules()
+    return [(one, other) for one, file in known.items() for other in imports(file, known) if other in known]
+
+
+def test_there_is_no_import_circle() -> None:
+    circles = [sorted(c) for c in networkx.strongly_connected_components(networkx.DiGraph(arrows())) if len(c) > 1]
+    assert not circles
+
+
+def test_the_core_knows_no_method_suite_or_report() -> None:
+    outside = tuple(f"specbench_ss.{name}" for name in OUTSIDE)
+    assert not [(a, b) for a, b in arrows() if not a.startswith(outside) and b.startswith(outside)]
+
+
+def test_a_name_without_underscore_under_methods_is_a_method() -> None:
+    families = {path.stem for path in (ROOT / "methods").iterdir() if not path.stem.startswith(("_", "."))}
+    homes = {
+        point.value.split(".")[2].partition(":")[0]
+        for point in entry_points(group="specbench_ss.methods")
+        if point.value.startswith("specbench_ss.methods.")
+    }
+    assert families == homes
+
+
+def test_packages_of_methods_are_a_docstring_line() -> None:
+    for file in (ROOT / "methods").rglob("__init__.py"):
+        body = ast.parse(file.read_text()).body
+        assert len(body) == 1 and isinstance(body[0], ast.Expr) and body[0].end_lineno == 1, file
