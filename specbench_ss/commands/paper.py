@@ -156,11 +156,11 @@ def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
     runs: list[str] = []
 
     def measure(config: RunConfig, name: str) -> Run:
-        from specbench_ss.commands import run_output
+        from specbench_ss.benchmark.measure import measure as make_run
         from specbench_ss.runs.run_directory import read_run
 
         folder = where.out / name
-        run_output.measure(config, RunTarget(folder, where.resume and (folder / MANIFEST).exists()))
+        make_run(config, RunTarget(folder, where.resume and (folder / MANIFEST).exists()))
         runs.append(name)
         return read_run(folder)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.commands import run_options
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
 from specbench_ss.runs.config import RunConfig, RunTarget
@@ -121,7 +122,7 @@ def command(
     where = RunTarget(
         out or run_options.default_out(wanted, datetime.now()),
         resume,
-        run_options.optional_methods(methods, wanted.methods),
+        optional_methods(methods, wanted.methods),
     )
     from specbench_ss.commands import run_output
 

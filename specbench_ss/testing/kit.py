@@ -176,6 +176,6 @@ def check_decoder(
     a reference of others should be. thorough: every shape on every architecture. Raises LawBroken for the first law
     that does not hold, with the smallest example found, and UserError where there is nothing to check.
     """
-    for result in Kit(factory, architectures, own_model, thorough).results(laws_greedy):
+    for result in Kit(factory, architectures, own_model, thorough).results(laws):
         if result.broken is not None:
             raise result.broken
