@@ -282,10 +282,10 @@ def test_update_replaces_the_manifest_whole(tmp_path: Path) -> None:
 WRITER = """
     import sys
     from pathlib import Path
-    from specbench_ss.config import RunTarget
-    from specbench_ss.records import Generation, Step
-    from specbench_ss.rows import Row
-    from specbench_ss.rundir import RunDir
+    from specbench_ss.runs.config import RunTarget
+    from specbench_ss.decoding.generation import Generation, Step
+    from specbench_ss.runs.rows import Row
+    from specbench_ss.runs.run_directory import RunDir
     manifest = {manifest!r}
     with RunDir.open(RunTarget(Path(sys.argv[1])), manifest) as run:
         for i in range(100000):
