@@ -17,9 +17,15 @@ TAKEN = ("Decoder", "Options", "State", "DraftTree", "UserError")  # class names
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Of the method, as in `--methods NAME`: small letters, digits, hyphens.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the new method, as it is given to --methods: small letters, digits and hyphens."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="New folder for the package.  [default: ssbench-NAME]", file_okay=False)
+        Path | None,
+        typer.Option(
+            help="Folder to write the package to; it must not exist yet.  [default: ssbench-NAME]", file_okay=False
+        ),
     ] = None,
 ) -> None:
     """Write a plugin package with a small decoding method, its test with the conformance kit, and a README."""
