@@ -169,7 +169,7 @@ def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
     runs: list[str] = []
 
     def measure(config: RunConfig, name: str) -> Run:
-        from specbench_ss.benchmark.measure import measure as make_run
+        from specbench_ss.commands.run_output import measure as make_run
         from specbench_ss.runs.run_directory import read_run
 
         folder = where.out / name

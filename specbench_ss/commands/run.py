@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.benchmark.asked import optional_methods
+from specbench_ss.benchmark.build_config import default_out, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
 from specbench_ss.runs.config import RunConfig, RunTarget
@@ -162,14 +163,10 @@ def command(
     ] = False,
 ) -> None:
     """Decode a suite's questions with several methods, side by side, and say which one pays."""
-    wanted = run_options.run_config({**ctx.params, "set": set_})
+    wanted = run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
-    where = RunTarget(
-        out or run_options.default_out(wanted, datetime.now()),
-        resume,
-        optional_methods(methods, wanted.methods),
-    )
+    where = RunTarget(out or default_out(wanted, datetime.now()), resume, optional_methods(methods, wanted.methods))
     from specbench_ss.commands import run_output
 
     if dry_run:

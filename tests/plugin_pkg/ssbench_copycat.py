@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.errors import UserError
+from specbench_ss import Decoder, DraftTree, State, UserError
 
 
 @dataclass(frozen=True)
