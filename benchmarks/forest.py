@@ -31,7 +31,8 @@ PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{
 <text x="{{ start }}" y="{{ foot + 34 }}" fill="#555">{{ title }}</text>
 {%- for row in rows %}
 <text x="{{ start - 10 }}" y="{{ row.y + 4 }}" text-anchor="end">{{ row.method }}</text>
-<line x1="{{ row.low }}" x2="{{ row.high }}" y1="{{ row.y }}" y2="{{ row.y }}" stroke="{{ row.colour }}" stroke-width="3"/>
+<line x1="{{ row.low }}" x2="{{ row.high }}" y1="{{ row.y }}" y2="{{ row.y }}" stroke="{{ row.colour }}"
+ stroke-width="3"/>
 <circle cx="{{ row.at }}" cy="{{ row.y }}" r="5" fill="{{ row.colour }}"/>
 <text x="{{ end + 16 }}" y="{{ row.y + 4 }}">{{ row.speedup }}</text>
 <text x="{{ width - 12 }}" y="{{ row.y + 4 }}" text-anchor="end">{{ row.tau }}</text>
@@ -65,7 +66,8 @@ def picture(run: RunResults) -> str:
     ticks = [(x(n * step), f"{n * step:g}") for n in range(int(-(-least // step)), int(most / step) + 1)]
     foot = TOP + ROW * len(methods)
     prompts, model = int(methods.n_prompts.max()), run.manifest["model"]
-    title = f"Speedup over autoregressive decoding, {prompts} prompts, model {model['name']}, {model['dtype']}, {model['device']}"
+    where = f"{prompts} prompts, model {model['name']}, {model['dtype']}, {model['device']}"
+    title = f"Speedup over autoregressive decoding, {where}"
     environment = Environment(autoescape=True)
     return environment.from_string(PICTURE).render(
         width=WIDTH,
