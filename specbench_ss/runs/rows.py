@@ -6,14 +6,15 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from specbench_ss.decoding.generation import Generation, Step
-from specbench_ss.files.schema import form_of, misfit
+from specbench_ss.files import records
 from specbench_ss.runs.suite import Question
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
@@ -95,12 +96,12 @@ class Row:
         return asdict(self)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Row:
-        """The inverse of as_dict; fields it does not know are left out.
+    def read(cls, line: bytes) -> Row:
+        """The sample that was written as this line of JSON; fields that it does not know are left out.
 
         Raises ValueError where one is missing or of another type, or where a good sample lacks a number.
         """
-        row = cls(**_known(cls, data))
+        row = _read_row(line)
         if row.ok and (lacking := [name for name in MEASURED if getattr(row, name) is None]):
             raise ValueError(f"it lacks {lacking[0]}")
         return row
@@ -128,10 +129,9 @@ class StepRow:
         return {**own, **asdict(self.step)}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> StepRow:
-        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
-        own = _fitting(data, {name: form for name, form in form_of(cls).items() if name != "step"})
-        return cls(**own, step=Step(**_known(Step, data)))
+    def read(cls, line: bytes) -> StepRow:
+        """The step that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        return cls(*msgspec.structs.astuple(_read_place(line)), step=_read_step(line))
 
 
 @dataclass(slots=True)
@@ -162,9 +162,23 @@ class Sameness:
         return asdict(self)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Sameness:
-        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
-        return cls(**_known(cls, data))
+    def read(cls, line: bytes) -> Sameness:
+        """The verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        return _read_sameness(line)
+
+
+class _StepPlace(msgspec.Struct):
+    """What a line of steps.jsonl says besides the step itself: the first fields of `StepRow`, in their order."""
+
+    question_id: str
+    turn: int
+    method: str
+    repeat: int
+    index: int
+
+
+_read_row, _read_sameness = records.decoder(Row), records.decoder(Sameness)
+_read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 
 
 @dataclass
@@ -201,15 +215,3 @@ class Run:
         for row in self.steps:
             grouped[row.key].append(row.step)
         return grouped
-
-
-def _known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass. Raises ValueError that says which is missing or of another type."""
-    return _fitting(data, form_of(kind))
-
-
-def _fitting(data: Mapping[str, Any], form: dict[str, Any]) -> dict[str, Any]:
-    if problem := misfit(data, form):
-        raise ValueError(problem)
-    names = (key.removesuffix("?") for key in form)
-    return {name: data[name] for name in names if name in data}
