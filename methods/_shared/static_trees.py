@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.decoding.tree import MOST_NODES, TreeShape, shape_of
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import records
 
 Choice = tuple[int, ...]
@@ -175,6 +175,6 @@ def _read_json(path: Path, method: str) -> Any:
     try:
         return records.parse(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{method}: cannot read tree {path}: {(error.strerror or str(error)).lower()}") from None
+        raise UserError(f"{method}: cannot read tree {path}: {os_reason(error)}") from None
     except ValueError as problem:
         raise UserError(f"{method}: cannot read tree {path}: {problem}") from None

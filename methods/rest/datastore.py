@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.files import records
+from specbench_ss.files.user_files import read_json
 from specbench_ss.methods.rest.published import read_idx
-from specbench_ss.models.weight_files import read_json
 
 HEADER, FORMAT = "datastore.json", 1
 SEPARATOR = -1  # no token: what is matched never holds it, and a continuation ends at it

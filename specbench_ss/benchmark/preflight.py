@@ -40,7 +40,8 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind."""
     from specbench_ss.benchmark.requests import check_ids, check_room, stop_ids
     from specbench_ss.models.chat_templates import check_template
-    from specbench_ss.models.loading import check_model, resolve_device, resolve_dtype
+    from specbench_ss.models.devices import resolve_device, resolve_dtype
+    from specbench_ss.models.model_folder import check_model
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
     from specbench_ss.runs.run_directory import check_out, read_run
 
@@ -118,7 +119,7 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
 
 
 def _questions(config: RunConfig, suite: Suite) -> SuiteData:
-    from specbench_ss.models.loading import is_lab
+    from specbench_ss.models.model_folder import is_lab
 
     data = None if config.data is None else Path(config.data)
     return suite.load(SuiteRequest(config.categories, config.limit, data, is_lab(config.model)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import records
 from specbench_ss.files.crash_safe import replacing
 from specbench_ss.files.user_files import mapping, read_bytes
@@ -108,7 +108,7 @@ def check_writable(path: Path) -> None:
         trial.touch()
         trial.unlink()
     except OSError as error:
-        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
 
 
 def write_preset(path: Path, content: Mapping[str, Any]) -> None:
@@ -125,4 +125,4 @@ def write_preset(path: Path, content: Mapping[str, Any]) -> None:
             if path.exists():
                 os.replace(path, path.with_name(path.name + ".old"))
     except OSError as error:
-        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {path}: {os_reason(error)}") from error

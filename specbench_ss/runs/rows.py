@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.files import records
 from specbench_ss.runs.suite import Question
@@ -29,7 +27,22 @@ MEASURED = (  # what every good sample has
 
 
 @dataclass(slots=True)
-class Row:
+class OfSample:
+    """What says which sample a line of a run directory belongs to. turn and repeat count from 0."""
+
+    question_id: str
+    turn: int
+    method: str
+    repeat: int
+
+    @property
+    def key(self) -> Key:
+        """What makes the sample unique in a run."""
+        return (self.question_id, self.turn, self.method, self.repeat)
+
+
+@dataclass(slots=True)
+class Row(OfSample):
     """One sample. Times in seconds; started and ended are Unix times. Of a failed one every number is None.
 
     index: its place in the schedule of the whole run. position: its place among the methods on this prompt.
@@ -37,10 +50,6 @@ class Row:
     depth: sum of their depths; accepted: drafted tokens accepted before any cut; overshoot: accepted but cut off.
     """
 
-    question_id: str
-    turn: int
-    method: str
-    repeat: int
     category: str
     index: int
     position: int
@@ -69,11 +78,6 @@ class Row:
     quality: float | None = None
     text: str | None = None
     token_ids: list[int] | None = None
-
-    @property
-    def key(self) -> Key:
-        """What makes the sample unique in a run."""
-        return (self.question_id, self.turn, self.method, self.repeat)
 
     @property
     def ok(self) -> bool:
@@ -108,20 +112,11 @@ class Row:
 
 
 @dataclass(slots=True)
-class StepRow:
+class StepRow(OfSample):
     """One decoding step of one sample, in order of index from 0."""
 
-    question_id: str
-    turn: int
-    method: str
-    repeat: int
     index: int
     step: Step
-
-    @property
-    def key(self) -> Key:
-        """The key of the sample it belongs to."""
-        return (self.question_id, self.turn, self.method, self.repeat)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready and flat."""
@@ -131,31 +126,23 @@ class StepRow:
     @classmethod
     def read(cls, line: bytes) -> StepRow:
         """The step that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        return cls(*msgspec.structs.astuple(_read_place(line)), step=_read_step(line))
+        place = _read_place(line)
+        return cls(*place.key, index=place.index, step=_read_step(line))
 
 
 @dataclass(slots=True)
-class Sameness:
+class Sameness(OfSample):
     """One answer against the reference's; docs/metrics.md says what the verdicts mean.
 
     first_difference: index of the first differing token. gap: the target's logit of its best token minus that of
     its second best there. drop: its best logit minus the lower logit of the two tokens chosen there.
     """
 
-    question_id: str
-    turn: int
-    method: str
-    repeat: int
     verdict: Agreement
     first_difference: int | None = None
     gap: float | None = None
     drop: float | None = None
     reason: str = ""
-
-    @property
-    def key(self) -> Key:
-        """The key of the sample it judges."""
-        return (self.question_id, self.turn, self.method, self.repeat)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -167,13 +154,10 @@ class Sameness:
         return _read_sameness(line)
 
 
-class _StepPlace(msgspec.Struct):
-    """What a line of steps.jsonl says besides the step itself: the first fields of `StepRow`, in their order."""
+@dataclass(slots=True)
+class _StepPlace(OfSample):
+    """What a line of steps.jsonl says besides the step itself."""
 
-    question_id: str
-    turn: int
-    method: str
-    repeat: int
     index: int
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from specbench_ss.decoding.generation import Step
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
@@ -180,7 +180,7 @@ def read_questions(path: Path) -> list[Question]:
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise UserError(f"cannot read {file}: {(e.strerror or str(e)).lower()}") from e
+        raise UserError(f"cannot read {file}: {os_reason(e)}") from e
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
     return [Question(*msgspec.structs.astuple(question)) for question in stored]
@@ -241,4 +241,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise UserError(f"cannot write to {path}: {(e.strerror or str(e)).lower()}") from e
+        raise UserError(f"cannot write to {path}: {os_reason(e)}") from e

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import records
 from specbench_ss.files.crash_safe import replacing, sync_folder
 from specbench_ss.training.text.rows import Counts, TrainingRows
@@ -47,7 +47,7 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
                 _keep(build(work), about, folder / f"{key}.part", done)
                 shutil.rmtree(work)
     except OSError as error:
-        raise UserError(f"cannot keep training rows in {folder}: {error.strerror or error}") from None
+        raise UserError(f"cannot keep training rows in {folder}: {os_reason(error)}") from None
     return _read(done, SIDES[0]), _read(done, SIDES[1])
 
 
