@@ -49,7 +49,7 @@ def train(
     if budget_scale <= 0:
         raise typer.BadParameter("--budget-scale must be above 0")
     from specbench_ss.methods._lab import pipeline
-    from specbench_ss.models.loading import resolve_device
+    from specbench_ss.models.devices import resolve_device
 
     try:
         pipeline.train(

@@ -15,9 +15,9 @@ from torch import nn
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.files.user_files import read_json
 from specbench_ss.methods._shared.models_in_use import one_in_use
 from specbench_ss.models.drafter_folder import read_shapes
-from specbench_ss.models.weight_files import read_json
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.files.schema import form_of, misfit
+from specbench_ss.files import records
 from specbench_ss.methods.ss.drafting import draft_tree, prune
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.stream_config import StreamConfig
@@ -38,7 +39,19 @@ from specbench_ss.models.drafter_folder import (
 from specbench_ss.models.weight_hash import hash_weights
 
 WEIGHTS = "model.safetensors"
-ADVICE = {"k?": int, "n_draft?": int, "n_keep?": int}
+
+
+class _Advice(msgspec.Struct):
+    k: int = 0
+    n_draft: int = 0
+    n_keep: int = 0
+
+
+class _Config(msgspec.Struct):
+    """What config.json says of streams."""
+
+    streams: StreamConfig
+    advice: _Advice = msgspec.field(default_factory=_Advice)
 
 
 class SpeculativeStreaming(Decoder):
@@ -111,11 +124,10 @@ class SpeculativeStreaming(Decoder):
     def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
         """config.json of a folder, and the streams it describes. Raises UserError where it describes none of ours."""
         config, file = read_config(folder), folder / "config.json"
-        if problem := misfit(config, {"streams": form_of(StreamConfig), "advice?": ADVICE}):
-            raise UserError(f"{cls.name}: {file} does not describe streams: {problem}")
         try:
+            records.convert(config, _Config)
             shape = StreamConfig(**config["streams"])
-        except TypeError as error:  # a key of another version
+        except (ValueError, TypeError) as error:  # TypeError: a key of another version
             raise UserError(f"{cls.name}: {file} does not describe streams: {error}") from None
         if shape.mode != cls.mode:
             other = "ss" if shape.mode == "lossless" else "ss-shared"

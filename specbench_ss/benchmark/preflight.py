@@ -43,7 +43,7 @@ def check(config: RunConfig, where: RunTarget, loaded: Target | None = None) -> 
     """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind."""
     from specbench_ss.benchmark.requests import check_ids, check_room, stop_ids
     from specbench_ss.models.chat_templates import check_template
-    from specbench_ss.models.loading import check_model
+    from specbench_ss.models.model_folder import check_model
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
     from specbench_ss.runs.run_directory import check_out, read_run
 
@@ -130,7 +130,7 @@ def _outline(config: RunConfig, loaded: Target | None) -> Outline:
 
 def _place(config: RunConfig, loaded: Target | None) -> tuple[str, str]:
     """(device, dtype) of the model: 'cpu', 'float32'."""
-    from specbench_ss.models.loading import resolve_device, resolve_dtype
+    from specbench_ss.models.devices import resolve_device, resolve_dtype
 
     device = resolve_device(config.device) if loaded is None else str(loaded.device)
     dtype = resolve_dtype(config.dtype, device) if loaded is None else loaded.dtype

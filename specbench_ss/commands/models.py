@@ -32,7 +32,7 @@ app = typer.Typer(
 def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from specbench_ss.models.loading import available
+    from specbench_ss.models.model_folder import available
 
     for model in available():
         print(f"{model.name:<10} {model.summary}")

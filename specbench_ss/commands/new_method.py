@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -66,4 +66,4 @@ def write_package(name: str, folder: Path) -> None:
             file = folder / template.removesuffix(".jinja").replace("module", module)
             file.write_text(templates.get_template(template).render(values), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {folder}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {folder}: {os_reason(error)}") from error

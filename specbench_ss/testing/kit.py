@@ -23,7 +23,7 @@ from specbench_ss.testing.tiny import tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
-    "lengths", "memory", "distribution", "blocks", "tunable", "told",
+    "lengths", "memory", "distribution", "blocks", "tunable", "description",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
     sorted(

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from specbench_ss.errors import UserError
 from specbench_ss.models import weight_hash
-from specbench_ss.models.loading import check_model, load_target
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.model_folder import check_model
 from specbench_ss.models.weight_files import check_folder
 from specbench_ss.models.weight_hash import hash_weights
 
