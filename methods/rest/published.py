@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 ENTRY = np.dtype("<i4")
 IDS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
@@ -30,7 +30,7 @@ def read_idx(path: Path) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], dict[
             raise UserError(f"rest: datastore {path} is empty")
         raw = np.asarray(np.memmap(path, np.uint8, "r"))
     except OSError as error:
-        raise UserError(f"rest: cannot read datastore {path}: {error.strerror or error}") from None
+        raise UserError(f"rest: cannot read datastore {path}: {os_reason(error)}") from None
     chunks: list[tuple[NDArray[Any], NDArray[Any]]] = []
     at = 0
     while at < size:
