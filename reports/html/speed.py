@@ -144,11 +144,7 @@ def others(cells: Cells, styles: Mapping[str, Style]) -> Table:
         Column("τ by sample", help="Tokens per step of each sample, their mean; τ pools all steps"),
         Column("acceptance rate", help="Accepted drafted tokens over drafted ones, where a tree counts its depth"),
         Column("questions scored", help="Questions with a quality on both sides: what quality is a mean over"),
-        *(
-            [Column("peak memory", help="MiB that a sample took beyond what was there before")]
-            if memory
-            else []
-        ),
+        *([Column("peak memory", help="MiB that a sample took beyond what was there before")] if memory else []),
     ]
     rows = [_other(cells[label, task], task, style, memory) for task in tasks(cells) for label, style in styles.items()]
     return Table("others", columns, rows)
