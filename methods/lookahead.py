@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST = {"level": 2, "window": 1, "guesses": 1}
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -22,6 +21,9 @@ from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches, read_tree, tree_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
 PUBLISHED: tuple[Choice, ...] = from_branches({

@@ -9,10 +9,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -34,6 +33,11 @@ from specbench_ss.methods._shared.static_trees import (
 from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
 from specbench_ss.models.weight_hash import hash_weights
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Read = Callable[..., dict[str, Tensor]]  # `read_tensors` or `read_shapes`
+
 NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
 
 
@@ -43,9 +47,6 @@ class Heads(Protocol):
     @property
     def count(self) -> int:
         """How many."""
-
-
-Read = Callable[..., dict[str, Tensor]]  # `read_tensors` or `read_shapes`
 
 
 class TreeHeads(Decoder):

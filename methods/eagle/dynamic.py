@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -16,10 +14,13 @@ from specbench_ss.errors import UserError
 from specbench_ss.files.schema import misfit
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.eagle.common import FeatureDrafting
-from specbench_ss.methods.eagle.drafter import Drafter
-from specbench_ss.methods.eagle.new_weights import random_eagle, random_eagle3
-from specbench_ss.methods.eagle.published_files import published_levels
+from specbench_ss.methods.eagle.feature_layers import published_levels
 from specbench_ss.methods.eagle.trees import MOST_DEPTH
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.eagle.drafter import Drafter
 
 TOTALS = (4, 6, 8, 12, 16, 24, 32, 48, 60)  # worth trying
 BEAMS = (1, 2, 3, 4, 6, 10)
@@ -113,6 +114,7 @@ class Eagle2(FeatureDrafting):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random weights, trees of several forms."""
+        from specbench_ss.methods.eagle.new_weights import random_eagle
 
         def make(**options: Any) -> Callable[[], Decoder]:
             return lambda: cls(target, DynamicOptions(**options), random_eagle(target), {})
@@ -207,6 +209,7 @@ class Eagle3(Eagle2):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random weights, a reduced vocabulary and a whole one."""
+        from specbench_ss.methods.eagle.new_weights import random_eagle3
 
         def make(reduced: bool, **options: Any) -> Callable[[], Decoder]:
             def build() -> Decoder:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.target import FINAL, Target
@@ -24,9 +23,12 @@ from specbench_ss.methods._shared.static_trees import (
 )
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.eagle.common import FeatureDrafting
-from specbench_ss.methods.eagle.drafter import Drafter
-from specbench_ss.methods.eagle.new_weights import random_eagle
 from specbench_ss.methods.eagle.trees import MOST_DEPTH, PUBLISHED, Plan, plan_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.eagle.drafter import Drafter
 
 NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, worth trying; 25 is the published size
 
@@ -86,6 +88,7 @@ class Eagle(FeatureDrafting):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random weights on the published tree and on a deep one, and with drawn candidates."""
+        from specbench_ss.methods.eagle.new_weights import random_eagle
 
         def make(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
             return lambda: cls(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -21,6 +19,10 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows
 from specbench_ss.methods.rest.datastore import Datastore, open_datastore
 from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 PUBLISHED_DRAFT = 64
 

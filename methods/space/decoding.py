@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -23,9 +22,14 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
-from specbench_ss.methods.space.masks import MASKS, MaskToken, rows_of
 from specbench_ss.methods.space.model import check_model, is_target, load_model
+from specbench_ss.methods.space.rows import MASKS, rows_of
 from specbench_ss.models.weight_hash import hash_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.space.masks import MaskToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class SPACE(OwnModel):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """A random mask on the target as it is: another model would be another target."""
+        from specbench_ss.methods.space.masks import MaskToken
 
         def made(k: int, accept: Literal["exact", "resample"] = "exact") -> Callable[[], Decoder]:
             mask = MaskToken(target.hidden_size, k, min(2, target.vocab_size - 1))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
@@ -24,8 +23,12 @@ from specbench_ss.methods._shared.fine_tuned import OwnModel
 from specbench_ss.methods._shared.lora import check_lora, merged_target
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
-from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.models.drafter_folder import drafter_here
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.ss.streams import Streams
 
 
 class SharedStreaming(OwnModel, SpeculativeStreaming):

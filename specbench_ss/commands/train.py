@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -95,15 +96,18 @@ def options(
 class _Trainers(TyperGroup):
     """The registered trainers as commands; each is loaded when it is named."""
 
+    loaded: Mapping[str, type[Trainer]] = MappingProxyType({})  # all of them, once they have been listed
+
     def list_commands(self, ctx: Any) -> list[str]:
         from specbench_ss import registry
 
-        return list(registry.load_all(registry.TRAINERS))
+        self.loaded = registry.load_all(registry.TRAINERS)
+        return list(self.loaded)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from specbench_ss import registry
 
-        return _command(registry.trainer_class(cmd_name), cmd_name)
+        return _command(self.loaded.get(cmd_name) or registry.trainer_class(cmd_name), cmd_name)
 
 
 app = typer.Typer(

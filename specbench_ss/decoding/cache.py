@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.tree import indices
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Cache:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specbench_ss.decoding.cache import Cache
     from specbench_ss.decoding.outline import Outline
     from specbench_ss.decoding.sampling import Sampling
@@ -42,7 +43,7 @@ class State:
     cache: Cache
     sampling: Sampling
     taps: dict[int, Tensor] = field(default_factory=dict)
-    rng: torch.Generator = field(default_factory=torch.Generator)
+    rng: torch.Generator = field(default_factory=lambda: torch.Generator())
     draft_calls: int = 0  # forward passes of a draft model, counted by the method that makes them
 
     @property

@@ -141,7 +141,6 @@ class Session:
         self.overshoot += len(verdict.tokens) - kept
 
 
-@torch.inference_mode()
 def generate(
     decoder: Decoder,
     prompt: Sequence[int],
@@ -161,7 +160,8 @@ def generate(
             f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
         )
     rows = decoder.max_rows()
-    cache = target.request_cache(min(target.context_length, len(prompt) + limits.max_new_tokens) + rows)
-    result = Session(decoder, prompt, limits, sampling, cache).run(on_step)
+    with torch.inference_mode():
+        cache = target.request_cache(min(target.context_length, len(prompt) + limits.max_new_tokens) + rows)
+        result = Session(decoder, prompt, limits, sampling, cache).run(on_step)
     result.check()
     return result

@@ -6,10 +6,12 @@ Knows no tree and no method. T=0 is greedy and never builds a distribution.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import family_of, rotary_table
 from specbench_ss.decoding.cache import Cache, StreamCache
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.tree import DraftTree
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Rotary = tuple[Tensor, Tensor] | None
+
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
 AnyCache = Cache | StreamCache | None
-Rotary = tuple[Tensor, Tensor] | None
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class Target(Outline):
     def __init__(self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None) -> None:
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
+        from specbench_ss.decoding import grouped_attention
+
         self.model = model.eval().requires_grad_(False)
         self.weights_hash = ""
         self.family = family_of(model)
@@ -193,8 +197,8 @@ class Target(Outline):
         tapped[FINAL] = self.family.norm(x)
         return Output(self.logits(tapped[FINAL]), tree, tapped)
 
-    @torch.inference_mode()
     def next_logits(self, ids: Sequence[int], cache: Cache | None = None) -> Tensor:
         """float32 logits [V] after these ids, from a fresh forward pass, not timed. cache: an empty one to use."""
-        cache = cache or self.new_cache(len(ids))
-        return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()
+        with torch.inference_mode():
+            cache = cache or self.new_cache(len(ids))
+            return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()
