@@ -52,7 +52,7 @@ class Heads(Protocol):
 class TreeHeads(Decoder):
     """Heads on a fixed tree, drafted from the last state. At T=0 every rule of acceptance is greedy."""
 
-    Options = HeadsOptions  # type: ignore[assignment]
+    Options = HeadsOptions
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class TreeHeads(Decoder):
     ) -> None:
         super().__init__(target, options)
         self.config = config or {}  # what came with the heads
-        self._check_rule(options)
         check_tree(tree, heads.count, target.vocab_size, self.name)
         self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
         self.tree, self.depth = tree, tree.depth
@@ -89,8 +88,7 @@ class TreeHeads(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The heads' file and shapes, the tree and the rule of acceptance."""
-        cls._check_rule(options)
+        """The heads' file and shapes, and the tree."""
         path = drafter_here(options.weights, cls.name, base)
         if path is None:
             return
@@ -114,12 +112,6 @@ class TreeHeads(Decoder):
         other = type(self)(self.target, options, self.heads, tree, self.config)
         other.heads_hash = self.heads_hash
         return other
-
-    @classmethod
-    def _check_rule(cls, options: HeadsOptions) -> None:
-        for name in ("epsilon", "alpha"):
-            if getattr(options, name) <= 0:
-                raise UserError(f"{cls.name}: {name} must be above 0, not {getattr(options, name)}")
 
     @classmethod
     def choices(cls, options: HeadsOptions, config: dict[str, Any], count: int) -> list[Choice]:

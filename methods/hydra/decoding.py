@@ -17,9 +17,9 @@ from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads_decoder import TreeHeads
-from specbench_ss.methods._shared.heads_options import HeadsOptions
 from specbench_ss.methods._shared.static_trees import MedusaTree
 from specbench_ss.methods.hydra.files import read_heads
+from specbench_ss.methods.hydra.options import HydraOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,12 +50,12 @@ class Hydra(TreeHeads):
     name = "hydra"
     summary = "Hydra and Hydra++: sequential heads on the frozen base, sparse tree"
     paper = "Ankner et al. 2024, arXiv:2402.05109"
-    Options = HeadsOptions
+    Options = HydraOptions
 
     def __init__(
         self,
         target: Target,
-        options: HeadsOptions,
+        options: HydraOptions,
         heads: HydraHeads,
         tree: MedusaTree,
         config: dict[str, Any] | None = None,

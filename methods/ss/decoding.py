@@ -51,7 +51,7 @@ class SpeculativeStreaming(Decoder):
     name = "ss"
     summary = "Speculative Streaming, lossless: streams in the frozen base, tree, pruning, fused pass"
     paper = "Bhendawade et al., arXiv:2402.11131 and ACL"
-    Options = SSOptions  # type: ignore[assignment]
+    Options = SSOptions
     companion: ClassVar[str] = "ss"  # the method whose folder beside a model has the weights
     mode: ClassVar[str] = "lossless"
 

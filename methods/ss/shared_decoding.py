@@ -90,7 +90,7 @@ class SharedAutoregressive(SharedStreaming):
     name = "ss-shared-ar"
     summary = "plain decoding of the model of ss-shared: its reference"
     lossless = False
-    Options = SharedAROptions  # type: ignore[assignment]
+    Options = SharedAROptions
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, self.step_options(options), streams, advice)
@@ -114,7 +114,9 @@ class SharedAutoregressive(SharedStreaming):
 
         return shared_ar_shapes(cls, target)
 
-    tunable = Decoder.tunable  # nothing  # type: ignore[assignment]
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """Nothing: it drafts nothing."""
+        return {}
 
     def max_rows(self) -> int:
         """The root, and its streams where they run along."""

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from specbench_ss.commands.shared import interrupted, literal
 from specbench_ss.errors import UserError
+from specbench_ss.options import Bounds, bounds_of, make_options
 from specbench_ss.training.trainer import TrainConfig, Trainer
 
 DEFAULT = TrainConfig(Path(), ())
@@ -129,7 +130,7 @@ def _command(trainer: type[Trainer], name: str) -> Any:
         chosen = {p.name: given.pop(p.name) for p in own}
         config = _config(given)
         try:
-            made = trainer(trainer.Options(**chosen))
+            made = trainer(make_options(trainer.Options, chosen, name))
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: {error}") from error
         try:
@@ -150,15 +151,17 @@ def _command(trainer: type[Trainer], name: str) -> Any:
 
 
 def _own_options(kind: type[Any], name: str) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind)
-    return [_parameter(f, hints[f.name], f"Of {name}") for f in dataclasses.fields(kind) if f.init]
+    hints, bounds = get_type_hints(kind), bounds_of(kind)
+    own = [f for f in dataclasses.fields(kind) if f.init]
+    return [_parameter(f, hints[f.name], bounds.get(f.name), f"Of {name}") for f in own]
 
 
-def _parameter(field: dataclasses.Field[Any], kind: Any, panel: str) -> inspect.Parameter:
+def _parameter(field: dataclasses.Field[Any], kind: Any, bounds: Bounds | None, panel: str) -> inspect.Parameter:
     """A field of an Options dataclass as an option. metadata: help; flag, in place of the one made of the name."""
+    help = " ".join([str(field.metadata.get("help", "")), *([f"({bounds})"] if bounds else [])])
     flags: list[str] = [field.metadata["flag"]] if "flag" in field.metadata else []
     option: Callable[..., Any] = typer.Option
-    annotation = Annotated[kind, option(*flags, help=str(field.metadata.get("help", "")), rich_help_panel=panel)]
+    annotation = Annotated[kind, option(*flags, help=help, rich_help_panel=panel)]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
 
 

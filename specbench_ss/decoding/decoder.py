@@ -16,6 +16,7 @@ import torch
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.options import NoOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,10 +68,7 @@ class Decoder(ABC):
     lossless: bool = True
     remembers: bool = False
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """No options."""
-
+    Options: ClassVar[type[Any]] = NoOptions
     taps: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: Any = None) -> None:
@@ -135,9 +133,13 @@ class Decoder(ABC):
         """
         return type(self).load(self.target, options)
 
-    def max_rows(self) -> int:
-        """The most rows one step may put through the target (root included): the cache reserves them."""
-        return 64
+    def max_rows(self) -> int | None:
+        """The most rows that one step may put through the target, the root included; None where that is not known.
+
+        The cache reserves as many as are stated, and a step that needs more ends the run with an error. Of a method
+        that states none the cache grows when a step needs it to, which takes time within that step.
+        """
+        return None
 
     def prefill(self, state: State, ids: Tensor) -> Output:
         """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""

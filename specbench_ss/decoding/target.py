@@ -33,14 +33,15 @@ class Output:
 
     logits [1, n, V] of the rows of `tree`; taps {layer: [1, n, h]} (input of that layer, or FINAL);
     rows: for each node of `tree`, its offset among the rows this pass wrote into the cache, by layer range
-    [(lo, hi, offsets)]; None = node i is row i in every layer. extra: whatever the method wants back.
+    [(lo, hi, offsets)]; None = node i is row i in every layer. extra: a tensor that the method's `forward` hands to
+    its `observe`; empty where there is none.
     """
 
     logits: Tensor
     tree: DraftTree | None = None
     taps: dict[int, Tensor] = field(default_factory=dict)
     rows: list[tuple[int, int, Sequence[int]]] | None = None
-    extra: Any = None
+    extra: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class Target(Outline):
@@ -82,10 +83,14 @@ class Target(Outline):
         """An empty cache for this many rows a layer."""
         return Cache(self.n_layers, capacity)
 
-    def request_cache(self, capacity: int) -> Cache:
-        """The target's own cache, emptied, with room for this many rows: memory is reused from prompt to prompt."""
+    def request_cache(self, capacity: int, grows: bool = False) -> Cache:
+        """The target's own cache, emptied, with room for this many rows: memory is reused from prompt to prompt.
+
+        grows: whether it takes more rows than that.
+        """
         if self._cache is None:
             self._cache = self.new_cache(capacity)
+        self._cache.grows = grows
         self._cache.expand(capacity)
         return self._cache
 

@@ -171,8 +171,8 @@ def test_each_part_of_a_step_is_timed_as_what_it_is(target: Target, monkeypatch:
     decoder: Any = oracle(target)
     for seconds, part in ((1.0, "propose"), (10.0, "forward"), (100.0, "observe")):
         setattr(decoder, part, lasting(seconds, getattr(decoder, part)))
-    for place in ("decoder", "generate"):  # of a step, of the prompt
-        monkeypatch.setattr(f"specbench_ss.{place}.verify", lasting(1000.0, verify))
+    for place in ("decoder", "loop"):  # of a step, of the prompt
+        monkeypatch.setattr(f"specbench_ss.decoding.{place}.verify", lasting(1000.0, verify))
     monkeypatch.setattr("specbench_ss.decoding.step_clock.time", SimpleNamespace(perf_counter=lambda: now))
     result = generate(decoder, PROMPT, Limits(9), Sampling())
     parts = [(s.draft_s, s.verify_s, s.accept_s, s.host_s, s.total_s) for s in result.steps]
