@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from specbench_ss.methods._lab import stages
-from specbench_ss.methods._lab.workshop import Workshop
+from specbench_ss.methods._lab.lab_training import LabTraining
 from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.models.loading import resolve_device
+from specbench_ss.models.devices import resolve_device
 
 WHOLE = stages.SHARED_STREAMS
 VARIANTS: dict[str, tuple[StreamConfig, float]] = {  # what differs from ss-shared: (streams, alpha_j)
@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget-scale", type=float, default=1.0)
     given = parser.parse_args()
-    shop = Workshop(given.folder, "s", resolve_device(given.device), 0, given.budget_scale, print)
-    target = shop.base_target()
+    lab = LabTraining(given.folder, "s", resolve_device(given.device), 0, given.budget_scale, print)
+    target = lab.base_target()
     for name, (config, alpha) in VARIANTS.items():
         if given.only in (None, name):
-            torch.manual_seed(shop.seed + 5)
+            torch.manual_seed(lab.seed + 5)
             trainee = SharedTrainee(
                 target,
                 config,
@@ -51,7 +51,7 @@ def main() -> None:
                 alpha_j=alpha,
                 name=f"shared-{name}",
             )
-            stages.train_shared(shop, target, [trainee], f"shared-{name}-run")
+            stages.train_shared(lab, target, [trainee], f"shared-{name}-run")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,85 @@
-"""specbench_ss: which speculative-decoding method pays on your model, prompts and hardware, and why."""
+"""specbench_ss: which speculative-decoding method pays on your model, prompts and hardware, and why.
 
-__version__ = "0.1.0"
+The names below are the public API (docs/api.md). Each is imported when it is first asked for: importing the package
+itself loads no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss import moved
+from specbench_ss.version import __version__
+
+if TYPE_CHECKING:
+    from specbench_ss.api import generate, load_method, load_model
+    from specbench_ss.benchmark.from_python import run
+    from specbench_ss.decoding.decoder import Decoder, State
+    from specbench_ss.decoding.generation import Generation, Step
+    from specbench_ss.decoding.target import Output, Target
+    from specbench_ss.decoding.tree import DraftTree
+    from specbench_ss.decoding.verify import Verdict
+    from specbench_ss.errors import UserError
+    from specbench_ss.results.run_results import RunResults, load_run
+    from specbench_ss.testing.kit import check_decoder
+
+__all__ = [
+    "Decoder",
+    "DraftTree",
+    "Generation",
+    "Output",
+    "RunResults",
+    "State",
+    "Step",
+    "Target",
+    "UserError",
+    "Verdict",
+    "__version__",
+    "check_decoder",
+    "generate",
+    "load_method",
+    "load_model",
+    "load_run",
+    "run",
+]
+
+_HOMES = {  # module -> the public names that it defines
+    "api": "generate load_method load_model",
+    "benchmark.from_python": "run",
+    "decoding.decoder": "Decoder State",
+    "decoding.generation": "Generation Step",
+    "decoding.target": "Output Target",
+    "decoding.tree": "DraftTree",
+    "decoding.verify": "Verdict",
+    "errors": "UserError",
+    "results.run_results": "RunResults load_run",
+    "testing.kit": "check_decoder",
+}
+_HOME_OF = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that defines it, at its first use."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """This package. A module of before, `specbench_ss.generate`, does not hide the function that has its name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+moved.install()

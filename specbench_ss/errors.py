@@ -22,6 +22,11 @@ def known_words(word: str, known: Iterable[str]) -> str:
     return f"{did_you_mean(word, listed)}; known: {', '.join(listed)}"
 
 
+def os_reason(error: OSError) -> str:
+    """Why the operating system refused, in lower case for the end of a sentence: 'no such file or directory'."""
+    return (error.strerror or str(error)).lower()
+
+
 def error_text(error: BaseException) -> str:
     """What any exception says: a UserError is its own text, others need their kind: 'RuntimeError: out of memory'."""
     text, kind = str(error).strip(), type(error).__name__

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
 from specbench_ss.suites.app_files import read_dialogsum, read_e2e, read_spider
+from specbench_ss.suites.lab_suite import LabSuite
 from specbench_ss.suites.lab_text import catalog
 from specbench_ss.suites.questions import check_categories, check_limit, select
-from specbench_ss.suites.scorers import score_turn
 
 LAB_LIMIT = 8
 FULL_SIZE = 80  # of the generated edition, and the default number of questions from files
@@ -33,31 +33,19 @@ READERS: dict[str, Callable[[Path], tuple[Question, ...]]] = {
 SUFFIXES = {".json": "sql", ".csv": "meaning_representation", ".jsonl": "dialogue_summary"}
 
 
-class Apps(Suite):
+class Apps(LabSuite):
     """`apps`."""
 
     name = "apps"
     summary = "three applications: SQL from questions, text from attributes, dialogue summaries"
     categories = catalog.APP_CATEGORIES
 
-    def load(self, request: SuiteRequest) -> SuiteData:
-        """Lab models get generated questions unless files are given; other models need files."""
-        return self._load(request, "eval")
-
-    def calibration(self, request: SuiteRequest) -> SuiteData:
-        """For lab models, generated questions that nothing else asks."""
-        own = request.lab and request.data is None
-        return self._load(request, "calibration") if own else super().calibration(request)
-
-    def score(self, question: Question, turn: int, answer: str) -> float | None:
-        """By the question's metric, against the references of the turn."""
-        return score_turn(question, turn, answer)
-
     def fetch(self, source: str | None = None) -> Path:
         """Nothing: each data set has its own terms."""
         raise UserError("suite 'apps' fetches nothing: get Spider, E2E NLG or DialogSum and give --data")
 
-    def _load(self, request: SuiteRequest, split: str) -> SuiteData:
+    def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
+        """Lab models get generated questions unless files are given; other models need files."""
         check_limit(request.limit)
         check_categories(request.categories, self.categories, f"suite {self.name!r}")
         if request.data is not None:

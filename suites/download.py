@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 if TYPE_CHECKING:
     import httpx
+    import tenacity
 
 ATTEMPTS = 4
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -35,12 +34,12 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _fetch(url, part, pause)
-        found = file_sha256(part)
-        if found != sha256:
-            raise UserError(f"{url} has sha256 {found}, expected {sha256}: it was not kept")
+        actual = file_sha256(part)
+        if actual != sha256:
+            raise UserError(f"{url} has sha256 {actual}, expected {sha256}: it was not kept")
         part.replace(path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+        raise UserError(f"cannot write {path}: {os_reason(error)}") from None
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -54,7 +53,7 @@ def _fetch(url: str, part: Path, pause: float) -> None:
     # httpx's own transport retries only cover connecting, and a custom transport would ignore proxy settings.
     try:
         with httpx.Client(follow_redirects=True, timeout=_TIMEOUT_S) as client:
-            _retry(lambda: _stream(client, url, part), pause)
+            _attempts(pause)(_stream, client, url, part)
     except httpx.HTTPStatusError as error:
         response = error.response
         raise UserError(f"{url} answers HTTP {response.status_code} {response.reason_phrase}".rstrip()) from None
@@ -73,20 +72,19 @@ def _stream(client: httpx.Client, url: str, part: Path) -> None:
             file.write(chunk)
 
 
-def _retry(action: Callable[[], None], pause: float) -> None:
-    import httpx
+def _attempts(pause: float) -> tenacity.Retrying:
+    """Calls a function again, up to `ATTEMPTS` times in all, while what it raises may pass by itself."""
+    import tenacity
 
-    for attempt in range(ATTEMPTS):
-        try:
-            action()
-            return
-        except httpx.HTTPError as error:
-            if attempt == ATTEMPTS - 1 or not _may_pass(error):
-                raise
-        time.sleep(pause * 2**attempt)
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_may_pass),
+        stop=tenacity.stop_after_attempt(ATTEMPTS),
+        wait=tenacity.wait_exponential(multiplier=pause),
+        reraise=True,
+    )
 
 
-def _may_pass(error: httpx.HTTPError) -> bool:
+def _may_pass(error: BaseException) -> bool:
     """Whether the same request may succeed a little later."""
     import httpx
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from specbench_ss.errors import UserError
 from specbench_ss.files.cache_folder import cache_folder
-from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
 from specbench_ss.suites.download import download, file_sha256
+from specbench_ss.suites.lab_suite import LabSuite
 from specbench_ss.suites.lab_text import catalog
 from specbench_ss.suites.questions import check_categories, check_limit, read_questions, select
-from specbench_ss.suites.scorers import score_turn
 
 COMMIT = "fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
 URL = f"https://raw.githubusercontent.com/hemingkx/Spec-Bench/{COMMIT}/data/spec_bench/question.jsonl"
@@ -30,25 +30,12 @@ FULL_SIZE = {name: 10 if name in catalog.MT_BENCH_CATEGORIES else 80 for name in
 LAB_LIMIT = 4
 
 
-class SpecBench(Suite):
+class SpecBench(LabSuite):
     """`specbench`."""
 
     name = "specbench"
     summary = "Spec-Bench: multi-turn chat, translation, summarization, QA, math and RAG (480 questions)"
     categories = catalog.SPECBENCH_CATEGORIES
-
-    def load(self, request: SuiteRequest) -> SuiteData:
-        """Lab models get the generated questions, other models the official ones; a given file comes first."""
-        return self._load(request, "eval")
-
-    def calibration(self, request: SuiteRequest) -> SuiteData:
-        """For lab models, generated questions that nothing else asks."""
-        own = request.lab and request.data is None
-        return self._load(request, "calibration") if own else super().calibration(request)
-
-    def score(self, question: Question, turn: int, answer: str) -> float | None:
-        """By the question's metric, against the references of the turn."""
-        return score_turn(question, turn, answer)
 
     def fetch(self, source: str | None = None) -> Path:
         """The official file, downloaded unless it is there. source: another URL of the same content."""
@@ -57,7 +44,8 @@ class SpecBench(Suite):
             return path
         return download(source or os.environ.get("SSBENCH_SPECBENCH_URL") or URL, SHA256, path)
 
-    def _load(self, request: SuiteRequest, split: str) -> SuiteData:
+    def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
+        """Lab models get the generated questions, other models the official ones; a given file comes first."""
         check_limit(request.limit)
         if request.data is not None:
             return self._from_file(request.data, request)

@@ -9,7 +9,7 @@ import typer
 
 from specbench_ss.commands.shared import interrupted
 
-app = typer.Typer(help="The project's own small models: train them again.", no_args_is_help=True)
+app = typer.Typer(help="Train ssbench's own small models again.", no_args_is_help=True)
 
 
 @app.callback()
@@ -19,22 +19,37 @@ def _group() -> None:
 
 @app.command()
 def train(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the weights.", file_okay=False)],
-    size: Annotated[Literal["s", "m"], typer.Option("--size", help="Which of the two models.")] = "s",
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            help="Folder to write the weights to; the same command continues an unfinished training.",
+            file_okay=False,
+        ),
+    ],
+    size: Annotated[
+        Literal["s", "m"],
+        typer.Option("--size", help="Size of the base model: s is the one that ships, m is a larger one for a GPU."),
+    ] = "s",
     stages: Annotated[
-        str, typer.Option("--stages", metavar="A,B", help="Train only these stages, in their order; all when empty.")
+        str,
+        typer.Option(
+            "--stages",
+            metavar="A,B",
+            help="Train only these stages, in the order of the pipeline. Default: all of them.",
+        ),
     ] = "",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of data and weights.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="Device to train on: auto, cpu, cuda or cuda:N.")] = "auto",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the generated text and of initial weights.")] = 0,
     budget_scale: Annotated[
-        float, typer.Option("--budget-scale", min=0.0, help="Multiplies every stage's number of steps.")
+        float, typer.Option("--budget-scale", min=0.0, help="Factor on every stage's number of steps.")
     ] = 1.0,
 ) -> None:
-    """Train a lab model and the methods' weights for it."""
+    """Train the lab's base model and the weights of all methods for it, from nothing."""
     if budget_scale <= 0:
         raise typer.BadParameter("--budget-scale must be above 0")
     from specbench_ss.methods._lab import pipeline
-    from specbench_ss.models.loading import resolve_device
+    from specbench_ss.models.devices import resolve_device
 
     try:
         pipeline.train(

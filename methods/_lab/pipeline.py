@@ -15,9 +15,9 @@ from typing import Any
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.files.crash_safe import write_json
 from specbench_ss.methods._lab import stages as work
+from specbench_ss.methods._lab.lab_training import LabTraining, Log
 from specbench_ss.methods._lab.rivals import RIVALS, rivals
-from specbench_ss.methods._lab.workshop import Log, Workshop
-from specbench_ss.models.loading import resolve_device
+from specbench_ss.models.devices import resolve_device
 from specbench_ss.training.resumable import check_same
 
 DONE = "done.json"
@@ -27,7 +27,7 @@ DONE = "done.json"
 class Stage:
     """run fills the stage's folder; partial: the files there that it goes on from when it was cut off."""
 
-    run: Callable[[Workshop], None]
+    run: Callable[[LabTraining], None]
     partial: tuple[str, ...] = ()
 
 
@@ -69,9 +69,9 @@ def train(
             raise UserError(f"unknown stage {name!r}{did_you_mean(name, STAGES)}; stages: {', '.join(STAGES)}")
     if size not in ("s", "m"):
         raise UserError(f"unknown size {size!r}; sizes: s, m")
-    shop = Workshop(out, size, resolve_device(device), seed, budget_scale, log)
+    lab = LabTraining(out, size, resolve_device(device), seed, budget_scale, log)
     if stages == ("cards",) and not any((out / name).exists() for name in STAGES):
-        work.measure_shipped(shop)
+        work.measure_shipped(lab)
         return
     settings = {"seed": seed, "size": size, "budget_scale": budget_scale}
     for name in STAGES:
@@ -79,7 +79,7 @@ def train(
     todo = [name for name in STAGES if not stages or name in stages]
     for place, name in enumerate(todo):
         try:
-            _run(shop, name, bool(stages), settings)
+            _run(lab, name, bool(stages), settings)
         except KeyboardInterrupt as stop:
             saved = f", {stop}" if str(stop) else ""
             left = f" with --stages {','.join(todo[place:])}" if stages else ""  # the others would be run again
@@ -91,17 +91,17 @@ def _check_settings(done: Path, settings: Mapping[str, Any]) -> None:
         check_same(f"{done.parent}", json.loads(done.read_text()), settings)
 
 
-def _run(shop: Workshop, name: str, asked: bool, settings: Mapping[str, Any]) -> None:
+def _run(lab: LabTraining, name: str, asked: bool, settings: Mapping[str, Any]) -> None:
     """One stage. asked: the user named it."""
-    done = shop.out / name / DONE
+    done = lab.out / name / DONE
     if done.exists():
         if not asked:
-            shop.log(f"{name}: done before")
+            lab.log(f"{name}: done before")
             return
-        shop.log(f"{name}: done before, run again; stages after it stay as they are unless they are named too")
+        lab.log(f"{name}: done before, run again; stages after it stay as they are unless they are named too")
         for file in STAGES[name].partial:
             (done.parent / file).unlink(missing_ok=True)
         done.unlink()  # last: cut off from here on, the stage goes on rather than begins again
-    STAGES[name].run(shop)
-    shop.folder(name)
+    STAGES[name].run(lab)
+    lab.folder(name)
     write_json(done, settings)

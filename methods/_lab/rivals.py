@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from specbench_ss.decoding.target import Target
-from specbench_ss.methods._lab.workshop import Workshop, drafter_budget, drafter_text
+from specbench_ss.methods._lab.lab_training import LabTraining, drafter_budget, drafter_text
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
-from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint
 from specbench_ss.training.guess_accuracy import mean_accuracies
 from specbench_ss.training.side_by_side import TogetherTrainer
 
@@ -66,28 +66,24 @@ RIVALS = {
 }
 
 
-def rivals(shop: Workshop) -> None:
+def rivals(lab: LabTraining) -> None:
     """All of them, one after the other."""
-    target = shop.base_target()
+    target = lab.base_target()
     for name in RIVALS:
-        train_rival(shop, target, name)
+        train_rival(lab, target, name)
 
 
-def train_rival(shop: Workshop, target: Target, name: str) -> None:
+def train_rival(lab: LabTraining, target: Target, name: str) -> None:
     """One of them, into the folder of its name; goes on from its checkpoint."""
-    rival, budget = RIVALS[name], drafter_budget(shop)
+    rival, budget = RIVALS[name], drafter_budget(lab)
     budget = replace(budget, ahead=rival.ahead or budget.ahead)
-    torch.manual_seed(shop.seed + 3)
+    torch.manual_seed(lab.seed + 3)
     trainee = rival.build(target, budget.ahead)
-    text = drafter_text(shop, "train")
-    TogetherTrainer(target, [trainee], text, budget, shop.folder(f"rivals/{name}")).train(shop.log)
-    about: dict[str, Any] = {
-        "base_hash": target.weights_hash,
-        "base_dtype": str(target.dtype),
-        "trained": {"steps": budget.steps},
-    }
+    text = drafter_text(lab, "train")
+    TogetherTrainer(target, [trainee], text, budget, lab.folder(f"rivals/{name}")).train(lab.log)
+    about: dict[str, Any] = {**belongs_to(target), "trained": {"steps": budget.steps}}
     if rival.ranked:
-        batches = shop.scaled(CALIBRATION_BATCHES, 1)
-        measured = mean_accuracies(target, trainee, drafter_text(shop, "calibration"), budget, batches)
+        batches = lab.scaled(CALIBRATION_BATCHES, 1)
+        measured = mean_accuracies(target, trainee, drafter_text(lab, "calibration"), budget, batches)
         about["accuracies"] = measured
-    write_checkpoint(shop.folder(name), trainee.module, {**trainee.config, **about, **rival.about}, rival.file)
+    write_checkpoint(lab.folder(name), trainee.module, {**trainee.config, **about, **rival.about}, rival.file)

@@ -1,4 +1,4 @@
-"""The stages of `ssbench lab train`, each a function of the workshop; `pipeline.py` says which run and when."""
+"""The stages of `ssbench lab train`, each a function of the `LabTraining`; `pipeline.py` says which run and when."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._lab import cards
 from specbench_ss.methods._lab.answers import own_conversations
 from specbench_ss.methods._lab.base_training import BaseSize, BaseTrainer, new_model
-from specbench_ss.methods._lab.rivals import CALIBRATION_BATCHES, RIVALS
-from specbench_ss.methods._lab.tokenizer import special_ids, train_tokenizer
-from specbench_ss.methods._lab.workshop import (
+from specbench_ss.methods._lab.lab_training import (
     DRAFTER_STEPS,
-    Workshop,
+    LabTraining,
     drafter_budget,
     drafter_text,
     save_model,
     save_rows,
     training_rows,
 )
+from specbench_ss.methods._lab.rivals import CALIBRATION_BATCHES, RIVALS
+from specbench_ss.methods._lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
 from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.rest.build import build as build_datastore
@@ -38,8 +38,9 @@ from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.ss.shared_training import SharedTrainee, save_shared
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.models.drafter_folder import write_checkpoint
-from specbench_ss.models.loading import LAB, load_target
+from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.model_folder import LAB
 from specbench_ss.suites.lab_text.training_text import POLISH_WEIGHTS, completion_mask, conversations, pack, render
 from specbench_ss.training.guess_accuracy import mean_accuracies
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
@@ -69,202 +70,202 @@ SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
 DATASTORE_DRAFT = 8
 
 
-def tokenizer(shop: Workshop) -> None:
+def tokenizer(lab: LabTraining) -> None:
     """BPE from a sample of the training text."""
     texts = [
-        render(e).replace("<|", "\n<|") for e in islice(conversations("train", shop.seed), shop.scaled(24_000, 4_000))
+        render(e).replace("<|", "\n<|") for e in islice(conversations("train", lab.seed), lab.scaled(24_000, 4_000))
     ]
     for marker in ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>"):
         texts = [t.replace(marker, "") for t in texts]
-    made = train_tokenizer(texts, shop.base_size(shop.size).vocab)
-    made.model_max_length = shop.base_size(shop.size).context
-    made.save_pretrained(shop.folder("tokenizer"))
-    shop.log(f"tokenizer: {len(made)} entries")
+    made = train_tokenizer(texts, lab.base_size(lab.size).vocab)
+    made.model_max_length = lab.base_size(lab.size).context
+    made.save_pretrained(lab.folder("tokenizer"))
+    lab.log(f"tokenizer: {len(made)} entries")
 
 
-def _train_base(shop: Workshop, stage: str, size: BaseSize, rows: NDArray[np.int32], start: Path | None = None) -> None:
+def _train_base(
+    lab: LabTraining, stage: str, size: BaseSize, rows: NDArray[np.int32], start: Path | None = None
+) -> None:
     """Train a Llama of this size on these rows, from nothing or from a model on disk."""
     from transformers import AutoModelForCausalLM
 
-    tokenizer = shop.tokenizer()
+    tokenizer = lab.tokenizer()
     special = special_ids(tokenizer)
     model: Any
     if start is None:
-        model = new_model(size, special, shop.seed)
+        model = new_model(size, special, lab.seed)
     else:
         model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    BaseTrainer(model, size, rows, special, shop.device, shop.folder(stage), shop.compile).train(shop.log)
-    save_model(model, tokenizer, shop.folder(stage) / "model")
+    BaseTrainer(model, size, rows, special, lab.device, lab.folder(stage), lab.compile).train(lab.log)
+    save_model(model, tokenizer, lab.folder(stage) / "model")
 
 
-def base(shop: Workshop) -> None:
+def base(lab: LabTraining) -> None:
     """The base model on all tasks alike."""
-    size = shop.base_size(shop.size)
-    _train_base(shop, "base", size, training_rows(shop, size, shop.seed + 1))
+    size = lab.base_size(lab.size)
+    _train_base(lab, "base", size, training_rows(lab, size, lab.seed + 1))
 
 
-def polish(shop: Workshop) -> None:
+def polish(lab: LabTraining) -> None:
     """The base's last part: more of what computes, with arithmetic drills, at a lower learning rate."""
-    size = shop.base_size(shop.size)
+    size = lab.base_size(lab.size)
     size = replace(
         size, tokens=max(int(size.tokens * POLISH_SHARE), size.rows_per_step * size.row_length), lr=size.lr / 2
     )
-    start = shop.made("base/model/model.safetensors", "base").parent
-    _train_base(shop, "polish", size, training_rows(shop, size, shop.seed + 4, POLISH_WEIGHTS), start)
+    start = lab.made("base/model/model.safetensors", "base").parent
+    _train_base(lab, "polish", size, training_rows(lab, size, lab.seed + 4, POLISH_WEIGHTS), start)
 
 
-def answers(shop: Workshop) -> None:
+def answers(lab: LabTraining) -> None:
     """The base's own answers to training and calibration prompts, packed like its training text."""
-    tokenizer = shop.tokenizer()
-    model = shop.base_target().model.to(torch.bfloat16)  # half the traffic; what it says is the same but for rare ties
-    for split, count in (("train", DRAFTER_TALKS[shop.size]), ("calibration", CALIBRATION_TALKS)):
-        path = shop.folder("answers") / f"{split}.npy"
+    tokenizer = lab.tokenizer()
+    model = lab.base_target().model.to(torch.bfloat16)  # half the traffic; what it says is the same but for rare ties
+    for split, count in (("train", DRAFTER_TALKS[lab.size]), ("calibration", CALIBRATION_TALKS)):
+        path = lab.folder("answers") / f"{split}.npy"
         if path.exists():
             continue
         docs: list[NDArray[np.int32]] = []
-        examples, longest = conversations(split, shop.seed + 2), min(192, shop.scaled(192, 8))
-        for batch in own_conversations(model, tokenizer, examples, shop.scaled(count, 64), limit=longest):
+        examples, longest = conversations(split, lab.seed + 2), min(192, lab.scaled(192, 8))
+        for batch in own_conversations(model, tokenizer, examples, lab.scaled(count, 64), limit=longest):
             docs += batch
-            shop.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
-        save_rows(path, pack(docs, shop.base_size(shop.size).row_length, special_ids(tokenizer)["pad"]))
+            lab.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
+        save_rows(path, pack(docs, lab.base_size(lab.size).row_length, special_ids(tokenizer)["pad"]))
 
 
-def drafters(shop: Workshop) -> None:
+def drafters(lab: LabTraining) -> None:
     """Medusa heads and streams side by side: same batches, same steps, same frozen base."""
-    target = shop.base_target()
-    torch.manual_seed(shop.seed + 3)
+    target = lab.base_target()
+    torch.manual_seed(lab.seed + 3)
     medusa = MedusaTrainee(target, heads=4)
-    streams = StreamsTrainee(target, LAB_STREAMS[shop.size], lr=STREAM_LR, embedding_lr=STREAM_EMBEDDING_LR)
-    budget, text = drafter_budget(shop), drafter_text(shop, "train")
-    TogetherTrainer(target, [medusa, streams], text, budget, shop.folder("drafters")).train(shop.log)
-    batches = shop.scaled(CALIBRATION_BATCHES, 1)
-    accuracies = mean_accuracies(target, medusa, drafter_text(shop, "calibration"), budget, batches)
-    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps}}
+    streams = StreamsTrainee(target, LAB_STREAMS[lab.size], lr=STREAM_LR, embedding_lr=STREAM_EMBEDDING_LR)
+    budget, text = drafter_budget(lab), drafter_text(lab, "train")
+    TogetherTrainer(target, [medusa, streams], text, budget, lab.folder("drafters")).train(lab.log)
+    batches = lab.scaled(CALIBRATION_BATCHES, 1)
+    accuracies = mean_accuracies(target, medusa, drafter_text(lab, "calibration"), budget, batches)
+    about = {**belongs_to(target), "trained": {"steps": budget.steps}}
     heads = {**about, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
-    write_checkpoint(shop.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
-    config = {**about, "streams": LAB_STREAMS[shop.size].as_dict(), "advice": SS_ADVICE}
-    write_checkpoint(shop.folder("ss"), streams.module, config)
+    write_checkpoint(lab.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
+    config = {**about, "streams": LAB_STREAMS[lab.size].as_dict(), "advice": SS_ADVICE}
+    write_checkpoint(lab.folder("ss"), streams.module, config)
 
 
-def shared(shop: Workshop) -> None:
+def shared(lab: LabTraining) -> None:
     """Shared mode, and what it is held against: the same LoRA on next tokens alone, same batches, same steps."""
-    target = shop.base_target()
-    torch.manual_seed(shop.seed + 5)
+    target = lab.base_target()
+    torch.manual_seed(lab.seed + 5)
     ours = SharedTrainee(target, SHARED_STREAMS, SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
     plain = replace(SHARED_STREAMS, main_attends_streams=False)
     tuned = SharedTrainee(target, plain, SHARED_LR, alpha_j=0.0, name="next-token")
-    train_shared(shop, target, [ours, tuned], "shared")
+    train_shared(lab, target, [ours, tuned], "shared")
 
 
-def train_shared(shop: Workshop, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
+def train_shared(lab: LabTraining, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
     """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
-    budget = _tune(shop, target, trainees, stage)
-    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
+    budget = _tune(lab, target, trainees, stage)
     for trainee in trainees:
         trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
-        save_shared(shop.folder(trainee.name), trainee, {**about, "trained": trained, "advice": SS_ADVICE})
+        about = {**belongs_to(target), "trained": trained, "advice": SS_ADVICE}
+        save_shared(lab.folder(trainee.name), trainee, about)
 
 
-def medusa2(shop: Workshop) -> None:
+def medusa2(lab: LabTraining) -> None:
     """Heads and backbone together, on the batches of stage `shared`; the heads share the backbone's LM head."""
-    target = shop.base_target()
-    torch.manual_seed(shop.seed + 5)
+    target = lab.base_target()
+    torch.manual_seed(lab.seed + 5)
     trainee = Medusa2Trainee(target, 4, SHARED_STREAMS.lora_rank, own_unembed=False, lr=SHARED_LR)
-    budget = _tune(shop, target, [trainee], "medusa2")
-    batches = shop.scaled(CALIBRATION_BATCHES, 1)
-    accuracies = mean_accuracies(target, trainee, drafter_text(shop, "calibration"), budget, batches)
+    budget = _tune(lab, target, [trainee], "medusa2")
+    batches = lab.scaled(CALIBRATION_BATCHES, 1)
+    accuracies = mean_accuracies(target, trainee, drafter_text(lab, "calibration"), budget, batches)
     config = {
-        "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": budget.steps},
-        "accuracies": accuracies, "nodes": MEDUSA_NODES,
+        **belongs_to(target), "trained": {"steps": budget.steps}, "accuracies": accuracies, "nodes": MEDUSA_NODES,
     }  # fmt: skip
-    save_joint(shop.folder("medusa2/weights"), trainee, config)
+    save_joint(lab.folder("medusa2/weights"), trainee, config)
 
 
-def _tune(shop: Workshop, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
+def _tune(lab: LabTraining, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
     """Train what changes the base, on text of the base's own kind."""
-    size = replace(shop.base_size(shop.size), tokens=shop.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
-    special = special_ids(shop.tokenizer())
-    rows = training_rows(shop, size, shop.seed + 5)
-    text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 5)
-    budget = Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
-    TogetherTrainer(target, trainees, text, budget, shop.folder(stage)).train(shop.log)
+    size = replace(lab.base_size(lab.size), tokens=lab.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
+    special = special_ids(lab.tokenizer())
+    rows = training_rows(lab, size, lab.seed + 5)
+    text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], lab.seed + 5)
+    budget = Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
+    TogetherTrainer(target, trainees, text, budget, lab.folder(stage)).train(lab.log)
     return budget
 
 
-def space(shop: Workshop) -> None:
+def space(lab: LabTraining) -> None:
     """SPACE's LoRA and mask, on the batches of stage `shared`."""
-    target = shop.base_target()
-    torch.manual_seed(shop.seed + 5)
+    target = lab.base_target()
+    torch.manual_seed(lab.seed + 5)
     trainee = SPACETrainee(target, SPACE_MASKS, SHARED_STREAMS.lora_rank, SHARED_LR, mask_lr=SPACE_MASK_LR)
-    budget = _tune(shop, target, [trainee], "space")
-    trained = {"steps": budget.steps}
-    about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": trained}
-    save_space(shop.folder("space/weights"), trainee.mask, trainee.tuned, about)
+    budget = _tune(lab, target, [trainee], "space")
+    about = {**belongs_to(target), "trained": {"steps": budget.steps}}
+    save_space(lab.folder("space/weights"), trainee.mask, trainee.tuned, about)
 
 
-def datastore(shop: Workshop) -> None:
+def datastore(lab: LabTraining) -> None:
     """The text of the drafters, for `rest` to look up: the base's own answers."""
-    special = special_ids(shop.tokenizer())
-    ids = np.load(shop.made("answers/train.npy", "answers")).reshape(-1)
+    special = special_ids(lab.tokenizer())
+    ids = np.load(lab.made("answers/train.npy", "answers")).reshape(-1)
     ids = ids[ids != special["pad"]]
-    talks = np.split(ids, np.flatnonzero(ids == special["bos"])[1:])[: shop.scaled(DATASTORE_TALKS, 4)]
-    out = shop.out / "rest"
+    talks = np.split(ids, np.flatnonzero(ids == special["bos"])[1:])[: lab.scaled(DATASTORE_TALKS, 4)]
+    out = lab.out / "rest"
     shutil.rmtree(out, ignore_errors=True)
-    header = build_datastore(talks, shop.base_target(), "the base's own answers", out, draft=DATASTORE_DRAFT)
-    shop.log(f"datastore: {header['tokens']} tokens of {header['documents']} conversations")
+    header = build_datastore(talks, lab.base_target(), "the base's own answers", out, draft=DATASTORE_DRAFT)
+    lab.log(f"datastore: {header['tokens']} tokens of {header['documents']} conversations")
 
 
-def draft(shop: Workshop) -> None:
+def draft(lab: LabTraining) -> None:
     """The small draft model for two-model speculative decoding, on the same text."""
-    size = shop.base_size("draft")
-    _train_base(shop, "draft", size, training_rows(shop, size, shop.seed + 1))
+    size = lab.base_size("draft")
+    _train_base(lab, "draft", size, training_rows(lab, size, lab.seed + 1))
 
 
-def export(shop: Workshop) -> None:
+def export(lab: LabTraining) -> None:
     """Everything that is shipped, into one folder: base, draft and a folder a drafter."""
     sources = {
-        "base": shop.made("polish/model", "polish"),
-        "draft": shop.made("draft/model", "draft"),
-        "medusa": shop.made("medusa", "drafters"),
-        "ss": shop.made("ss", "drafters"),
-        "ss-shared": shop.made("ss-shared", "shared"),
-        "medusa2": shop.made("medusa2/weights", "medusa2"),
-        **{name: shop.made(name, "rivals") for name in RIVALS},
-        "rest": shop.made("rest", "datastore"),
-        "space": shop.made("space/weights", "space"),
+        "base": lab.made("polish/model", "polish"),
+        "draft": lab.made("draft/model", "draft"),
+        "medusa": lab.made("medusa", "drafters"),
+        "ss": lab.made("ss", "drafters"),
+        "ss-shared": lab.made("ss-shared", "shared"),
+        "medusa2": lab.made("medusa2/weights", "medusa2"),
+        **{name: lab.made(name, "rivals") for name in RIVALS},
+        "rest": lab.made("rest", "datastore"),
+        "space": lab.made("space/weights", "space"),
     }
-    out = shop.folder("export")
+    out = lab.folder("export")
     for name, source in sources.items():
         if (out / name).exists():  # with the cards of what was exported before
             shutil.rmtree(out / name)
         shutil.copytree(source, out / name)
-    (out / "lab.json").write_text(json.dumps({"size": shop.size, "seed": shop.seed}) + "\n")
-    shop.log(f"export: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB in {out}")
+    (out / "lab.json").write_text(json.dumps({"size": lab.size, "seed": lab.seed}) + "\n")
+    lab.log(f"export: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB in {out}")
 
 
-def measure(shop: Workshop) -> None:
+def measure(lab: LabTraining) -> None:
     """Measure the exported family and write its cards."""
-    _measure(shop, shop.made("export/lab.json", "export").parent)
+    _measure(lab, lab.made("export/lab.json", "export").parent)
 
 
-def measure_shipped(shop: Workshop) -> None:
+def measure_shipped(lab: LabTraining) -> None:
     """The same for a copy of the package's own weights. Raises UserError where it brings none of that size."""
     about = json.loads((LAB / "lab.json").read_text()) if (LAB / "lab.json").exists() else {}
-    if about.get("size") != shop.size:
-        raise UserError(f"no training run in {shop.out}, and the package brings no weights of size {shop.size}")
-    out = shop.out / "shipped"
+    if about.get("size") != lab.size:
+        raise UserError(f"no training run in {lab.out}, and the package brings no weights of size {lab.size}")
+    out = lab.out / "shipped"
     shutil.copytree(LAB, out, dirs_exist_ok=True)
-    shop.log(f"cards: no training run in {shop.out}, so the shipped weights are measured, a copy in {out}")
-    _measure(shop, out)
+    lab.log(f"cards: no training run in {lab.out}, so the shipped weights are measured, a copy in {out}")
+    _measure(lab, out)
 
 
-def _measure(shop: Workshop, family: Path) -> None:
-    base, draft = (load_target(str(family / n), dtype="float32", device=shop.device) for n in ("base", "draft"))
-    special, longest = special_ids(base.tokenizer), min(256, shop.scaled(256, 8))
-    losses = [cards.held_out_loss(t.model, t.tokenizer, special, shop.scaled(400, 8)) for t in (base, draft)]
-    shop.log(f"cards: held-out loss {losses[0]:.4f}, of the draft {losses[1]:.4f}")
-    scores = cards.task_scores(base, shop.scaled(60, 1), longest)
-    shop.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
-    taus = cards.taus(base, shop.scaled(3, 1), longest)
-    shop.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
+def _measure(lab: LabTraining, family: Path) -> None:
+    base, draft = (load_target(str(family / n), dtype="float32", device=lab.device) for n in ("base", "draft"))
+    special, longest = special_ids(base.tokenizer), min(256, lab.scaled(256, 8))
+    losses = [cards.held_out_loss(t.model, t.tokenizer, special, lab.scaled(400, 8)) for t in (base, draft)]
+    lab.log(f"cards: held-out loss {losses[0]:.4f}, of the draft {losses[1]:.4f}")
+    scores = cards.task_scores(base, lab.scaled(60, 1), longest)
+    lab.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
+    taus = cards.taus(base, lab.scaled(3, 1), longest)
+    lab.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
     cards.write_cards(family, base, draft, cards.Measured(losses[0], losses[1], scores, taus))

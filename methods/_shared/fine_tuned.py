@@ -20,7 +20,8 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.models_in_use import one_in_use
-from specbench_ss.models.loading import check_model, config_of, load_model
+from specbench_ss.models.loading import config_of, load_model
+from specbench_ss.models.model_folder import check_model
 from specbench_ss.models.weight_files import weight_files
 from specbench_ss.models.weight_hash import hash_weights
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 
@@ -52,7 +52,7 @@ class Heads(Protocol):
 class TreeHeads(Decoder):
     """Heads on a fixed tree, drafted from the last state. At T=0 every rule of acceptance is greedy."""
 
-    Options = HeadsOptions
+    Options: ClassVar[type[Any]] = HeadsOptions
 
     def __init__(
         self,

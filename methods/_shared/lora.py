@@ -15,9 +15,9 @@ import torch
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.files.user_files import read_json
 from specbench_ss.methods._shared.models_in_use import one_in_use
 from specbench_ss.models.drafter_folder import read_shapes
-from specbench_ss.models.weight_files import read_json
 
 if TYPE_CHECKING:
     from torch import nn

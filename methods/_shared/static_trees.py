@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.decoding.tree import MOST_NODES, TreeShape, shape_of
-from specbench_ss.errors import UserError
-from specbench_ss.files.schema import misfit
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files import records
 
 Choice = tuple[int, ...]
 
@@ -160,11 +160,11 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 
     Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
     """
-    content = _read_json(path, method)
-    if problem := misfit(content, [[int]]):
+    try:
+        choices = records.convert(_read_json(path, method), list[Choice])
+    except ValueError as problem:
         form = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
-        raise UserError(f"{method}: cannot read tree {path}: {problem}; a tree is {form}")
-    choices = [tuple(choice) for choice in content]
+        raise UserError(f"{method}: cannot read tree {path}: {problem}; a tree is {form}") from None
     deepest = max(map(len, choices), default=0)
     if deepest > heads:
         raise UserError(f"{method}: the tree {path} is {deepest} deep, there are {heads} {unit} to draft with")
@@ -173,8 +173,8 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 
 def _read_json(path: Path, method: str) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return records.parse(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{method}: cannot read tree {path}: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{method}: cannot read tree {path}: it is not JSON") from None
+        raise UserError(f"{method}: cannot read tree {path}: {os_reason(error)}") from None
+    except ValueError as problem:
+        raise UserError(f"{method}: cannot read tree {path}: {problem}") from None

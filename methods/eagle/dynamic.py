@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import msgspec
 from annotated_types import Ge, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
@@ -13,7 +14,7 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.decoding.tree import MOST_NODES, DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.files.schema import misfit
+from specbench_ss.files import records
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.eagle.common import FeatureDrafting
 from specbench_ss.methods.eagle.feature_layers import published_levels
@@ -73,6 +74,18 @@ class Eagle3Options(DynamicOptions):
     )
 
 
+class _Advice(msgspec.Struct):
+    total_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    depth: int | msgspec.UnsetType = msgspec.UNSET
+    top_k: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Config(msgspec.Struct):
+    """What config.json says of the tree."""
+
+    advice: _Advice = msgspec.field(default_factory=_Advice)
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """A dynamic tree as it is drafted. drafted: nodes kept, without the root; levels: depth + 1."""
@@ -106,11 +119,11 @@ class Eagle2(FeatureDrafting):
     @classmethod
     def settle(cls, options: DynamicOptions, config: dict[str, Any], vocab: int) -> Size:
         """The tree's size, no wider than the vocabulary."""
-        advice = config.get("advice", {})
-        if problem := misfit(advice, {"total_tokens?": int, "depth?": int, "top_k?": int}, "advice"):
-            raise UserError(f"{cls.name}: config.json: {problem}")
         try:
-            given = type(options)(**advice)
+            advice = records.convert(config, _Config).advice
+            given = type(options)(**msgspec.to_builtins(advice))  # without what is unset
+        except ValueError as problem:
+            raise UserError(f"{cls.name}: config.json: {problem}") from None
         except UserError as error:
             raise UserError(f"{cls.name}: advice in config.json: {error}") from None
         depth = next((d for d in (options.depth, given.depth) if d >= 0), cls.published_depth)
@@ -241,9 +254,13 @@ def _numbers(text: str) -> list[int]:
 
 def _checked(layers: Any, base: Outline, what: str) -> tuple[int, ...]:
     """Raises UserError for layers that the model does not have."""
-    if not isinstance(layers, list) or misfit(layers, [int]) or not layers:
+    try:
+        named = records.convert(layers, list[int])
+    except ValueError:
+        named = []
+    if not named:
         raise UserError(f"eagle3: {what} must be a list of layers, not {layers!r}")
-    for layer in layers:
+    for layer in named:
         if not FINAL <= layer < base.n_layers:
             raise UserError(f"eagle3: {what} names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
-    return tuple(layers)
+    return tuple(named)

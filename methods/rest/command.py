@@ -9,7 +9,9 @@ import typer
 
 from specbench_ss.errors import UserError
 
-app = typer.Typer(help="Text for the method rest to look drafts up in.", no_args_is_help=True)
+app = typer.Typer(
+    help="Build or inspect a datastore: text in which the method rest looks drafts up.", no_args_is_help=True
+)
 
 
 @app.callback()
@@ -19,24 +21,47 @@ def _group() -> None:
 
 @app.command()
 def build(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the datastore.", file_okay=False)],
-    model: Annotated[str, typer.Option("--model", help="Whose tokenizer: lab model, folder or hub id.")] = "lab",
+    out: Annotated[Path, typer.Option("--out", help="Folder to write the datastore to.", file_okay=False)],
+    model: Annotated[
+        str, typer.Option("--model", help="Model whose tokenizer is used: lab, a folder or a hub id.")
+    ] = "lab",
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", metavar="FILE|DIR|ID", help="Text (.txt) or conversations, as for `ssbench train`."),
+        typer.Option(
+            "--data",
+            metavar="FILE|DIR|ID",
+            help="Plain text (.txt), or conversations in the formats of `ssbench train`. May be given several times.",
+        ),
     ] = None,
     lab: Annotated[
-        int, typer.Option("--lab", min=0, metavar="N", help="So many generated training conversations of the lab.")
+        int,
+        typer.Option(
+            "--lab", min=0, metavar="N", help="Add this many training conversations that the lab's generators write."
+        ),
     ] = 0,
-    draft: Annotated[int, typer.Option("--draft", min=0, help="Size of tree that the datastore advises; 0: none.")] = 0,
+    draft: Annotated[
+        int,
+        typer.Option(
+            "--draft", min=0, help="Number of draft nodes that the datastore recommends to rest; 0 recommends none."
+        ),
+    ] = 0,
     chat_template: Annotated[
-        str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="As in `ssbench run`.")
+        str | None,
+        typer.Option(
+            "--chat-template",
+            metavar="NAME|FILE",
+            help="Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file.",
+        ),
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Allow Python code that comes with the model to run. Only for models whose authors you trust.",
+        ),
     ] = False,
 ) -> None:
-    """Tokenize text and sort its suffixes; the same text gives the same bytes."""
+    """Tokenize text and sort its suffixes. The same text always gives the same files, byte for byte."""
     from itertools import chain
 
     from specbench_ss.methods.rest import text
@@ -60,10 +85,12 @@ def build(
 
 @app.command()
 def info(
-    datastore: Annotated[Path, typer.Argument(help="Folder, or a file of REST (.idx).")],
-    model: Annotated[str | None, typer.Option("--model", help="Whether it fits this model.")] = None,
+    datastore: Annotated[
+        Path, typer.Argument(help="Folder of a datastore, or an .idx file as the authors of REST publish them.")
+    ],
+    model: Annotated[str | None, typer.Option("--model", help="Also check that the datastore fits this model.")] = None,
 ) -> None:
-    """What a datastore holds."""
+    """Show what a datastore holds."""
     from specbench_ss.methods.rest.datastore import open_datastore
     from specbench_ss.models.loading import outline_of
 

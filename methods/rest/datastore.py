@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.files.schema import misfit
+from specbench_ss.files import records
+from specbench_ss.files.user_files import read_json
 from specbench_ss.methods.rest.published import read_idx
-from specbench_ss.models.weight_files import read_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,12 +28,26 @@ if TYPE_CHECKING:
     Ids = NDArray[np.signedinteger[Any]] | NDArray[np.unsignedinteger[Any]]
 
 HEADER, FORMAT = "datastore.json", 1
-FORM = {
-    "format": int, "vocabulary": str, "vocab_size": int, "chunks": [int], "documents": int, "tokens": int,
-    "hash": str, "made_of": str, "advice?": {"draft?": int},
-}  # fmt: skip
 SEPARATOR = -1  # no token: what is matched never holds it, and a continuation ends at it
 PROBES, PROBED = 64, 32  # suffixes of a chunk that are looked at when it is opened, and tokens of each
+
+
+class _Advice(msgspec.Struct):
+    draft: int = 0
+
+
+class _Header(msgspec.Struct):
+    """What a datastore's header says. chunks: tokens of each."""
+
+    format: int
+    vocabulary: str
+    vocab_size: int
+    chunks: list[int]
+    documents: int
+    tokens: int
+    hash: str
+    made_of: str
+    advice: _Advice = msgspec.field(default_factory=_Advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +109,29 @@ def open_datastore(path: Path) -> Datastore:
 def _open_folder(folder: Path) -> Datastore:
     if not (folder / HEADER).is_file():
         raise UserError(f"rest: {folder} holds no datastore: it has no {HEADER}")
-    header = read_json(folder / HEADER)
-    if problem := misfit(header, FORM):
-        raise UserError(f"rest: {folder / HEADER} does not describe a datastore: {problem}")
-    if header["format"] != FORMAT:
-        raise UserError(f"rest: datastore {folder} has format {header['format']}, this version reads {FORMAT}")
+    try:
+        header = records.convert(read_json(folder / HEADER), _Header)
+    except ValueError as problem:
+        raise UserError(f"rest: {folder / HEADER} does not describe a datastore: {problem}") from None
+    if header.format != FORMAT:
+        raise UserError(f"rest: datastore {folder} has format {header.format}, this version reads {FORMAT}")
     chunks = tuple(
         Chunk(_read(folder / f"tokens-{i}.npy", n), _read(folder / f"suffixes-{i}.npy", n))
-        for i, n in enumerate(header["chunks"])
+        for i, n in enumerate(header.chunks)
     )
-    about = {name: header[name] for name in ("hash", "tokens", "documents", "made_of")}
-    return Datastore(chunks, about, header["vocabulary"], header.get("advice", {}).get("draft", 0))
+    about = {name: getattr(header, name) for name in ("hash", "tokens", "documents", "made_of")}
+    return Datastore(chunks, about, header.vocabulary, header.advice.draft)
 
 
 def _read(file: Path, count: int) -> Ids:
     """int32 [count], mapped."""
     try:
-        found: Any = np.load(file, mmap_mode="r")
+        numbers: Any = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:  # missing, truncated, no such file at all
         raise UserError(f"rest: cannot read {file}: {first_line(error)}") from None
-    if found.dtype != np.int32 or found.shape != (count,):
-        raise UserError(f"rest: {file} is damaged: {found.dtype} {found.shape}, not int32 ({count},)")
-    return np.asarray(found)  # the same mapped memory, without the cost of a memmap's own indexing
+    if numbers.dtype != np.int32 or numbers.shape != (count,):
+        raise UserError(f"rest: {file} is damaged: {numbers.dtype} {numbers.shape}, not int32 ({count},)")
+    return np.asarray(numbers)  # the same mapped memory, without the cost of a memmap's own indexing
 
 
 def _in_order(chunk: Chunk) -> bool:

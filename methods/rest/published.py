@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ def read_idx(path: Path) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], dict[
             raise UserError(f"rest: datastore {path} is empty")
         raw = np.asarray(np.memmap(path, np.uint8, "r"))
     except OSError as error:
-        raise UserError(f"rest: cannot read datastore {path}: {error.strerror or error}") from None
+        raise UserError(f"rest: cannot read datastore {path}: {os_reason(error)}") from None
     chunks: list[tuple[NDArray[Any], NDArray[Any]]] = []
     at = 0
     while at < size:

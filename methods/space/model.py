@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import torch
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.files.schema import misfit
+from specbench_ss.files import records
 from specbench_ss.methods._shared.fine_tuned import holds_model, outline_beside, target_beside
 from specbench_ss.methods._shared.lora import check_lora, merged_target, save_lora
 from specbench_ss.methods.space.rows import MASKS
@@ -32,7 +33,17 @@ if TYPE_CHECKING:
     from specbench_ss.methods.space.masks import MaskToken
 
 WEIGHTS = "model.safetensors"
-FORM = {"space": {"masks": int, "mask_id": int}}
+
+
+class _Mask(msgspec.Struct):
+    masks: int
+    mask_id: int
+
+
+class _Config(msgspec.Struct):
+    """What config.json says of the mask."""
+
+    space: _Mask
 
 
 class Chosen(Protocol):
@@ -113,9 +124,11 @@ def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
     from specbench_ss.methods.space.masks import MaskToken
 
     config, file = read_config(folder), folder / WEIGHTS
-    if problem := misfit(config, FORM):
-        raise UserError(f"space: {folder / 'config.json'} describes no mask: {problem}")
-    mask = MaskToken(base.hidden_size, **{name: config["space"][name] for name in FORM["space"]})
+    try:
+        described = records.convert(config, _Config).space
+    except ValueError as problem:
+        raise UserError(f"space: {folder / 'config.json'} describes no mask: {problem}") from None
+    mask = MaskToken(base.hidden_size, described.masks, described.mask_id)
     if not 0 <= mask.mask_id < base.vocab_size:
         raise UserError(f"space: mask_id {mask.mask_id} is beyond the vocabulary of {base.name!r}")
     load_into(mask, {k: v.float() for k, v in read(file).items()}, f"space: {file}")

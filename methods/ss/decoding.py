@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import msgspec
 import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
@@ -19,7 +20,7 @@ from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.files.schema import form_of, misfit
+from specbench_ss.files import records
 from specbench_ss.methods.ss.drafting import draft_tree, prune
 from specbench_ss.methods.ss.layout import Layout, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
@@ -42,7 +43,19 @@ if TYPE_CHECKING:
     from specbench_ss.methods.ss.streams import Streams
 
 WEIGHTS = "model.safetensors"
-ADVICE = {"k?": int, "n_draft?": int, "n_keep?": int}
+
+
+class _Advice(msgspec.Struct):
+    k: int = 0
+    n_draft: int = 0
+    n_keep: int = 0
+
+
+class _Config(msgspec.Struct):
+    """What config.json says of streams."""
+
+    streams: StreamConfig
+    advice: _Advice = msgspec.field(default_factory=_Advice)
 
 
 class SpeculativeStreaming(Decoder):
@@ -51,7 +64,7 @@ class SpeculativeStreaming(Decoder):
     name = "ss"
     summary = "Speculative Streaming, lossless: streams in the frozen base, tree, pruning, fused pass"
     paper = "Bhendawade et al., arXiv:2402.11131 and ACL"
-    Options = SSOptions
+    Options: ClassVar[type[Any]] = SSOptions
     companion: ClassVar[str] = "ss"  # the method whose folder beside a model has the weights
     mode: ClassVar[str] = "lossless"
 
@@ -115,11 +128,10 @@ class SpeculativeStreaming(Decoder):
     def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
         """config.json of a folder, and the streams it describes. Raises UserError where it describes none of ours."""
         config, file = read_config(folder), folder / "config.json"
-        if problem := misfit(config, {"streams": form_of(StreamConfig), "advice?": ADVICE}):
-            raise UserError(f"{cls.name}: {file} does not describe streams: {problem}")
         try:
+            records.convert(config, _Config)
             shape = StreamConfig(**config["streams"])
-        except TypeError as error:  # a key of another version
+        except (ValueError, TypeError) as error:  # TypeError: a key of another version
             raise UserError(f"{cls.name}: {file} does not describe streams: {error}") from None
         if shape.mode != cls.mode:
             other = "ss" if shape.mode == "lossless" else "ss-shared"

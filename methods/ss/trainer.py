@@ -147,7 +147,7 @@ class StreamsTrainer(DrafterTrainer):
         else:
             write_checkpoint(folder, trainee.module, {**about, "streams": self.shape().as_dict()})
 
-    def usage(self, folder: Path, model: str) -> str:
+    @property
+    def decoded_by(self) -> str:
         """Shared streams are read by `ss-shared`."""
-        used = super().usage(folder, model)
-        return used if self.options.mode == "lossless" else used.replace(" ss", " ss-shared")
+        return "ss" if self.options.mode == "lossless" else "ss-shared"

@@ -57,6 +57,7 @@ def page(run: Run) -> dict[str, Any]:
         "matrix": speed.matrix(cells, look, manifest["config"]),
         "speedups": bars.speedups(cells, look),
         "everything": speed.everything(cells, look, manifest["config"]),
+        "others": speed.others(cells, look),
         "acceptance": [acceptance.histogram(steps, look), acceptance.by_position(overall, look)],
         "time": timing.per_token(overall, look),
         "steps": timing.decomposition(overall, frames.median_step_ms(steps), look),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_ss.method_spec import REFERENCE
@@ -35,7 +35,7 @@ def facts(run: Run) -> list[Fact]:
     manifest = run.manifest
     model, suite, environment = manifest["model"], manifest["suite"], manifest["environment"]
     known = [
-        Fact("Command", shlex.join(manifest["command"]), code=True),
+        Fact("Command", _command(manifest["command"]), code=True),
         Fact("Version", f"{manifest['version']}, {revision(environment.get('revision'))}"),
         Fact(
             "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"
@@ -65,6 +65,11 @@ def facts(run: Run) -> list[Fact]:
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
     return [fact for fact in known if fact.value]
+
+
+def _command(words: Sequence[str]) -> str:
+    """A command line; a run that was called from Python says so in one piece."""
+    return words[0] if len(words) == 1 else shlex.join(words)
 
 
 def _asked(suite: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How fast, task by task: the cards, the matrix of tasks and methods, and the table with everything."""
+"""How fast, task by task: the cards, the matrix of tasks and methods, the table with everything, other measures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.results import verdict_text
-from specbench_ss.results.number_text import interval, number, times, title
+from specbench_ss.results.number_text import interval, number, percent, times, title
 from specbench_ss.results.summary import OVERALL, SummaryRow
 
 PILLS = {
@@ -131,6 +131,37 @@ def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, A
     ]
     rows = [_row(cells[label, task], task, style, config) for task in tasks(cells) for label, style in styles.items()]
     return Table("everything", columns, rows, notes=verdict_text.notes(list(cells.values()), config))
+
+
+def others(cells: Cells, styles: Mapping[str, Style]) -> Table:
+    """What else was measured, one row for each task and method; memory only where there is a CUDA device."""
+    memory = any(row.peak_memory_bytes is not None for row in cells.values())
+    columns = [
+        Column("task", False),
+        Column("method", False),
+        Column("geometric mean", help="Speedup as the geometric mean over prompts of the ratio of time per token"),
+        Column("Spec-Bench", help=f"Speedup by Spec-Bench's formula: mean tokens/s over questions, over {REFERENCE}'s"),
+        Column("τ by sample", help="Tokens per step of each sample, their mean; τ pools all steps"),
+        Column("acceptance rate", help="Accepted drafted tokens over drafted ones, where a tree counts its depth"),
+        Column("questions scored", help="Questions with a quality on both sides: what quality is a mean over"),
+        *([Column("peak memory", help="MiB that a sample took beyond what was there before")] if memory else []),
+    ]
+    rows = [_other(cells[label, task], task, style, memory) for task in tasks(cells) for label, style in styles.items()]
+    return Table("others", columns, rows)
+
+
+def _other(row: SummaryRow, task: str, style: Style, memory: bool) -> list[Cell]:
+    mebibytes = None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20
+    return [
+        plain(title(task)),
+        style.cell(),
+        Cell(times(row.speedup_geomean), row.speedup_geomean),
+        Cell(times(row.speedup_specbench), row.speedup_specbench),
+        figure(row.tau_request_mean),
+        Cell(percent(row.acceptance_rate, 1), row.acceptance_rate),
+        figure(row.quality_n, 0),
+        *([figure(mebibytes, 1)] if memory else []),
+    ]
 
 
 def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) -> list[Cell]:

@@ -12,7 +12,7 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint
 from specbench_ss.reports.paper.figures import ACL, axes, health, lines, machine, source
 from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, training_text
@@ -118,7 +118,7 @@ class StreamsByLayers(Experiment):
         config, given = self._config(bench.request)
         specs = []
         for variant, trainee in zip(variants, trainees, strict=True):
-            about = {"base_hash": target.weights_hash, "base_dtype": str(target.dtype), "advice": ADVICE}
+            about = {**belongs_to(target), "advice": ADVICE}
             folder = bench.folder / "streams" / variant.name
             write_checkpoint(folder, trainee.module, about | {"streams": variant.config.as_dict()})
             specs.append(variant.spec(given, weights=str(folder)))

@@ -52,7 +52,7 @@ def of_method(text: str, request: Request) -> str:
 
 def _comes_along(model: str, name: str) -> bool:
     """Whether weights of this name lie beside an embedded model's."""
-    from specbench_ss.models.loading import find_folder, is_lab
+    from specbench_ss.models.model_folder import find_folder, is_lab
 
     folder = find_folder(model)
     return folder is not None and is_lab(model) and (folder.parent / name).is_dir()
@@ -77,7 +77,7 @@ def model_parts(names: Sequence[str], request: Request) -> list[Part]:
 
 def training_text(request: Request) -> str:
     """What training on the request's model lacks: text in its chat form is at hand for the lab alone."""
-    from specbench_ss.models.loading import is_lab
+    from specbench_ss.models.model_folder import is_lab
 
     return "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specbench_ss import registry
 from specbench_ss.decoding.target import Target
-from specbench_ss.models.loading import is_lab
+from specbench_ss.models.model_folder import is_lab
 from specbench_ss.results.experiment import Request
 from specbench_ss.runs.suite import Question, SuiteRequest
 

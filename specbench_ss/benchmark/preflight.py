@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from specbench_ss.runs.suite import Suite, SuiteData, SuiteRequest
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
+    from specbench_ss.decoding.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Plan:
     """What a run will do.
 
     config: with the references that its methods need. device, dtype: as resolved, 'cpu', 'float32'. options: of each
-    method, by label. samples: of the whole run.
+    method, by label. samples: of the whole run. notes: what the user should know of it, a sentence each. loaded: the
+    model, where it was given as one and not as a name.
     """
 
     config: RunConfig
@@ -34,63 +35,64 @@ class Plan:
     device: str
     dtype: str
     samples: int
+    notes: tuple[str, ...] = ()
+    loaded: Target | None = None
 
 
-def check(config: RunConfig, where: RunTarget) -> Plan:
+def check(config: RunConfig, where: RunTarget, loaded: Target | None = None) -> Plan:
     """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind."""
     from specbench_ss.benchmark.requests import check_ids, check_room, stop_ids
     from specbench_ss.models.chat_templates import check_template
-    from specbench_ss.models.loading import check_model, resolve_device, resolve_dtype
+    from specbench_ss.models.model_folder import check_model
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
     from specbench_ss.runs.run_directory import check_out, read_run
 
     if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
         check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
-    config = with_references(without_unfit(config, where.optional))
+    config, notes = without_unfit(config, where.optional, loaded)
+    config = with_references(config)
     options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
+    device, dtype = _place(config, loaded)
     if check_out(where):
         check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
-    check_model(config.model)
-    outline = check_methods(config)
+    if loaded is None:
+        check_model(config.model)
+    outline = check_methods(config, loaded)
     check_template(outline.tokenizer, outline.name)
     stop_ids(outline.tokenizer, config.stop)
-    data = _questions(config, suite)
+    data = _questions(config, suite, outline)
     check_ids(data)
     check_room(outline, data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
-    return Plan(config, suite, data, options, device, str(dtype).removeprefix("torch."), samples)
+    return Plan(config, suite, data, options, device, dtype, samples, notes, loaded)
 
 
-def check_methods(config: RunConfig) -> Outline:
+def check_methods(config: RunConfig, loaded: Target | None = None) -> Outline:
     """What can be known of the model without its weights, once every method says that it could decode with it."""
-    from specbench_ss.models.loading import outline_of
-
-    outline = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    outline = _outline(config, loaded)
     for spec in config.methods:
         with _naming_preset(spec, config):
             registry.method_class(spec.name).check(registry.method_options(spec), outline)
     return outline
 
 
-def without_unfit(config: RunConfig, optional: Collection[str]) -> RunConfig:
-    """Without the optional methods that cannot decode with the model; a warning names each."""
+def without_unfit(
+    config: RunConfig, optional: Collection[str], loaded: Target | None = None
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Without the optional methods that cannot decode with the model, and a sentence on each of these."""
     if not optional:
-        return config
-    from specbench_ss.models.loading import outline_of
-
-    outline = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
-    kept = []
+        return config, ()
+    outline = _outline(config, loaded)
+    kept, notes = [], []
     for spec in config.methods:
         try:
             if spec.label in optional:
                 registry.method_class(spec.name).check(_options(spec, config), outline)
             kept.append(spec)
         except UserError as error:
-            warnings.warn(f"{spec.label} is left out: {error}", stacklevel=2)
-    return replace(config, methods=tuple(kept))
+            notes.append(f"{spec.label} is left out: {error}")
+    return replace(config, methods=tuple(kept)), tuple(notes)
 
 
 def with_references(config: RunConfig) -> RunConfig:
@@ -117,8 +119,24 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
         raise UserError(f"{error}{files}") from error
 
 
-def _questions(config: RunConfig, suite: Suite) -> SuiteData:
-    from specbench_ss.models.loading import is_lab
+def _outline(config: RunConfig, loaded: Target | None) -> Outline:
+    """The model as far as it is known: loaded already, or by its files."""
+    from specbench_ss.models.loading import outline_of
 
+    if loaded is not None:
+        return loaded
+    return outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+
+
+def _place(config: RunConfig, loaded: Target | None) -> tuple[str, str]:
+    """(device, dtype) of the model: 'cpu', 'float32'."""
+    from specbench_ss.models.devices import resolve_device, resolve_dtype
+
+    device = resolve_device(config.device) if loaded is None else str(loaded.device)
+    dtype = resolve_dtype(config.dtype, device) if loaded is None else loaded.dtype
+    return device, str(dtype).removeprefix("torch.")
+
+
+def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:
     data = None if config.data is None else Path(config.data)
-    return suite.load(SuiteRequest(config.categories, config.limit, data, is_lab(config.model)))
+    return suite.load(SuiteRequest(config.categories, config.limit, data, outline.is_lab))

@@ -19,15 +19,27 @@ if TYPE_CHECKING:
 
 def command(
     methods: Annotated[
-        str | None, typer.Argument(metavar="[A,B[option=value]]", help="Methods; of those with options only that form.")
+        str | None,
+        typer.Argument(
+            metavar="METHODS",
+            help="Methods to check, separated by commas. A method given with options is checked in that form alone.",
+        ),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="All registered methods.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Check all registered methods.")] = False,
     plugin: Plugin = None,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Every shape of a method on models of every architecture.")
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Check every example of a method on models of every architecture. By default the first "
+            "example is tried on three architectures and the others on one each.",
+        ),
     ] = False,
 ) -> int:
-    """Hold methods to the laws of decoding, on tiny random models on the CPU. Exit code 1 where one is broken."""
+    """Check that methods obey the laws of decoding, on tiny random models on the CPU.
+
+    The exit code is 1 if one does not.
+    """
     specs = _wanted(methods, all_, [name for file in plugin or () for name in file.methods])  # type: ignore[attr-defined]
     references = references_of(specs)
     alone = len(specs) == 1

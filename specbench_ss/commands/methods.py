@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def command(plugin: Plugin = None) -> None:
-    """List the methods and their options."""
+    """List the decoding methods and their options."""
     from specbench_ss import registry
     from specbench_ss.options import describe_options
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench_ss.benchmark.asked import method_specs
+from specbench_ss.commands import help_texts
 from specbench_ss.commands.methods import promise
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
 
 CANNOT_TELL = 1  # exit code: neither works (0) nor does not (2)
 
-app = typer.Typer(help="List the models at hand; check a model and a method together.", invoke_without_command=True)
+app = typer.Typer(
+    help="List the models that need no download, or check whether a model and a method fit together.",
+    invoke_without_command=True,
+)
 
 
 @app.callback()
 def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from specbench_ss.models.loading import available
+    from specbench_ss.models.model_folder import available
 
     for model in available():
         print(f"{model.name:<10} {model.summary}")
@@ -37,19 +41,25 @@ def _list(ctx: typer.Context) -> None:
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(help="Embedded model, folder or hub id.")],
-    method: Annotated[str, typer.Argument(help="METHOD or METHOD[weights=PATH_OR_HUB_ID,...].")],
+    model: Annotated[str, typer.Argument(help=help_texts.MODEL)],
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="Method to check with the model, with its weights if it needs any: METHOD[weights=PATH_OR_HUB_ID]."
+        ),
+    ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="An option of the method.")
+        list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help=help_texts.SET)
     ] = None,
     chat_template: Annotated[
-        str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="Instead of the tokenizer's own.")
+        str | None, typer.Option("--chat-template", metavar="NAME|FILE", help=help_texts.CHAT_TEMPLATE)
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let the model's own code run (only where you trust it).")
-    ] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=help_texts.TRUST)] = False,
 ) -> int:
-    """Say whether a model and a method will work together; of hub ids only headers and small files are fetched."""
+    """Say whether a model and a method fit together, before any weights are loaded.
+
+    Of hub ids only headers and small files are downloaded.
+    """
     from specbench_ss import registry
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.loading import outline_of

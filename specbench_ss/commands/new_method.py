@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -17,9 +17,15 @@ TAKEN = ("Decoder", "Options", "State", "DraftTree", "UserError")  # class names
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Of the method, as in `--methods NAME`: small letters, digits, hyphens.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the new method, as it is given to --methods: small letters, digits and hyphens."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="New folder for the package.  [default: ssbench-NAME]", file_okay=False)
+        Path | None,
+        typer.Option(
+            help="Folder to write the package to; it must not exist yet.  [default: ssbench-NAME]", file_okay=False
+        ),
     ] = None,
 ) -> None:
     """Write a plugin package with a small decoding method, its test with the conformance kit, and a README."""
@@ -60,4 +66,4 @@ def write_package(name: str, folder: Path) -> None:
             file = folder / template.removesuffix(".jinja").replace("module", module)
             file.write_text(templates.get_template(template).render(values), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {folder}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {folder}: {os_reason(error)}") from error

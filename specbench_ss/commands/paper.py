@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
@@ -24,26 +25,38 @@ DEFAULT = Request()
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="`list`, or a table or figure that it names.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of a table or figure; `ssbench paper list` shows all names.")
+    ],
     model: Annotated[
-        str, typer.Option(help="Lab model, folder or hub id; drafters of others by --set.")
+        str,
+        typer.Option(
+            help="Target model: lab, a folder or a hub id. For a model other than lab, name the drafters "
+            "with --set METHOD.weights=PATH."
+        ),
     ] = DEFAULT.model,
-    limit: Annotated[int | None, typer.Option(min=0, help="Questions per task; 0 = all.")] = DEFAULT.limit,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="A method's option; repeatable.")
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Ask at most this many questions of each task; 0 asks all of them.")
+    ] = DEFAULT.limit,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help=help_texts.SET)] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="File or folder to read the suite's questions from, in place of its own data.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="File or folder with the suite's questions.")] = None,
     chat_template: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="As in `ssbench run`.")
+        str | None, typer.Option(metavar="NAME|FILE", help=help_texts.CHAT_TEMPLATE)
     ] = DEFAULT.chat_template,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of order, sampling and training.")] = DEFAULT.seed,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the model.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = DEFAULT.device,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: runs/TIME-paper-NAME]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished work in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the order of methods, of sampling and of training.")
+    ] = DEFAULT.seed,
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE)] = "auto",
+    device: Annotated[str, typer.Option(help=help_texts.DEVICE)] = DEFAULT.device,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder that the results are written to.  [default: runs/TIME-paper-NAME]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished work in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=help_texts.DRY_RUN)] = False,
 ) -> None:
-    """Make a table or figure of the papers again, and put its published numbers beside ours."""
+    """Measure a table or figure of the papers again and show its published numbers beside ours."""
     from specbench_ss import registry
 
     given = None if data is None else str(data)
@@ -156,7 +169,7 @@ def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
     runs: list[str] = []
 
     def measure(config: RunConfig, name: str) -> Run:
-        from specbench_ss.benchmark.measure import measure as make_run
+        from specbench_ss.commands.run_output import measure as make_run
         from specbench_ss.runs.run_directory import read_run
 
         folder = where.out / name

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 if TYPE_CHECKING:
     from specbench_ss.runs.rows import Run
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
-    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Which report.")] = "html",
-    out: Annotated[Path | None, typer.Option("--out", help="Write it here instead of into the run directory.")] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.")],
+    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Kind of report.")] = "html",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write the report to, in place of one in the run directory.")
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
 ) -> None:
-    """Write the report of a run again, or in another form; says so where the run is not complete."""
+    """Write the report of an earlier run again. The report says so where the run is not complete."""
     from specbench_ss.results.health import unfinished
     from specbench_ss.runs.run_directory import read_run
 
@@ -51,7 +53,7 @@ def write_report(run: Run, name: str = "html", out: Path | None = None) -> Path:
     try:
         report.write(run, path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
     return path
 
 

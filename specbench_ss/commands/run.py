@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.commands import run_options
+from specbench_ss.benchmark.build_config import default_out, run_config
+from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
 from specbench_ss.runs.config import RunConfig, RunTarget
 
@@ -23,107 +24,149 @@ def command(
         str,
         typer.Option(
             metavar="A,B[option=value]",
-            help="Methods to compare, or all; plain autoregressive decoding is always added.",
+            help="Methods to compare, separated by commas, each with options of its own if you like: "
+            "ss,medusa[nodes=8]. all: every method that can decode with the model. Plain "
+            "autoregressive decoding is always added.",
             rich_help_panel=WHAT,
         ),
     ],
-    suite: Annotated[str, typer.Option(help="Suite of tasks.", rich_help_panel=WHAT)] = DEFAULT.suite,
-    model: Annotated[
-        str, typer.Option(help="Lab model, folder or hub id of a causal language model.", rich_help_panel=WHAT)
-    ] = DEFAULT.model,
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="Suite of tasks whose questions are asked; `ssbench suites` lists them.", rich_help_panel=WHAT
+        ),
+    ] = DEFAULT.suite,
+    model: Annotated[str, typer.Option(help=help_texts.MODEL, rich_help_panel=WHAT)] = DEFAULT.model,
     categories: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these tasks of the suite.", rich_help_panel=WHAT)
+        str | None, typer.Option(metavar="A,B", help=help_texts.CATEGORIES, rich_help_panel=WHAT)
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="Questions per task; 0 = all.", rich_help_panel=WHAT)
+        int | None,
+        typer.Option(
+            min=0,
+            help="Ask at most this many questions of each task; 0 asks all of them. Default: the suite's own number.",
+            rich_help_panel=WHAT,
+        ),
     ] = DEFAULT.limit,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="METHOD.OPTION=VALUE", help="A method's option; repeatable.", rich_help_panel=WHAT
-        ),
+        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help=help_texts.SET, rich_help_panel=WHAT),
     ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
             metavar="FILE,FILE",
-            help="Options that `ssbench tune` chose; --set and [..] win.",
+            help="Preset files written by `ssbench tune`. What --set or METHOD[...] say wins over them.",
             rich_help_panel=WHAT,
         ),
     ] = None,
     plugin: Plugin = None,
     data: Annotated[
-        Path | None, typer.Option(help="File or folder with the suite's questions.", rich_help_panel=WHAT)
+        Path | None,
+        typer.Option(
+            help="File or folder to read the suite's questions from, in place of its own data.", rich_help_panel=WHAT
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is answered.", rich_help_panel=HOW)] = 1,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="How often every method answers each prompt.", rich_help_panel=HOW)
+    ] = 1,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Unmeasured prompts per method beforehand.", rich_help_panel=HOW)
+        int,
+        typer.Option(
+            min=0,
+            help="Prompts that every method answers before the measurement, to warm up; these are not recorded.",
+            rich_help_panel=HOW,
+        ),
     ] = DEFAULT.warmup,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer; the suite's own limit if not given.", rich_help_panel=HOW)
+        int | None,
+        typer.Option(min=1, help="Longest answer, in tokens. Default: the suite's own limit.", rich_help_panel=HOW),
     ] = DEFAULT.max_new_tokens,
     stop: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="End an answer with the token that completes this text, which is kept; may be one special token. "
-            "Repeatable.",
+            help="Text that ends an answer; the token that completes it is the last one kept. It may be one special "
+            "token. May be given several times.",
             rich_help_panel=HOW,
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 = greedy.", rich_help_panel=HOW)] = DEFAULT.temperature,
-    top_p: Annotated[float, typer.Option(help="Nucleus, above 0 to 1; 1 = off.", rich_help_panel=HOW)] = DEFAULT.top_p,
-    top_k: Annotated[int, typer.Option(min=0, help="0 = off.", rich_help_panel=HOW)] = DEFAULT.top_k,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of order and sampling.", rich_help_panel=HOW)] = DEFAULT.seed,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 decodes greedily.", rich_help_panel=HOW)
+    ] = DEFAULT.temperature,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            help="Sample only among the most likely tokens that together have this probability; 1 switches this off.",
+            rich_help_panel=HOW,
+        ),
+    ] = DEFAULT.top_p,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Sample only among this many most likely tokens; 0 switches this off.", rich_help_panel=HOW
+        ),
+    ] = DEFAULT.top_k,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW)
+    ] = DEFAULT.seed,
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the model.", rich_help_panel=HOW)
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)
     ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=HOW)] = DEFAULT.device,
+    device: Annotated[str, typer.Option(help=help_texts.DEVICE, rich_help_panel=HOW)] = DEFAULT.device,
     history: Annotated[
         Literal["reference", "own"],
-        typer.Option(help="Whose earlier answers later turns continue.", rich_help_panel=HOW),
+        typer.Option(
+            help="Which earlier answers the later turns of a conversation follow: those of the reference, "
+            "the same for all methods, or each method's own.",
+            rich_help_panel=HOW,
+        ),
     ] = "reference",
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=HOW)
+        bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)
     ] = DEFAULT.trust_remote_code,
     chat_template: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own template.",
+            help=help_texts.CHAT_TEMPLATE,
             rich_help_panel=HOW,
         ),
     ] = DEFAULT.chat_template,
     out: Annotated[
-        Path | None, typer.Option(help="Run directory.  [default: runs/TIME-MODEL-SUITE]", rich_help_panel=WHERE)
+        Path | None,
+        typer.Option(
+            help="Directory that the results are written to.  [default: runs/TIME-MODEL-SUITE]", rich_help_panel=WHERE
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the unfinished run in --out.", rich_help_panel=WHERE)
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the unfinished run in --out: what it has is kept, failed samples are made again.",
+            rich_help_panel=WHERE,
+        ),
     ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.yaml",
-            help="Options from a file; the command line wins.",
+            help="Read options of this command from a YAML file. What the command line says wins.",
             callback=run_options.read_config_file,
             is_eager=True,
             rich_help_panel=WHERE,
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run, and stop.", rich_help_panel=WHERE)
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=help_texts.DRY_RUN, rich_help_panel=WHERE)] = False,
+    open_it: Annotated[
+        bool, typer.Option("--open", help="Open the report in a browser when the run has ended.", rich_help_panel=WHERE)
     ] = False,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the report at the end.", rich_help_panel=WHERE)] = False,
 ) -> None:
     """Decode a suite's questions with several methods, side by side, and say which one pays."""
-    wanted = run_options.run_config({**ctx.params, "set": set_})
+    wanted = run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
-    where = RunTarget(
-        out or run_options.default_out(wanted, datetime.now()),
-        resume,
-        optional_methods(methods, wanted.methods),
-    )
+    where = RunTarget(out or default_out(wanted, datetime.now()), resume, optional_methods(methods, wanted.methods))
     from specbench_ss.commands import run_output
 
     if dry_run:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from specbench_ss.benchmark import measure as measuring
 from specbench_ss.benchmark import preflight
-from specbench_ss.benchmark.measure import _decoding, measure
 from specbench_ss.commands.report import open_in_browser, write_report
 from specbench_ss.options import options_text
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.results.number_text import parameters
+from specbench_ss.runs.config import RunConfig, RunTarget, decoding
+from specbench_ss.runs.suite import SuiteData
 
 if TYPE_CHECKING:
+    from specbench_ss.benchmark.measure import Ready
+    from specbench_ss.benchmark.runner import Events
     from specbench_ss.runs.rows import Run
 
 
 def describe(config: RunConfig, where: RunTarget) -> None:
     """Print what `run` would do, without loading the model. Raises UserError where it would not get that far."""
-    plan = preflight.check(config, where)
+    plan = _checked(config, where)
     config, data = plan.config, plan.data
     prompts = sum(len(q.turns) for q in data.questions)
     print(f"model      {config.model}, dtype {plan.dtype}, device {plan.device}")
@@ -42,6 +50,44 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
     """Make the run, print its tables, write its report."""
     measure(config, where)
     tell(where.out, open_report)
+
+
+def measure(config: RunConfig, where: RunTarget) -> None:
+    """Make the run, or go on with it, and show how far it is. The user's mistakes are found before it is measured."""
+    measuring.measure(_checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown)
+
+
+def _checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
+    plan = preflight.check(config, where)
+    for note in plan.notes:
+        warnings.warn(note, stacklevel=2)
+    return plan
+
+
+@contextmanager
+def _shown(ready: Ready) -> Iterator[Events]:
+    """Notes, a title and the live display, on stderr."""
+    from specbench_ss.benchmark.progress import Progress
+
+    console = Console(stderr=True)
+    for note in ready.notes:
+        console.print(f"[yellow]warning:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    console.print(_title(ready), highlight=False, soft_wrap=True)
+    with Progress(list(ready.labels), console) as progress:
+        yield progress
+
+
+def _title(ready: Ready) -> str:
+    config, data, target = ready.plan.config, ready.plan.data, ready.target
+    return (
+        f"[bold]{target.name}[/] ({parameters(target.parameter_count)}, {ready.plan.dtype}, {target.device}) on "
+        f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {_decoding(config, data)}"
+    )
+
+
+def _decoding(config: RunConfig, data: SuiteData) -> str:
+    limit = config.max_new_tokens or data.max_new_tokens
+    return f"{decoding(config.as_dict())}, at most {limit} tokens, seed {config.seed}"
 
 
 def tell(out: Path, open_report: bool) -> None:

@@ -54,5 +54,9 @@ def _load(ctx: typer.Context, given: Any) -> Any:
 
 Plugin = Annotated[
     list[str] | None,
-    typer.Option(metavar="FILE.py", help="Python file that defines a method; repeatable.", callback=_load),
+    typer.Option(
+        metavar="FILE.py",
+        help="Python file that defines methods of your own. May be given several times.",
+        callback=_load,
+    ),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="List the suites; fetch their data.", invoke_without_command=True)
+app = typer.Typer(help="List the suites, or download their data.", invoke_without_command=True)
 
 
 @app.callback()
@@ -21,12 +21,13 @@ def _list(ctx: typer.Context) -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="The suite.")],
+    name: Annotated[str, typer.Argument(help="Name of the suite.")],
     source: Annotated[
-        str | None, typer.Option("--source", metavar="URL", help="Take the data from here instead of its usual home.")
+        str | None,
+        typer.Option("--source", metavar="URL", help="Address to download the data from, in place of its usual one."),
     ] = None,
 ) -> None:
-    """Download a suite's data and check it."""
+    """Download a suite's data and check that it is complete and unchanged."""
     from specbench_ss import registry
 
     print(f"{name}: {registry.load_suite(name).fetch(source)}")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, literal
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounds, bounds_of, make_options
@@ -27,68 +28,118 @@ TEXT, BUDGET, HOW = "Text", "Budget", "How it is trained"
 def options(
     data: Annotated[
         list[str],
-        typer.Option(metavar="FILE|DIR|ID", help="Conversations: files, folders, one hub id.", rich_help_panel=TEXT),
+        typer.Option(
+            metavar="FILE|DIR|ID",
+            help="Conversations to learn from: JSONL files, folders of them, or one data set of the hub.",
+            rich_help_panel=TEXT,
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the weights; the same again goes on.", file_okay=False)],
-    model: Annotated[str, typer.Option(help="Target: lab model, folder or hub id.")] = DEFAULT.model,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder to write the weights to. The same command with the same folder continues an "
+            "unfinished training.",
+            file_okay=False,
+        ),
+    ],
+    model: Annotated[str, typer.Option(help=help_texts.MODEL)] = DEFAULT.model,
     columns: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=COLUMN", help="The data's name of a form's column.", rich_help_panel=TEXT),
+        typer.Option(
+            metavar="NAME=COLUMN",
+            help="Name of a column in your data where it differs from the usual one, as in --columns prompt=question.",
+            rich_help_panel=TEXT,
+        ),
     ] = None,
-    length: Annotated[int, typer.Option(help="Tokens of a row.", rich_help_panel=TEXT)] = DEFAULT.length,
+    length: Annotated[
+        int, typer.Option(help="Length of a training row, in tokens.", rich_help_panel=TEXT)
+    ] = DEFAULT.length,
     eval_fraction: Annotated[
-        float, typer.Option(help="Share of conversations held out.", rich_help_panel=TEXT)
+        float,
+        typer.Option(
+            help="Share of the conversations that is kept for evaluation and not learnt from.", rich_help_panel=TEXT
+        ),
     ] = DEFAULT.eval_fraction,
     own_answers: Annotated[
         bool,
-        typer.Option("--own-answers", help="The target answers, in place of the data.", rich_help_panel=TEXT),
+        typer.Option(
+            "--own-answers",
+            help="Let the target answer the questions itself, and learn from these answers instead of "
+            "those in the data.",
+            rich_help_panel=TEXT,
+        ),
     ] = DEFAULT.own_answers,
     answer_limit: Annotated[
-        int, typer.Option(min=1, help="Longest own answer, in tokens.", rich_help_panel=TEXT)
+        int, typer.Option(min=1, help="With --own-answers: the longest answer, in tokens.", rich_help_panel=TEXT)
     ] = DEFAULT.answer_limit,
     answer_temperature: Annotated[
-        float, typer.Option(min=0, help="Of own answers; 0 is greedy.", rich_help_panel=TEXT)
+        float,
+        typer.Option(min=0, help="With --own-answers: the sampling temperature; 0 is greedy.", rich_help_panel=TEXT),
     ] = DEFAULT.answer_temperature,
     chat_template: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="As in `ssbench run`.", rich_help_panel=TEXT)
+        str | None, typer.Option(metavar="NAME|FILE", help=help_texts.CHAT_TEMPLATE, rich_help_panel=TEXT)
     ] = DEFAULT.chat_template,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps, in place of --epochs.", rich_help_panel=BUDGET)
+        int | None, typer.Option(min=1, help="Number of training steps, instead of --epochs.", rich_help_panel=BUDGET)
     ] = DEFAULT.steps,
-    epochs: Annotated[float, typer.Option(help="Passes over the text.", rich_help_panel=BUDGET)] = DEFAULT.epochs,
+    epochs: Annotated[
+        float, typer.Option(help="How often the whole text is learnt from.", rich_help_panel=BUDGET)
+    ] = DEFAULT.epochs,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Rows a step, all processes together.", rich_help_panel=BUDGET)
+        int, typer.Option(min=1, help="Rows in a training step, of all processes together.", rich_help_panel=BUDGET)
     ] = DEFAULT.batch_size,
     anchors: Annotated[
-        int, typer.Option(min=1, help="Positions of a row that are drafted from.", rich_help_panel=BUDGET)
+        int,
+        typer.Option(min=1, help="Positions of each row at which the drafter learns to draft.", rich_help_panel=BUDGET),
     ] = DEFAULT.anchors,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate; none: the trainer's own.", rich_help_panel=BUDGET)
+        float | None,
+        typer.Option(help="Peak learning rate. Default: that of the method's trainer.", rich_help_panel=BUDGET),
     ] = DEFAULT.lr,
     warmup: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps until it; none: a tenth, 50 at most.", rich_help_panel=BUDGET),
+        typer.Option(
+            min=1,
+            help="Warm-up steps until the peak learning rate. Default: a tenth of all steps, at most 50.",
+            rich_help_panel=BUDGET,
+        ),
     ] = DEFAULT.warmup,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and order.", rich_help_panel=HOW)] = DEFAULT.seed,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of initial weights and of the order of the data.", rich_help_panel=HOW)
+    ] = DEFAULT.seed,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Of base and arithmetic; what is learnt is float32.", rich_help_panel=HOW),
+        typer.Option(
+            help="Number format of the frozen model and of the arithmetic; the weights that are learnt "
+            "are always float32.",
+            rich_help_panel=HOW,
+        ),
     ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=HOW)] = DEFAULT.device,
+    device: Annotated[str, typer.Option(help=help_texts.DEVICE, rich_help_panel=HOW)] = DEFAULT.device,
     load_in_4bit: Annotated[
-        bool, typer.Option("--load-in-4bit", help="Base in NF4 (bitsandbytes, CUDA).", rich_help_panel=HOW)
+        bool,
+        typer.Option(
+            "--load-in-4bit",
+            help="Load the frozen model in 4 bits (NF4). This needs a CUDA device and the extra 'train'.",
+            rich_help_panel=HOW,
+        ),
     ] = DEFAULT.load_in_4bit,
     save_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=HOW)
+        int, typer.Option(min=1, help="Steps from one checkpoint to the next.", rich_help_panel=HOW)
     ] = DEFAULT.save_every,
     eval_every: Annotated[
-        int, typer.Option(min=1, help="Steps between looks at the held-out text.", rich_help_panel=HOW)
+        int, typer.Option(min=1, help="Steps from one evaluation on held-out text to the next.", rich_help_panel=HOW)
     ] = DEFAULT.eval_every,
     push_to_hub: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Hub repository to put it into.", rich_help_panel=HOW)
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Upload the finished weights to this repository of the Hugging Face hub.",
+            rich_help_panel=HOW,
+        ),
     ] = DEFAULT.push_to_hub,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=HOW)
+        bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)
     ] = DEFAULT.trust_remote_code,
 ) -> None:
     """The options that every trainer has."""
@@ -113,7 +164,7 @@ class _Trainers(TyperGroup):
 
 app = typer.Typer(
     cls=_Trainers,
-    help="Train a drafter for your model on your conversations: run again, it goes on.",
+    help="Train a drafter for your model on your conversations. The same command continues an unfinished training.",
     no_args_is_help=True,
 )
 
@@ -153,7 +204,7 @@ def _command(trainer: type[Trainer], name: str) -> Any:
 def _own_options(kind: type[Any], name: str) -> list[inspect.Parameter]:
     hints, bounds = get_type_hints(kind), bounds_of(kind)
     own = [f for f in dataclasses.fields(kind) if f.init]
-    return [_parameter(f, hints[f.name], bounds.get(f.name), f"Of {name}") for f in own]
+    return [_parameter(f, hints[f.name], bounds.get(f.name), f"Options of {name}") for f in own]
 
 
 def _parameter(field: dataclasses.Field[Any], kind: Any, bounds: Bounds | None, panel: str) -> inspect.Parameter:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
@@ -19,48 +20,64 @@ WHAT, HOW = "What to tune", "How to measure"
 def command(
     ctx: typer.Context,
     method: Annotated[
-        str, typer.Argument(metavar="METHOD", help="NAME, or NAME[option=value] to settle some of its options.")
+        str,
+        typer.Argument(
+            metavar="METHOD", help="Method to tune: NAME, or NAME[option=value] to keep some of its options fixed."
+        ),
     ],
-    model: Annotated[
-        str, typer.Option(help="Lab model, folder or hub id of a causal language model.", rich_help_panel=WHAT)
-    ] = RUN.model,
-    suite: Annotated[str, typer.Option(help="Suite that the prompts are like.", rich_help_panel=WHAT)] = RUN.suite,
+    model: Annotated[str, typer.Option(help=help_texts.MODEL, rich_help_panel=WHAT)] = RUN.model,
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="Suite that the calibration prompts are taken from. They differ from those it evaluates, "
+            "where it has others.",
+            rich_help_panel=WHAT,
+        ),
+    ] = RUN.suite,
     categories: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these tasks of the suite.", rich_help_panel=WHAT)
+        str | None, typer.Option(metavar="A,B", help=help_texts.CATEGORIES, rich_help_panel=WHAT)
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="File with prompts of your own, in the suite's form.", rich_help_panel=WHAT),
+        typer.Option(help="File with prompts of your own, in the suite's format.", rich_help_panel=WHAT),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Prompts per task; 0 = all.  [default: 4, with --data all of them]", rich_help_panel=WHAT
+            min=0,
+            help="Prompts of each task; 0 takes all of them.  [default: 4; with --data all of them]",
+            rich_help_panel=WHAT,
         ),
     ] = None,
-    budget: Annotated[float, typer.Option(help="Seconds of measuring.", rich_help_panel=HOW)] = DEFAULT.budget,
+    budget: Annotated[float, typer.Option(help="Seconds to spend on measuring.", rich_help_panel=HOW)] = DEFAULT.budget,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Longest answer.", rich_help_panel=HOW)
+        int, typer.Option(min=1, help="Longest answer, in tokens.", rich_help_panel=HOW)
     ] = DEFAULT.max_new_tokens,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order.", rich_help_panel=HOW)] = RUN.seed,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Seed of the order in which prompts and configurations are measured.", rich_help_panel=HOW
+        ),
+    ] = RUN.seed,
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the model.", rich_help_panel=HOW)
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)
     ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=HOW)] = RUN.device,
+    device: Annotated[str, typer.Option(help=help_texts.DEVICE, rich_help_panel=HOW)] = RUN.device,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=HOW)
+        bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)
     ] = RUN.trust_remote_code,
     chat_template: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own template.",
+            help=help_texts.CHAT_TEMPLATE,
             rich_help_panel=HOW,
         ),
     ] = RUN.chat_template,
     plugin: Plugin = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.yaml", help="The preset.  [default: METHOD-MODEL-DEVICE.yaml]")
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="Preset file to write.  [default: METHOD-MODEL-DEVICE.yaml]"),
     ] = None,
 ) -> None:
     """Choose a method's options for this model and device by measured tokens per second, and write a preset file."""

@@ -36,7 +36,9 @@ def run(config: TuneConfig, out: Path | None) -> None:
     from specbench_ss.benchmark.measuring import frozen_heap
     from specbench_ss.benchmark.requests import check_room
     from specbench_ss.models.chat_templates import check_template
-    from specbench_ss.models.loading import check_model, load_target, resolve_device
+    from specbench_ss.models.devices import resolve_device
+    from specbench_ss.models.loading import load_target
+    from specbench_ss.models.model_folder import check_model
     from specbench_ss.tuning.display import TuneProgress, print_tuned
     from specbench_ss.tuning.session import tune
 
@@ -82,7 +84,7 @@ def _outline(config: TuneConfig) -> Outline:
 
 
 def _questions(config: TuneConfig) -> SuiteData:
-    from specbench_ss.models.loading import is_lab
+    from specbench_ss.models.model_folder import is_lab
 
     data = None if config.data is None else Path(config.data)
     limit = config.limit if config.limit is not None else FEW if data is None else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,6 +80,14 @@ def indices(values: Sequence[int], device: torch.device) -> Tensor:
     return sent(torch.tensor(values, dtype=torch.long), device)
 
 
+def listed(tokens: Sequence[Tensor | int]) -> Tensor:
+    """int64 [n] from a list of tokens, on the device of the first one where that is a tensor, else on the CPU."""
+    if not tokens:
+        raise ValueError("a tree has at least its root")
+    first = tokens[0] if isinstance(tokens[0], Tensor) else torch.tensor(index(tokens[0]))
+    return torch.cat((first.reshape(1), indices([index(token) for token in tokens[1:]], first.device)))
+
+
 def sent(host: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on the device, without waiting for it."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
@@ -108,9 +117,22 @@ class DraftTree:
         return cls(torch.cat((root, drafted)), shape_of(tuple(range(-1, drafted.shape[0]))), draft_probs)
 
     @classmethod
-    def of(cls, tokens: Tensor, parents: Sequence[int]) -> DraftTree:
-        """Tokens [n] with parents (root first)."""
-        return cls(tokens, shape_of(tuple(parents)))
+    def of(
+        cls, tokens: Tensor | Sequence[Tensor | int], parents: Tensor | Sequence[int], draft_probs: Tensor | None = None
+    ) -> DraftTree:
+        """A tree of n nodes from the token of each, root first, and the number of each one's parent, -1 for the root.
+
+        tokens: int64 [n], or a list that begins with `state.root`, on whose device the others go:
+        `DraftTree.of([state.root, 5, 9, 7], [-1, 0, 0, 1])` drafts 5 and 9 after the root, and 7 after 5. A list of
+        plain numbers makes a tree on the CPU. draft_probs: [n, V], see above. Raises ValueError where they fit no tree.
+        """
+        numbers = tuple(map(index, parents.tolist() if isinstance(parents, Tensor) else parents))
+        nodes = tokens if isinstance(tokens, Tensor) else listed(tokens)
+        if nodes.ndim != 1 or nodes.dtype != torch.long:
+            raise ValueError(f"tokens of a tree are int64 [n], not {nodes.dtype} {list(nodes.shape)}")
+        if len(numbers) != len(nodes):
+            raise ValueError(f"a tree of {len(nodes)} tokens, the root among them, has {len(numbers)} parents")
+        return cls(nodes, shape_of(numbers), draft_probs)
 
     def __len__(self) -> int:
         return len(self.shape.parents)

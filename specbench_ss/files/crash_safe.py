@@ -14,12 +14,11 @@ from specbench_ss.errors import UserError
 T = TypeVar("T")
 
 
-def scan(
-    file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True
-) -> tuple[list[T], int]:
+def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> tuple[list[T], int]:
     """(records, bytes they take): up to a half-written last line or the first record that is not to be kept.
 
-    make raises ValueError for a line that is no record. Raises UserError for such a line, and for one that is no JSON.
+    read: makes a record of a line (see `records.decoder`), and raises ValueError for a line that is none. Raises
+    UserError, with the line's number, for such a line.
     """
     records: list[T] = []
     end = 0
@@ -28,7 +27,7 @@ def scan(
         if not line.endswith(b"\n"):
             break
         try:
-            record = make(_object(line))
+            record = read(line)
         except ValueError as e:
             raise UserError(f"{file} is damaged in line {number}: {e}") from e
         if not keep(record):
@@ -38,16 +37,9 @@ def scan(
     return records, end
 
 
-def _object(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not JSON") from None
-
-
-def cut(file: Path, make: Callable[[Mapping[str, Any]], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
+def cut(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
     """scan, then truncate the file to what was read: what a killed process left half-written is gone."""
-    records, end = scan(file, make, keep)
+    records, end = scan(file, read, keep)
     if file.exists() and file.stat().st_size > end:
         with open(file, "r+b") as f:
             f.truncate(end)

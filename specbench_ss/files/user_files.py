@@ -1,4 +1,4 @@
-"""Text files that a user gives: UTF-8, one JSON object a line. Whatever is wrong with one is one clear line."""
+"""Files that a user gives: text, JSON lines, JSON, YAML. Whatever is wrong with one is one clear line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, first_line, os_reason
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ def _lines(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8-sig") as file:
             yield from file  # unlike str.splitlines, not cut at U+2028, which JSON text may hold
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError(f"cannot read {path}: {os_reason(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a UTF-8 text file") from None
 
@@ -50,7 +50,18 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot read {path}: {os_reason(error)}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises UserError where it holds none."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {file}: {first_line(error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a JSON object")
+    return content
 
 
 def mapping(content: bytes, path: Path) -> Mapping[Any, Any]:

@@ -14,6 +14,7 @@ import torch
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.user_files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,15 +74,9 @@ def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, T
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a drafter's folder. Raises UserError where it is missing or no JSON object."""
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"no config.json in {folder}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return config
+    if not path.is_file():
+        raise UserError(f"no config.json in {folder}")
+    return read_json(path)
 
 
 def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], name: str = "model.safetensors") -> None:
@@ -126,10 +121,10 @@ def drafter_here(given: str, method: str, base: Outline, companion: str = "") ->
         if HUB_ID.fullmatch(given) is None:
             raise UserError(f"{method}: no such file or folder: {given}")
         return None
-    found = base.companion(companion or method)
-    if found is None:
+    shipped = base.companion(companion or method)
+    if shipped is None:
         raise UserError(f"{method}: no weights for model {base.name!r}; give them with --set {method}.weights=PATH")
-    return found
+    return shipped
 
 
 def drafter_folder(given: str, method: str, base: Outline, companion: str = "") -> Path:
@@ -160,6 +155,11 @@ def _from_hub(name: str, method: str) -> Path:
         raise UserError(
             f"{method}: no file or folder {name!r}, and the hub does not give one: {first_line(error)}"
         ) from error
+
+
+def belongs_to(target: Target) -> dict[str, str]:
+    """What a drafter's config says of the base that it was trained for, for `check_base` to compare."""
+    return {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
 
 
 def check_base(config: dict[str, Any], target: Target, what: str) -> None:

@@ -1,18 +1,20 @@
-"""Loading a target: the embedded lab model, a folder, or a hub id. Weights only through safetensors or weights_only.
+"""Loading a target, or its outline without weights. Weights only through safetensors or torch's weights_only.
 
-Knows where models come from, not what is done with them.
+Knows how models are loaded, not what is done with them.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench_ss.errors import UserError, did_you_mean, first_line, known_words
+from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.user_files import read_json
 from specbench_ss.models.chat_templates import template_text
-from specbench_ss.models.weight_files import check_files, check_folder, read_json
+from specbench_ss.models.devices import resolve_device, resolve_dtype
+from specbench_ss.models.model_folder import check_model, find_folder, is_lab
+from specbench_ss.models.weight_files import check_files
 from specbench_ss.models.weight_hash import hash_weights
 
 if TYPE_CHECKING:
@@ -21,54 +23,7 @@ if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
     from specbench_ss.decoding.target import Target
 
-LAB = Path(__file__).parents[1] / "lab"
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")  # what may hold a vocabulary
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A model that needs no download."""
-
-    name: str
-    summary: str
-    folder: Path
-
-
-def available() -> list[ModelInfo]:
-    """The embedded models."""
-    base = LAB / "base"
-    return [ModelInfo("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
-
-
-def find_folder(model: str) -> Path | None:
-    """The folder of an embedded or local model; None for what can only be a hub id.
-
-    Raises UserError, without loading anything, for what can be neither.
-    """
-    embedded = {m.name: m.folder for m in available()}
-    folder = embedded.get(model, Path(model))
-    if folder.is_dir():
-        return folder
-    if model in embedded:
-        raise UserError(f"the embedded model {model!r} is not part of this installation")
-    if "/" not in model or Path(model).is_absolute() or model.startswith("."):
-        hint = did_you_mean(model, embedded)
-        raise UserError(f"no model {model!r}: neither an embedded model, a folder nor a hub id{hint}")
-    return None
-
-
-def is_lab(model: str) -> bool:
-    """Whether the model is one of the project's own family, told without loading it."""
-    folder = find_folder(model)
-    return folder is not None and (folder.parent / "lab.json").exists()
-
-
-def check_model(model: str) -> None:
-    """Raises UserError, without loading anything, for a model that is not there or a folder that holds none."""
-    folder = find_folder(model)
-    if folder is not None:
-        check_folder(folder)
 
 
 def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Outline:
@@ -86,33 +41,6 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     outline.tokenizer = _tokenizer(source, trust_remote_code, template)
     outline.is_lab = is_lab(model)
     return outline
-
-
-def resolve_device(device: str) -> str:
-    """'auto' -> cuda where there is one, else cpu. Raises UserError for a device that is not there."""
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {device!r}: give auto, cpu, cuda or cuda:N")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from None
-    return device
-
-
-def resolve_dtype(dtype: str, device: str) -> torch.dtype:
-    """'auto' -> float32 on CPU, bfloat16 elsewhere."""
-    import torch
-
-    if dtype not in DTYPES:
-        raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
-    resolved: torch.dtype = getattr(torch, dtype)
-    return resolved
 
 
 def load_target(

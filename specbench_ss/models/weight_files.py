@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.user_files import read_json
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -67,14 +66,3 @@ def _is_pickle(file: Path) -> bool:
     """Whether it begins as torch wrote its files until 2020."""
     with file.open("rb") as f:
         return f.read(1) == b"\x80"
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises UserError where it holds none."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {file}: {first_line(error)}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a JSON object")
-    return content

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results.experiment import Column, Grid, Mark, Part, Result, Span, Value
 from specbench_ss.results.number_text import MISSING, number, percent, scientific, times
 
@@ -96,7 +96,7 @@ def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list
         text = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
         paths[-1].write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write to {folder}: {os_reason(error)}") from error
     return paths
 
 

@@ -1,22 +1,92 @@
-"""A run's steps as a pandas frame, for what the summary does not hold: how they are distributed."""
+"""A run as pandas frames, each with the columns of `specbench_ss.results.columns`, whatever the run holds."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
-from specbench_ss.runs.rows import Run
+from specbench_ss.results import verdict_text
+from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
+from specbench_ss.results.summary import SummaryRow, summarise
+from specbench_ss.runs.rows import Run, Sameness, StepRow
+
+ENDS = {"_low": 0, "_high": 1}  # of an interval, by the end of a column's name
+INTERVALS = {
+    "speedup": "speedup_interval",
+    "reference_speedup": "reference_interval",
+    "quality_difference": "quality_interval",
+}
+VERDICTS = {  # column -> what it counts
+    "n_identical": "identical",
+    "n_near_tie": "near-tie",
+    "n_length": "length",
+    "n_mismatch": "mismatch",
+    "n_not_compared": "not compared",
+}
+
+
+def frame(columns: Sequence[Column], records: Iterable[Any], value: Callable[[Any, str], Any]) -> pd.DataFrame:
+    """A row for each record; value: of a record in the column of that name, None for a missing one."""
+    rows = list(records)
+    return pd.DataFrame({c.name: _series(c, [value(row, c.name) for row in rows]) for c in columns})
+
+
+def _series(column: Column, values: list[Any]) -> pd.Series:
+    return pd.Series([pd.NA if value is None else value for value in values], dtype=column.dtype)
+
+
+def samples(run: Run) -> pd.DataFrame:
+    """One row a sample, failed ones included."""
+    return frame(SAMPLES, run.rows, getattr)
 
 
 def steps(run: Run) -> pd.DataFrame:
-    """One row a step, with its method and category; empty, but with its columns, where there is none."""
-    category = {row.key: row.category for row in run.rows}
-    flat = [
-        {"method": row.method, "category": category[row.key], "index": row.index, **asdict(row.step)}
-        for row in run.steps
-    ]
-    return pd.DataFrame(flat) if flat else pd.DataFrame(columns=["method", "category", "index", "tokens", "total_s"])
+    """One row a step, in the order in which they were made."""
+    category = _categories(run)
+
+    def value(row: StepRow, name: str) -> Any:
+        if name == "category":
+            return category[row.key]
+        return getattr(row if hasattr(row, name) else row.step, name)
+
+    return frame(STEPS, run.steps, value)
+
+
+def sameness(run: Run) -> pd.DataFrame:
+    """One row a comparison of an answer with that of its reference."""
+    category = _categories(run)
+
+    def value(row: Sameness, name: str) -> Any:
+        return category.get(row.key) if name == "category" else getattr(row, name)
+
+    return frame(SAMENESS, run.sameness, value)
+
+
+def _categories(run: Run) -> dict[Any, str]:
+    return {row.key: row.category for row in run.rows}
+
+
+def summary(run: Run) -> pd.DataFrame:
+    """One row for each task and method, `overall` first: the rows that the terminal's table and the report show."""
+    config = run.manifest["config"]
+
+    def value(row: SummaryRow, name: str) -> Any:
+        return verdict_text.output(row, config) if name == "output" else summary_value(row, name)
+
+    return frame(SUMMARY, summarise(run), value)
+
+
+def summary_value(row: SummaryRow, name: str) -> Any:
+    """A column of the summary: the row's own field, an end of one of its intervals, or the count of a verdict."""
+    if name in VERDICTS:
+        return row.sameness.get(VERDICTS[name], 0)
+    stem, _, end = name.rpartition("_")
+    if f"_{end}" in ENDS:
+        bounds = getattr(row, INTERVALS[stem])
+        return bounds[ENDS[f"_{end}"]] if bounds else None
+    return getattr(row, name)
 
 
 def tokens_per_step(steps: pd.DataFrame) -> pd.DataFrame:

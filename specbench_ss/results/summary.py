@@ -33,7 +33,7 @@ class SummaryRow:
     the model, reference_speedup and reference_interval are against it. reference_of: the methods held against this
     one, where it is not the run's reference.
     acceptance_at[i], acceptance_given[i] are those of draft position i + 1; the _n are their denominators.
-    target_calls, draft_calls, tokens, prefill_s: means over samples.
+    target_calls, draft_calls, tokens, prefill_s: means over samples. peak_memory_bytes: of the sample that took most.
     """
 
     category: str
@@ -76,6 +76,7 @@ class SummaryRow:
     parts_residual_s: float | None
     step_ratio: float | None
     residual: float | None
+    peak_memory_bytes: int | None
     sameness: Mapping[str, int]
     unstable: bool
     health: tuple[str, ...]
@@ -131,6 +132,7 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         step_ratio=step_ratio,
         residual=_over(speedup, None if tau is None or step_ratio is None else tau * step_ratio),
         **_quality(own, ref, label),
+        peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
         sameness=dict(verdicts),
         unstable=unstable,
         health=(

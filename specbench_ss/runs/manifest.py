@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from specbench_ss import __version__
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.models.chat_templates import template_hash
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest_reading import FORMAT
 from specbench_ss.runs.suite import SuiteData
+from specbench_ss.version import __version__
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target

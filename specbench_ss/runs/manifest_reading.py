@@ -11,53 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.schema import misfit
+from specbench_ss.files import records
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.options import value_text
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.manifest_form import AskedMethod, ManifestForm
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 
-_ENVIRONMENT = {
-    "python": str,
-    "platform": str,
-    "packages": dict,
-    "gpus": [{"name": str}],
-    "cpu?": (dict, None),
-    "threads?": (dict, None),
-    "memory_bytes?": (float, None),
-    "driver?": (str, None),
-    "cuda?": (str, None),
-    "revision?": ({"commit": str, "dirty": bool}, None),
-}
-_SPEC = {"name": str, "options": dict}
-_METHOD = {
-    "label": str, "name": str, "summary": str, "paper": str, "lossless": bool, "options": dict, "resolved?": dict,
-    "reference?": str,
-}  # fmt: skip
-SCHEMA = {
-    "format": int,
-    "version": str,
-    "command": [str],
-    "config": {
-        "temperature": float, "top_p": float, "top_k": int, "repeats": int, "stop?": [str], "methods?": [_SPEC],
-        "plugin?": [{"file": str, "sha256": str}],
-    },
-    "fingerprint": str,
-    "suite": {"name": str, "edition": str, "content_hash": str, "size": int, "prompts": int, "notes": [str]},
-    "model": {
-        "name": str, "hash": str, "parameters": int, "dtype": str, "device": str, "context_length": int,
-        "chat_template?": (str, None),
-    },
-    "methods": [_METHOD],
-    "environment": _ENVIRONMENT,
-    "warnings?": [str],
-    "sessions?": [{"started": str, "environment": _ENVIRONMENT}],
-    "created": str,
-    "finished": (str, None),
-    "status": str,
-}  # fmt: skip
 IDENTITY = {  # besides configuration and methods, what must be the same for two sessions to share a directory
     ("suite", "content_hash"): "suite content",
     ("model", "hash"): "model hash",
@@ -72,23 +34,26 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of the run directory `path`. Raises UserError where it cannot be read or is not whole."""
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = records.parse(file.read_bytes())
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise UserError(f"{file} is not the manifest of a run that this version can read")
+        _check_whole(manifest)
     except OSError as e:
         raise UserError(f"{path} is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{file} is damaged: it is not JSON") from e
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{file} is not the manifest of a run that this version can read")
-    problem = misfit(manifest, SCHEMA)
-    labels = [] if problem else [method["label"] for method in manifest["methods"]]
-    if not problem and (not labels or len(set(labels)) < len(labels)):
-        problem = "its methods are none, or one is there twice"
-    strangers = [] if problem else {m.get("reference", labels[0]) for m in manifest["methods"]} - set(labels)
-    if strangers:
-        problem = f"method {min(strangers)} is a reference and not there"
-    if problem:
-        raise UserError(f"{file} is damaged: {problem}")
+    except ValueError as e:
+        raise UserError(f"{file} is damaged: {e}") from e
     return manifest
+
+
+def _check_whole(manifest: dict[str, Any]) -> None:
+    """Raises ValueError where something is missing or of another type, or where methods do not fit together."""
+    records.convert(manifest, ManifestForm)
+    labels = [method["label"] for method in manifest["methods"]]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError("its methods are none, or one is there twice")
+    strangers = {method.get("reference", labels[0]) for method in manifest["methods"]} - set(labels)
+    if strangers:
+        raise ValueError(f"method {min(strangers)} is a reference and not there")
 
 
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -159,8 +124,11 @@ def _text(value: Any) -> str:
 
 
 def _label(entry: Any) -> str:
-    spec = not misfit(entry, _SPEC)
-    return MethodSpec(entry["name"], entry["options"]).label if spec else _text(entry)
+    try:
+        asked = records.convert(entry, AskedMethod)
+    except ValueError:
+        return _text(entry)
+    return MethodSpec(asked.name, asked.options).label
 
 
 def _at(data: Any, keys: tuple[str, ...]) -> Any:

@@ -12,22 +12,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.errors import UserError
+import msgspec
+
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files import records
 from specbench_ss.files.crash_safe import replacing
-from specbench_ss.files.schema import misfit
 from specbench_ss.files.user_files import mapping, read_bytes
 from specbench_ss.options import value_text
 
 FORMAT = 1
-SCHEMA = {  # method and options are enough: presets may be written by hand
-    "preset?": int,
-    "method": str,
-    "options": dict,
-    "made_for?": dict,
-    "resolved?": dict,
-    "calibration?": {"prompts?": [str]},
-    "plugin?": {"file": str, "sha256": str},
-}
+
+
+class _Calibration(msgspec.Struct):
+    prompts: tuple[str, ...] = ()
+
+
+class _Plugin(msgspec.Struct):
+    file: str
+    sha256: str
+
+
+class _Content(msgspec.Struct, kw_only=True):
+    """What a preset's file holds. Method and options are enough: presets may be written by hand."""
+
+    preset: int = FORMAT
+    method: str
+    options: dict[Any, Any]
+    made_for: dict[Any, Any] = {}
+    resolved: dict[Any, Any] = {}
+    calibration: _Calibration = msgspec.field(default_factory=_Calibration)
+    plugin: _Plugin | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +70,31 @@ class Preset:
 def read_preset(path: Path) -> Preset:
     """The preset in a file. Raises UserError where it is none, or one that this version cannot read."""
     content = read_bytes(path)
-    data = mapping(content, path)
-    problem = misfit(data, SCHEMA)
-    if not problem and data.get("preset", FORMAT) != FORMAT:
-        problem = f"its format is {data['preset']}, this version reads {FORMAT}"
-    options = {} if problem else data["options"]
-    listed = [str(name) for name, value in options.items() if isinstance(value, (dict, list))]
-    if listed:
-        problem = f"options.{listed[0]} is not a single value"
-    if problem:
-        raise UserError(f"{path} is not a preset: {problem}")
+    try:
+        stored = _checked(mapping(content, path))
+    except ValueError as problem:
+        raise UserError(f"{path} is not a preset: {problem}") from None
     return Preset(
         file=str(path),
         sha256=hashlib.sha256(content).hexdigest(),
-        method=data["method"],
-        options={str(name): value_text(value) for name, value in options.items()},
-        made_for=data.get("made_for", {}),
-        resolved=data.get("resolved", {}),
-        prompts=tuple(data.get("calibration", {}).get("prompts", ())),
-        plugin={key: data["plugin"][key] for key in ("file", "sha256")} if "plugin" in data else {},
+        method=stored.method,
+        options={str(name): value_text(value) for name, value in stored.options.items()},
+        made_for=stored.made_for,
+        resolved=stored.resolved,
+        prompts=stored.calibration.prompts,
+        plugin={} if stored.plugin is msgspec.UNSET else msgspec.structs.asdict(stored.plugin),
     )
+
+
+def _checked(data: Mapping[Any, Any]) -> _Content:
+    """Raises ValueError for what is no preset, or one of another format."""
+    content = records.convert({str(name): value for name, value in data.items()}, _Content)
+    if content.preset != FORMAT:
+        raise ValueError(f"its format is {content.preset}, this version reads {FORMAT}")
+    listed = [name for name, value in content.options.items() if isinstance(value, (dict, list))]
+    if listed:
+        raise ValueError(f"options.{listed[0]} is not a single value")
+    return content
 
 
 def check_writable(path: Path) -> None:
@@ -89,7 +108,7 @@ def check_writable(path: Path) -> None:
         trial.touch()
         trial.unlink()
     except OSError as error:
-        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
 
 
 def write_preset(path: Path, content: Mapping[str, Any]) -> None:
@@ -106,4 +125,4 @@ def write_preset(path: Path, content: Mapping[str, Any]) -> None:
             if path.exists():
                 os.replace(path, path.with_name(path.name + ".old"))
     except OSError as error:
-        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {path}: {os_reason(error)}") from error

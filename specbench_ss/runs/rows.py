@@ -6,14 +6,13 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from specbench_ss.decoding.generation import Generation, Step
-from specbench_ss.files.schema import form_of, misfit
+from specbench_ss.files import records
 from specbench_ss.runs.suite import Question
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
@@ -28,7 +27,22 @@ MEASURED = (  # what every good sample has
 
 
 @dataclass(slots=True)
-class Row:
+class OfSample:
+    """What says which sample a line of a run directory belongs to. turn and repeat count from 0."""
+
+    question_id: str
+    turn: int
+    method: str
+    repeat: int
+
+    @property
+    def key(self) -> Key:
+        """What makes the sample unique in a run."""
+        return (self.question_id, self.turn, self.method, self.repeat)
+
+
+@dataclass(slots=True)
+class Row(OfSample):
     """One sample. Times in seconds; started and ended are Unix times. Of a failed one every number is None.
 
     index: its place in the schedule of the whole run. position: its place among the methods on this prompt.
@@ -36,10 +50,6 @@ class Row:
     depth: sum of their depths; accepted: drafted tokens accepted before any cut; overshoot: accepted but cut off.
     """
 
-    question_id: str
-    turn: int
-    method: str
-    repeat: int
     category: str
     index: int
     position: int
@@ -70,11 +80,6 @@ class Row:
     token_ids: list[int] | None = None
 
     @property
-    def key(self) -> Key:
-        """What makes the sample unique in a run."""
-        return (self.question_id, self.turn, self.method, self.repeat)
-
-    @property
     def ok(self) -> bool:
         """Whether there are numbers."""
         return self.status == "ok"
@@ -95,32 +100,23 @@ class Row:
         return asdict(self)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Row:
-        """The inverse of as_dict; fields it does not know are left out.
+    def read(cls, line: bytes) -> Row:
+        """The sample that was written as this line of JSON; fields that it does not know are left out.
 
         Raises ValueError where one is missing or of another type, or where a good sample lacks a number.
         """
-        row = cls(**_known(cls, data))
+        row = _read_row(line)
         if row.ok and (lacking := [name for name in MEASURED if getattr(row, name) is None]):
             raise ValueError(f"it lacks {lacking[0]}")
         return row
 
 
 @dataclass(slots=True)
-class StepRow:
+class StepRow(OfSample):
     """One decoding step of one sample, in order of index from 0."""
 
-    question_id: str
-    turn: int
-    method: str
-    repeat: int
     index: int
     step: Step
-
-    @property
-    def key(self) -> Key:
-        """The key of the sample it belongs to."""
-        return (self.question_id, self.turn, self.method, self.repeat)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready and flat."""
@@ -128,43 +124,45 @@ class StepRow:
         return {**own, **asdict(self.step)}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> StepRow:
-        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
-        own = _fitting(data, {name: form for name, form in form_of(cls).items() if name != "step"})
-        return cls(**own, step=Step(**_known(Step, data)))
+    def read(cls, line: bytes) -> StepRow:
+        """The step that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        place = _read_place(line)
+        return cls(*place.key, index=place.index, step=_read_step(line))
 
 
 @dataclass(slots=True)
-class Sameness:
+class Sameness(OfSample):
     """One answer against the reference's; docs/metrics.md says what the verdicts mean.
 
     first_difference: index of the first differing token. gap: the target's logit of its best token minus that of
     its second best there. drop: its best logit minus the lower logit of the two tokens chosen there.
     """
 
-    question_id: str
-    turn: int
-    method: str
-    repeat: int
     verdict: Agreement
     first_difference: int | None = None
     gap: float | None = None
     drop: float | None = None
     reason: str = ""
 
-    @property
-    def key(self) -> Key:
-        """The key of the sample it judges."""
-        return (self.question_id, self.turn, self.method, self.repeat)
-
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Sameness:
-        """The inverse of as_dict. Raises ValueError as `Row.of` does."""
-        return cls(**_known(cls, data))
+    def read(cls, line: bytes) -> Sameness:
+        """The verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        return _read_sameness(line)
+
+
+@dataclass(slots=True)
+class _StepPlace(OfSample):
+    """What a line of steps.jsonl says besides the step itself."""
+
+    index: int
+
+
+_read_row, _read_sameness = records.decoder(Row), records.decoder(Sameness)
+_read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 
 
 @dataclass
@@ -201,15 +199,3 @@ class Run:
         for row in self.steps:
             grouped[row.key].append(row.step)
         return grouped
-
-
-def _known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass. Raises ValueError that says which is missing or of another type."""
-    return _fitting(data, form_of(kind))
-
-
-def _fitting(data: Mapping[str, Any], form: dict[str, Any]) -> dict[str, Any]:
-    if problem := misfit(data, form):
-        raise ValueError(problem)
-    names = (key.removesuffix("?") for key in form)
-    return {name: data[name] for name in names if name in data}

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import msgspec
+
 from specbench_ss.decoding.generation import Step
-from specbench_ss.errors import UserError
-from specbench_ss.files import crash_safe
-from specbench_ss.files.schema import misfit
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files import crash_safe, records
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
 from specbench_ss.runs.rows import KILLED, Key, Row, Run, Sameness, StepRow
@@ -35,7 +35,16 @@ from specbench_ss.runs.suite import Question
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
 Record = TypeVar("Record", Row, Sameness)
-QUESTION = {"id": str, "category": str, "turns": [str], "references": [[str]], "metric": (str, None)}
+
+
+class _StoredQuestion(msgspec.Struct):
+    """An entry of questions.json: the fields of `Question`, in their order, and all of them are there."""
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    references: tuple[tuple[str, ...], ...]
+    metric: str | None
 
 
 class RunDir:
@@ -154,12 +163,12 @@ def read_run(path: Path) -> Run:
     manifest = read_manifest(path)
     if manifest["status"] == "running" and not _in_use(path):
         manifest["status"] = KILLED
-    rows = latest(crash_safe.scan(path / ROWS, Row.of)[0])
+    rows = latest(crash_safe.scan(path / ROWS, Row.read)[0])
     done = {row.key for row in rows if row.ok}
-    steps = crash_safe.scan(path / STEPS, StepRow.of, lambda step: step.key in done)[0]
+    steps = crash_safe.scan(path / STEPS, StepRow.read, lambda step: step.key in done)[0]
     _check_steps(path, rows, steps)
     return Run(
-        path, manifest, rows, steps, latest(crash_safe.scan(path / SAMENESS, Sameness.of)[0]), read_questions(path)
+        path, manifest, rows, steps, latest(crash_safe.scan(path / SAMENESS, Sameness.read)[0]), read_questions(path)
     )
 
 
@@ -167,16 +176,14 @@ def read_questions(path: Path) -> list[Question]:
     """The questions of a run directory; none where it has no such file. Raises UserError for a damaged one."""
     file = path / QUESTIONS
     try:
-        entries = json.loads(file.read_bytes())
+        stored = records.decoder(list[_StoredQuestion])(file.read_bytes())
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise UserError(f"cannot read {file}: {(e.strerror or str(e)).lower()}") from e
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{file} is damaged: it is not JSON") from e
-    if problem := misfit(entries, [QUESTION]):
-        raise UserError(f"{file} is damaged: {problem}")
-    return [_question(entry) for entry in entries]
+        raise UserError(f"cannot read {file}: {os_reason(e)}") from e
+    except ValueError as e:
+        raise UserError(f"{file} is damaged: {e}") from e
+    return [Question(*msgspec.structs.astuple(question)) for question in stored]
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -184,28 +191,23 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({record.key: record for record in records}.values())
 
 
-def _question(data: Mapping[str, Any]) -> Question:
-    references = tuple(tuple(answers) for answers in data["references"])
-    return Question(data["id"], data["category"], tuple(data["turns"]), references, data["metric"])
-
-
 def _recover(path: Path) -> tuple[list[Row], list[Key]]:
     """Cut off whatever a killed process left half-written; the good rows and the keys already judged.
 
     Verdicts that a failure stood in the way of do not count: there may be one now.
     """
-    rows = [row for row in latest(crash_safe.cut(path / ROWS, Row.of)) if row.ok]
+    rows = [row for row in latest(crash_safe.cut(path / ROWS, Row.read)) if row.ok]
     done = {row.key for row in rows}
-    _check_steps(path, rows, crash_safe.cut(path / STEPS, StepRow.of, lambda step: step.key in done))
-    judged = latest(crash_safe.cut(path / SAMENESS, Sameness.of))
+    _check_steps(path, rows, crash_safe.cut(path / STEPS, StepRow.read, lambda step: step.key in done))
+    judged = latest(crash_safe.cut(path / SAMENESS, Sameness.read))
     return rows, [verdict.key for verdict in judged if verdict.reason not in FAILED]
 
 
 def _check_steps(path: Path, rows: list[Row], steps: list[StepRow]) -> None:
-    found = Counter(step.key for step in steps)
+    counts = Counter(step.key for step in steps)
     for row in rows:
-        if found[row.key] != (row.steps or 0):
-            raise UserError(f"{path / STEPS} is damaged: {found[row.key]} of {row.steps} steps of sample {row.index}")
+        if counts[row.key] != (row.steps or 0):
+            raise UserError(f"{path / STEPS} is damaged: {counts[row.key]} of {row.steps} steps of sample {row.index}")
 
 
 def _lock(path: Path) -> int:
@@ -239,4 +241,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise UserError(f"cannot write to {path}: {(e.strerror or str(e)).lower()}") from e
+        raise UserError(f"cannot write to {path}: {os_reason(e)}") from e

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast, overload
 
 import torch
 
@@ -23,7 +23,7 @@ from specbench_ss.testing.tiny import tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
-    "lengths", "memory", "distribution", "blocks", "tunable", "told",
+    "lengths", "memory", "distribution", "blocks", "tunable", "description",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
     sorted(
@@ -41,13 +41,22 @@ Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as we
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one law. exempt: why some or all of the shapes are not held to it; '' where all are."""
+    """What came of one law.
+
+    broken: what broke it, with the smallest example found; None where nothing did. exempt: why some or all of the
+    shapes are not held to it; '' where all are. tried: how many shapes were. seconds: how long it took.
+    """
 
     law: Law
     broken: LawBroken | None
     exempt: str
     tried: int
     seconds: float
+
+    @property
+    def name(self) -> str:
+        """Of the law, as `ssbench check` lists it."""
+        return self.law.name
 
     @property
     def verdict(self) -> str:
@@ -161,6 +170,30 @@ def shapes_of(factory: Factory, target: Target) -> Shapes:
     return {made.name: make}
 
 
+@overload
+def check_decoder(
+    factory: Factory,
+    *,
+    architectures: Sequence[str] = ...,
+    laws: Sequence[Law] = ...,
+    own_model: bool = ...,
+    thorough: bool = ...,
+    all: Literal[False] = ...,
+) -> None: ...
+
+
+@overload
+def check_decoder(
+    factory: Factory,
+    *,
+    architectures: Sequence[str] = ...,
+    laws: Sequence[Law] = ...,
+    own_model: bool = ...,
+    thorough: bool = ...,
+    all: Literal[True],
+) -> list[Result]: ...
+
+
 def check_decoder(
     factory: Factory,
     *,
@@ -168,14 +201,19 @@ def check_decoder(
     laws: Sequence[Law] = LAWS,
     own_model: bool = False,
     thorough: bool = False,
-) -> None:
+    all: bool = False,
+) -> list[Result] | None:
     """Hold a decoding method to the laws, on tiny random models, on the CPU, in float32.
 
     factory: a Decoder class, of which all of `examples(target)` are tried, or a function from a target to a decoder (or
     to shapes by label, as `examples` gives them). own_model: hold one that is not lossless to its own `next_logits`, as
     a reference of others should be. thorough: every shape on every architecture. Raises LawBroken for the first law
-    that does not hold, with the smallest example found, and UserError where there is nothing to check.
+    that does not hold, with the smallest example found, and UserError where there is nothing to check. all: try every
+    law whatever came of those before it, and return what came of each instead of raising LawBroken.
     """
+    results = list[Result]()
     for result in Kit(factory, architectures, own_model, thorough).results(laws):
-        if result.broken is not None:
+        if result.broken is not None and not all:
             raise result.broken
+        results.append(result)
+    return results if all else None

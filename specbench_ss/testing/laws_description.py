@@ -32,7 +32,7 @@ class Undrafted(Decoder):
         return DraftTree.root_only(state.root)
 
 
-def told(subject: Subject, case: Case) -> str:
+def described(subject: Subject, case: Case) -> str:
     """Name and options, the description that goes into the manifest, and what reports make of it."""
     decoder, again = subject.decoder(), subject.decoder()
     if problem := unlisted(decoder):
@@ -43,7 +43,7 @@ def told(subject: Subject, case: Case) -> str:
     subject.watch(case, decoder=decoder)
     if plain(decoder.described()) != said:
         return f"described() was {said}, and after an answer {plain(decoder.described())}"
-    return "" if decoder.lossless else untold(decoder, subject.watch(case, decoder=again))
+    return "" if decoder.lossless else unsaid(decoder, subject.watch(case, decoder=again))
 
 
 def unlisted(decoder: Decoder) -> str:
@@ -64,7 +64,7 @@ def unlisted(decoder: Decoder) -> str:
     return ""
 
 
-def untold(decoder: Decoder, trace: Trace) -> str:
+def unsaid(decoder: Decoder, trace: Trace) -> str:
     """What a run's results leave unsaid of a lossy method; '' where all of them say it."""
     run = made_up_run(decoder, trace)
     entry = next(m for m in run.manifest["methods"] if m["label"] == decoder.name)
@@ -96,5 +96,5 @@ def made_up_run(decoder: Decoder, trace: Trace) -> Run:
     return Run(Path(), manifest, rows, steps, verdicts)
 
 
-LAWS = (Law("told", "what it is and measures, and that it is lossy where it is, stands in every report", asked, told,
-            on=("small",)),)  # fmt: skip
+SAYS = "what it is and measures, and that it is lossy where it is, stands in every report"
+LAWS = (Law("description", SAYS, asked, described, on=("small",)),)

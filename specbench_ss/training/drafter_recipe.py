@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 class DrafterRecipe(Trainer):
     """What differs between drafters: what is trained, how far ahead it looks, how its folder is written.
 
-    method: as `ssbench run --set` calls what reads the folder; lr: peak learning rate where the user gives none.
+    method: the method that reads the folder, unless options change it (`decoded_by`). lr: peak learning rate where the
+    user gives none.
     """
 
     method: ClassVar[str]
@@ -27,6 +29,11 @@ class DrafterRecipe(Trainer):
     @abstractmethod
     def ahead(self) -> int:
         """Tokens after the next one that are drafted: how many labels a position has."""
+
+    @property
+    def decoded_by(self) -> str:
+        """The method that reads the folder, by its name in `ssbench run --methods`."""
+        return self.method
 
     @abstractmethod
     def build(self, target: Target, lr: float) -> Trainee:
@@ -41,5 +48,6 @@ class DrafterRecipe(Trainer):
         """Write weights and config, so that the method loads them. about: the base's hash, what the training was."""
 
     def usage(self, folder: Path, model: str) -> str:
-        """The command that uses the folder."""
-        return f"ssbench run --model {model} --methods {self.method} --set {self.method}.weights={folder}"
+        """The command that decodes with the folder, as it is typed into a shell."""
+        weights = f"{self.decoded_by}.weights={folder}"
+        return shlex.join(["ssbench", "run", "--model", model, "--methods", self.decoded_by, "--set", weights])

@@ -8,11 +8,12 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from specbench_ss.decoding.target import Target
-from specbench_ss.files import crash_safe
+from specbench_ss.files import crash_safe, records
 from specbench_ss.training.processes import Processes
 from specbench_ss.training.resumable import digest
 from specbench_ss.training.side_by_side import Budget, Outcome, TogetherTrainer
@@ -27,6 +28,12 @@ def estimated_tau(right: Sequence[float]) -> float:
     """1 + a_1 + a_1 a_2 + ... for top-1 shares a_j: tokens a pass of a chain, if guesses were right independently."""
     products: list[float] = list(accumulate(right, mul))
     return 1 + sum(products)
+
+
+class _LogLine(msgspec.Struct):
+    """What resuming needs of a line of training.jsonl."""
+
+    step: int
 
 
 class DrafterTraining(TogetherTrainer):
@@ -49,7 +56,7 @@ class DrafterTraining(TogetherTrainer):
         super().__init__(target, [trainee], text, budget, folder, processes, {**about, **masked})
         self.log_file = folder / LOG
         if processes.first:
-            crash_safe.cut(self.log_file, dict, lambda line: line["step"] <= self.step)
+            crash_safe.cut(self.log_file, records.decoder(_LogLine), lambda line: line.step <= self.step)
         if not self.resumed:
             processes.alike(trainee.module)
         processes.wait()
@@ -64,11 +71,11 @@ class DrafterTraining(TogetherTrainer):
         said = super().advance()
         line = {"step": self.step, "tokens": self.step * self.tokens_per_step, **_numbers(self.outcomes)}
         if self.step % self.eval_every == 0 or self.step == self.total:
-            found = self.judge()
-            if found is not None:
-                tau = estimated_tau(found.right)
-                line |= {"held_out_loss": found.loss, "held_out_right": found.right, "estimated_tau": tau}
-                said += f"; held out: loss {found.loss:.3f}, estimated tau {tau:.2f}"
+            held_out = self.judge()
+            if held_out is not None:
+                tau = estimated_tau(held_out.right)
+                line |= {"held_out_loss": held_out.loss, "held_out_right": held_out.right, "estimated_tau": tau}
+                said += f"; held out: loss {held_out.loss:.3f}, estimated tau {tau:.2f}"
         if self.processes.first:
             with self.log_file.open("ab", buffering=0) as file:
                 crash_safe.append(file, [line])
@@ -82,13 +89,13 @@ class DrafterTraining(TogetherTrainer):
             return None
         rng = np.random.default_rng(self.held_out.seed)
         whole = self.held_out.chosen(np.arange(count), self.budget, rng).to(self.target.device)
-        found = []
+        outcomes = []
         for start in range(0, count, n):  # as many rows at a time as in a step: there is memory for that
             batch = whole.rows(slice(start, start + n))
             with self.processes.autocast():
                 loss, right = self.trainee.loss(self._states(batch), batch)
-            found.append(torch.cat((loss[None], right)))
-        total = torch.stack(found).sum(0).tolist()
+            outcomes.append(torch.cat((loss[None], right)))
+        total = torch.stack(outcomes).sum(0).tolist()
         return Outcome(total[0], tuple(total[1:]))
 
     def save(self) -> None:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files.crash_safe import replacing
 
 CHECKPOINT = "checkpoint.pt"
@@ -127,7 +127,7 @@ class Resumable(ABC):
             state = torch.load(path, map_location="cpu", weights_only=True)
             about = json.loads(state["about"])
         except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+            raise UserError(f"cannot read {path}: {os_reason(error)}") from None
         except Exception:  # truncated, no checkpoint at all, or one of another version: torch raises anything
             raise UserError(
                 f"cannot go on: {path} is damaged, or no checkpoint. Remove it to begin again, or give another --out"

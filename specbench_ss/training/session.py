@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import Any
 import torch
 
 from specbench_ss.decoding.target import Target
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.models.chat_templates import check_template
-from specbench_ss.models.loading import check_model, load_target, resolve_device
+from specbench_ss.models.devices import resolve_device
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.model_folder import check_model
 from specbench_ss.options import value_text
 from specbench_ss.runs.run_directory import check_place
 from specbench_ss.training.drafter_recipe import DrafterRecipe
@@ -82,7 +83,7 @@ def check_out(out: Path) -> None:
     try:
         strange = out.exists() and any(out.iterdir()) and not ((out / CHECKPOINT).exists() or (out / LOG).exists())
     except OSError as error:
-        raise UserError(f"cannot use --out {out}: {error.strerror or error}") from None
+        raise UserError(f"cannot use --out {out}: {os_reason(error)}") from None
     if strange:
         raise UserError(f"--out {out} holds files that are of no training: give another folder")
 
@@ -159,7 +160,7 @@ def _finish(
     print(f"written: {config.out}")
     if config.push_to_hub:
         print(f"published: {push_to_hub(config.out, config.push_to_hub)}")
-    print(f"use it: {trainer.usage(Path(shlex.quote(str(config.out))), shlex.quote(config.model))}")
+    print(f"use it: {trainer.usage(config.out, config.model)}")
 
 
 def check_four_bits(device: str) -> None:

@@ -26,7 +26,7 @@ METHODS: dict[str, type[Decoder]] = {
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One architecture, quick laws, made-up methods."""
-    quick = [law for law in LAWS if law.name in ("draft", "rows", "greedy", "told")]
+    quick = [law for law in LAWS if law.name in ("draft", "rows", "greedy", "description")]
     monkeypatch.setattr(kit.Kit.results, "__defaults__", (quick,))
     monkeypatch.setattr("specbench_ss.testing.FEW", ("llama",))
     monkeypatch.setattr(registry, "load", lambda group, name: METHODS[name])
@@ -38,7 +38,7 @@ def test_a_line_for_each_law(capsys: pytest.CaptureFixture[str]) -> None:
     first, *laws, last = capsys.readouterr().out.splitlines()
     assert first == "lossy: default"
     assert [line.split()[:2] for line in laws] == [
-        ["ok", "draft"], ["ok", "rows"], ["exempt", "greedy"], ["ok", "told"],
+        ["ok", "draft"], ["ok", "rows"], ["exempt", "greedy"], ["ok", "description"],
     ]  # fmt: skip
     assert laws[2].endswith("it declares itself lossy")
     assert "answers, " in last and last.endswith(" s")
@@ -49,7 +49,7 @@ def test_what_is_broken_is_shown_with_its_example_and_fails(capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("  broken  greedy"))
     assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["shape", "example", "found"]
-    assert lines[at + 4].startswith("  ok      told")
+    assert lines[at + 4].startswith("  ok      description")
 
 
 def test_all_of_them_and_who_fails(capsys: pytest.CaptureFixture[str]) -> None:

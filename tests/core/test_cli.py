@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 
 from specbench_ss.benchmark.asked import method_specs
+from specbench_ss.benchmark.build_config import default_out
 from specbench_ss.benchmark.progress import Progress
 from specbench_ss.cli import main
 from specbench_ss.commands import run_output
-from specbench_ss.commands.run_options import default_out
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.run_directory import MANIFEST, ROWS, read_run
@@ -310,8 +310,16 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "texts"),
     [
-        (["tune"], ["NAME[option=value] to settle", "[default: METHOD-MODEL-DEVICE.yaml]"]),
-        (["run"], ["--set and [..] win", "[default: runs/TIME-MODEL-SUITE]", "A,B[option=value]", "[default: lab]"]),
+        (["tune"], ["NAME[option=value] to keep", "[default: METHOD-MODEL-DEVICE.yaml]"]),
+        (
+            ["run"],
+            [
+                "What --set or METHOD[...] say wins",
+                "[default: runs/TIME-MODEL-SUITE]",
+                "A,B[option=value]",
+                "[default: lab]",
+            ],
+        ),
         (["paper"], ["[default: runs/TIME-paper-NAME]"]),
     ],
 )

@@ -322,8 +322,8 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("model", Imposter, "off from the target's"),
     ("target", Rescales, "logits of the target itself have changed"),
     ("tunable", Tuned, "with width=1: token"),
-    ("told", NotJson, r"described\(\) of two"),
-    ("told", LossyInSilence, "says 'lossy'"),
+    ("description", NotJson, r"described\(\) of two"),
+    ("description", LossyInSilence, "says 'lossy'"),
 )
 
 

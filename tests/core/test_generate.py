@@ -17,7 +17,7 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict, verify
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.models.loading import find_folder
+from specbench_ss.models.model_folder import find_folder
 from tests.tiny import ARCHITECTURES, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]

@@ -25,8 +25,8 @@ from tests.cli import failing
 BODY = """
 from dataclasses import dataclass, field
 
-from specbench_ss.decoder import Decoder, State
-from specbench_ss.tree import DraftTree
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.tree import DraftTree
 
 
 @dataclass(frozen=True)

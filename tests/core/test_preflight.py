@@ -10,6 +10,7 @@ import pytest
 
 from specbench_ss.cli import main
 from specbench_ss.models import loading
+from specbench_ss.models.model_folder import LAB
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest_reading import MANIFEST
 from specbench_ss.runs.run_directory import QUESTIONS, ROWS, RunDir, RunTarget
@@ -18,7 +19,6 @@ from specbench_ss.suites import specbench
 from tests import conftest
 from tests.cli import failing
 
-LAB = loading.LAB
 RUN = ["run", "--methods", "ar", "--limit", "1", "--categories", "qa"]
 
 
@@ -85,7 +85,7 @@ def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
     out = tmp_path / "run"
     arguments = [*RUN, "--model", str(model), "--out", str(out)]
     assert f"{model} holds no model: it has no config.json" in failing(arguments, capsys)
-    shutil.copytree(loading.LAB / "base", model, dirs_exist_ok=True)
+    shutil.copytree(LAB / "base", model, dirs_exist_ok=True)
     assert "the Spec-Bench questions are not here" in failing(arguments, capsys)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])

@@ -128,12 +128,12 @@ def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) ->
         (ROWS, "tokens", "x", "tokens is not a whole number"),
         (ROWS, "tokens", None, "it lacks tokens"),
         (ROWS, "turn", 0.5, "turn is not a whole number"),
-        (ROWS, "status", "fine", "status is none of failed, ok"),
+        (ROWS, "status", "fine", "status cannot be 'fine'"),
         (ROWS, "token_ids", [1, "2"], r"token_ids\[1\] is not a whole number"),
-        (ROWS, "wall_s", float("nan"), "wall_s is not a number"),
+        (ROWS, "wall_s", float("nan"), "it is not JSON"),
         (STEPS, "nodes", [], "nodes is not a whole number"),
         (STEPS, "index", "0", "index is not a whole number"),
-        (SAMENESS, "verdict", "same", "verdict is none of identical, length, "),
+        (SAMENESS, "verdict", "same", "verdict cannot be 'same'"),
         (SAMENESS, "gap", "0", "gap is not a number"),
     ],
 )
@@ -282,10 +282,10 @@ def test_update_replaces_the_manifest_whole(tmp_path: Path) -> None:
 WRITER = """
     import sys
     from pathlib import Path
-    from specbench_ss.config import RunTarget
-    from specbench_ss.records import Generation, Step
-    from specbench_ss.rows import Row
-    from specbench_ss.rundir import RunDir
+    from specbench_ss.runs.config import RunTarget
+    from specbench_ss.decoding.generation import Generation, Step
+    from specbench_ss.runs.rows import Row
+    from specbench_ss.runs.run_directory import RunDir
     manifest = {manifest!r}
     with RunDir.open(RunTarget(Path(sys.argv[1])), manifest) as run:
         for i in range(100000):

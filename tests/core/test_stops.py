@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from specbench_ss.benchmark.requests import limits, special_tokens
 from specbench_ss.decoding.loop import Cutter, Limits
 from specbench_ss.errors import UserError
-from specbench_ss.models.loading import find_folder
+from specbench_ss.models.model_folder import find_folder
 from tests.cli import failing
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from specbench_ss.commands import report
 from specbench_ss.errors import UserError
-from specbench_ss.files.schema import misfit
 from specbench_ss.reports.html import assets
 from specbench_ss.runs import environment
 from specbench_ss.runs.config import RunConfig, RunTarget
@@ -136,24 +135,3 @@ def test_a_setting_that_did_not_exist_yet_had_its_default() -> None:
     check_same_config(Path("run"), older, config)
     with pytest.raises(UserError, match="stop none, not END"):
         check_same_config(Path("run"), older, config | {"stop": ("END",)})
-
-
-@pytest.mark.parametrize(
-    ("data", "form", "problem"),
-    [
-        (1, int, ""),
-        (1, float, ""),
-        (1.5, int, "it is not a whole number"),
-        (True, int, "it is not a whole number"),
-        (True, float, "it is not a number"),
-        (None, (str, None), ""),
-        (3, (str, None), "it is not a text"),
-        ({"a": [{"b": 1}, {}]}, {"a": [{"b": int}]}, "it lacks a[1].b"),
-        ({"a": [{"b": "x"}]}, {"a": [{"b?": int}]}, "a[0].b is not a whole number"),
-        ({}, {"a?": int}, ""),
-        ([], {"a": int}, "it is not an object"),
-        ({"a": {}}, {"a": [str]}, "a is not a list"),
-    ],
-)
-def test_a_form_is_held_against_data(data: Any, form: Any, problem: str) -> None:
-    assert misfit(data, form) == problem

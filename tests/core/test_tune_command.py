@@ -15,7 +15,7 @@ from specbench_ss.cli import main
 from specbench_ss.commands import tune_work
 from specbench_ss.commands.tune_work import default_out
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.models.loading import LAB
+from specbench_ss.models.model_folder import LAB
 from specbench_ss.runs.config import TuneConfig
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from specbench_ss.errors import UserError
-from specbench_ss.models import loading
-from specbench_ss.models.loading import check_model, load_target
+from specbench_ss.models import weight_hash
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.model_folder import check_model
 from specbench_ss.models.weight_files import check_folder
 from specbench_ss.models.weight_hash import hash_weights
 
@@ -117,7 +118,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1001])
 def test_every_weight_counts(dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest change of any single weight, its sign, in whichever part it falls, and an exchange of two."""
-    monkeypatch.setattr(loading, "HASH_WORDS", 16)
+    monkeypatch.setattr(weight_hash, "HASH_WORDS", 16)
     layer = torch.nn.Linear(size, 1, bias=False).to(dtype)
     weight = layer.weight.data.view(-1)
     before, seen = hash_weights(layer), set()
@@ -158,7 +159,7 @@ def test_names_shapes_and_empty_parameters_count() -> None:
 
 def test_the_hash_is_pinned() -> None:
     """Checkpoints carry the hash of their base: another way to compute it must not go unnoticed."""
-    layer = torch.nn.Linear(3 * loading.HASH_WORDS, 1)
-    layer.weight.data = torch.arange(3.0 * loading.HASH_WORDS)[None]
+    layer = torch.nn.Linear(3 * weight_hash.HASH_WORDS, 1)
+    layer.weight.data = torch.arange(3.0 * weight_hash.HASH_WORDS)[None]
     layer.bias.data = torch.tensor([-1.0])
     assert hash_weights(layer) == "5cc9ee12958b09b1"

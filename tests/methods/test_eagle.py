@@ -20,13 +20,12 @@ from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle import DynamicOptions, Eagle3Options, EagleOptions
 from specbench_ss.methods.eagle.drafter import Drafter, Rotary
-from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
+from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.examples import best_layers
 from specbench_ss.methods.eagle.feature_layers import published_levels
 from specbench_ss.methods.eagle.new_weights import random_eagle
-from specbench_ss.methods.eagle.static import Eagle
+from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.eagle.trees import PUBLISHED
 from tests.tiny import paths, tiny_model
 

@@ -16,9 +16,8 @@ from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle import DynamicOptions, Eagle3Options, EagleOptions
-from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
-from specbench_ss.methods.eagle.static import Eagle
+from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
+from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee, FeatureTrainee
 from specbench_ss.models.drafter_folder import write_checkpoint
 from specbench_ss.testing.tiny import randomise

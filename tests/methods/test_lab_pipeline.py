@@ -12,9 +12,9 @@ import pytest
 from specbench_ss.errors import UserError
 from specbench_ss.methods._lab import pipeline
 from specbench_ss.methods._lab.base_training import BaseSize
+from specbench_ss.methods._lab.lab_training import LabTraining, training_rows
 from specbench_ss.methods._lab.pipeline import Stage, train
 from specbench_ss.methods._lab.tokenizer import train_tokenizer
-from specbench_ss.methods._lab.workshop import Workshop, training_rows
 
 Toy = list[str]
 
@@ -24,12 +24,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Toy:
     """Three stages that only write down what they found: begun or gone on with."""
     found: Toy = []
 
-    def stage(name: str) -> Callable[[Workshop], None]:
-        def run(shop: Workshop) -> None:
-            part = shop.folder(name) / "part"
+    def stage(name: str) -> Callable[[LabTraining], None]:
+        def run(lab: LabTraining) -> None:
+            part = lab.folder(name) / "part"
             found.append(f"{name} {'goes on' if part.exists() else 'begins'}")
             part.touch()
-            if name == "two" and shop.device == "cut":
+            if name == "two" and lab.device == "cut":
                 raise KeyboardInterrupt
 
         return run
@@ -84,22 +84,22 @@ def test_a_folder_is_for_one_training(
     assert ran == ["one begins"]
 
 
-def shop_with(tmp_path: Path, vocab: int, said: list[str]) -> Workshop:
-    """A workshop whose tokenizer has this many entries."""
-    shop = Workshop(tmp_path, "s", "cpu", 0, 1.0, said.append)
-    train_tokenizer(["what is the sum of one and two and three"] * 9, vocab).save_pretrained(shop.folder("tokenizer"))
-    return shop
+def training_with(tmp_path: Path, vocab: int, said: list[str]) -> LabTraining:
+    """A training whose tokenizer has this many entries."""
+    lab = LabTraining(tmp_path, "s", "cpu", 0, 1.0, said.append)
+    train_tokenizer(["what is the sum of one and two and three"] * 9, vocab).save_pretrained(lab.folder("tokenizer"))
+    return lab
 
 
 def test_rows_are_made_once_for_a_tokenizer_and_a_budget(tmp_path: Path) -> None:
     said: list[str] = []
     size = BaseSize(tokens=6_000, rows_per_step=2, row_length=512)
-    shop = shop_with(tmp_path, 280, said)
-    first = np.array(training_rows(shop, size, 1))
-    assert np.array_equal(training_rows(shop, size, 1), first)
+    lab = training_with(tmp_path, 280, said)
+    first = np.array(training_rows(lab, size, 1))
+    assert np.array_equal(training_rows(lab, size, 1), first)
     assert len(said) == 1
     assert first.size >= 6_000 - 2 * 512 and not len(first) % 2
-    other = np.array(training_rows(shop_with(tmp_path, 262, said), size, 1))
+    other = np.array(training_rows(training_with(tmp_path, 262, said), size, 1))
     assert len(said) == 2
     assert first.max() >= 262 > other.max()
 

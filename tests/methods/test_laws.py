@@ -12,6 +12,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.examples import shapes
 from specbench_ss.testing import ARCHITECTURES, check_decoder
 from tests.tiny import tiny_model
@@ -39,6 +40,6 @@ def test_autoregressive_equals_transformers(kind: str) -> None:
 
 def test_acceptance_is_counted_against_what_was_drafted() -> None:
     """Pruning takes nodes away from verification, not from the count of what was drafted."""
-    one_kept = shapes(Target(tiny_model("llama")))["one-kept"]()
+    one_kept = shapes(SpeculativeStreaming, Target(tiny_model("llama")))["one-kept"]()
     steps = generate(one_kept, [5, 6, 7], Limits(20), Sampling()).steps
     assert {(step.verified, step.depth, step.nodes) for step in steps} == {(0, 3, 14)}

@@ -30,8 +30,8 @@ from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_join
 from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.testing.tiny import randomise
-from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import BaseStates
+from tests.methods.batches import answers_of
 from tests.methods.test_medusa import layout
 from tests.tiny import ARCHITECTURES, tiny_model
 
@@ -163,22 +163,12 @@ def test_a_run_includes_its_own_reference() -> None:
 # -- training -------------------------------------------------------------------------------------------------------
 
 
-def batch(ids: Tensor, first: int, ahead: int = 3) -> Batch:
-    """Answers from position `first` to the end."""
-    labels = torch.full((*ids.shape, ahead + 1), -100)
-    t = ids.shape[1]
-    for j in range(ahead + 1):
-        labels[:, first - 1 : t - 1 - j, j] = ids[:, first + j :]
-    at = torch.arange(first - 1, t - 2).expand(len(ids), -1)
-    return Batch(ids, labels, Anchors(at, labels[:, first - 1 : t - 2]))
-
-
 @pytest.mark.parametrize("kind", ["llama", "mistral-window"])
 def test_the_loss_is_the_papers(kind: str) -> None:
     """L_LM + lambda sum 0.8^i L_i, from logits of the backbone as it decodes; lambda rises as a sine."""
     target, trainee = trained(kind, ramp=4, coefficient=0.3)
     ids = torch.randint(3, 61, (1, 24), generator=torch.Generator().manual_seed(0))
-    one = batch(ids, 5)
+    one = answers_of(ids, 5)
     with torch.no_grad():
         cache = trainee.tuned.new_cache(32)
         final = trainee.tuned.prefill(ids, cache, every=True).taps[-1]
@@ -201,8 +191,8 @@ def test_gradients_reach_backbone_and_heads_at_their_own_rates() -> None:
         _, trainee = trained("llama", lora_rank=rank, lr=1e-3, head_lr=4.0)
         backbone, heads = trainee.parameter_groups()
         assert (backbone["lr"], heads["lr"]) == (1e-3, 4e-3)
-        trainee.loss(NOTHING, batch(torch.randint(3, 61, (2, 20)), 5))  # at first the heads count nothing
-        loss, _ = trainee.loss(NOTHING, batch(torch.randint(3, 61, (2, 20)), 5))
+        trainee.loss(NOTHING, answers_of(torch.randint(3, 61, (2, 20)), 5))  # at first the heads count nothing
+        loss, _ = trainee.loss(NOTHING, answers_of(torch.randint(3, 61, (2, 20)), 5))
         loss.backward()
         assert all(p.grad is not None for group in (backbone, heads) for p in group["params"])
 

@@ -26,9 +26,9 @@ from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, Shared
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of, save_shared
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates
+from tests.methods.batches import answers_of
 from tests.methods.decoders import randomise
 from tests.tiny import ARCHITECTURES, tiny_model
 
@@ -48,16 +48,6 @@ def trained(kind: str, shape: StreamConfig, segment: int = 0, seed: int = 2) -> 
     trainee = SharedTrainee(target, shape, segment=segment)
     randomise(trainee.module, seed, std=0.2)
     return target, trainee
-
-
-def batch(ids: torch.Tensor, first: int, ahead: int = 3) -> Batch:
-    """Answers from position `first` to the end."""
-    labels = torch.full((*ids.shape, ahead + 1), -100)
-    t = ids.shape[1]
-    for j in range(ahead + 1):
-        labels[:, first - 1 : t - 1 - j, j] = ids[:, first + j :]
-    at = torch.arange(first - 1, t - 2).expand(len(ids), -1)
-    return Batch(ids, labels, Anchors(at, labels[:, first - 1 : t - 2]))
 
 
 EMPTY = BaseStates(torch.empty(0), {}, {})
@@ -112,7 +102,7 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, tmp_path: Pa
     target, trainee = trained(kind, config(attends))
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
     first = 4
-    one = batch(ids, first)
+    one = answers_of(ids, first)
     with torch.no_grad():
         low, _ = trainee._lower(ids)
         carriers, real = carriers_of(one.labels[..., 0] != -100)
@@ -137,7 +127,7 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, tmp_path: Pa
 @pytest.mark.parametrize("attends", [True, False])
 def test_segments_change_neither_loss_nor_gradients(attends: bool) -> None:
     torch.manual_seed(0)
-    one = batch(torch.randint(3, 61, (2, 30)), 11)
+    one = answers_of(torch.randint(3, 61, (2, 30)), 11)
     found = []
     for segment in (0, 30, 7, 1):
         _, trainee = trained("llama", config(attends), segment)
@@ -153,7 +143,7 @@ def test_segments_change_neither_loss_nor_gradients(attends: bool) -> None:
 
 def test_a_segment_leaves_nothing_of_its_streams_behind() -> None:
     """Its main keys and values, in memory of their own; its rows are computed again in the backward pass."""
-    one = batch(torch.randint(3, 61, (2, 30)), 4)
+    one = answers_of(torch.randint(3, 61, (2, 30)), 4)
     saved = {}
     for segment in (0, 5):
         _, trainee = trained("llama", config(), segment)
@@ -173,7 +163,7 @@ def test_a_segment_leaves_nothing_of_its_streams_behind() -> None:
 
 def test_main_logits_depend_on_streams_only_where_they_attend() -> None:
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
-    one = batch(ids, 4)
+    one = answers_of(ids, 4)
     for attends in (True, False):
         _, trainee = trained("llama", config(attends))
         carriers, real = carriers_of(one.labels[..., 0] != -100)
@@ -189,7 +179,7 @@ def test_main_logits_depend_on_streams_only_where_they_attend() -> None:
 def test_next_token_training_has_no_streams() -> None:
     _, trainee = trained("llama", config(False))
     trainee.alpha_j = 0.0
-    loss, right = trainee.loss(EMPTY, batch(torch.randint(3, 61, (2, 20)), 5))
+    loss, right = trainee.loss(EMPTY, answers_of(torch.randint(3, 61, (2, 20)), 5))
     loss.backward()
     assert right.shape == (1,)
     assert trainee.streams.embedding.grad is None

@@ -21,7 +21,8 @@ from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.methods.sd.text import Bridge, added, extended, following
 from specbench_ss.methods.sd.vocabulary import mismatch
-from specbench_ss.models.loading import LAB, load_target, outline_of
+from specbench_ss.models.loading import load_target, outline_of
+from specbench_ss.models.model_folder import LAB
 from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model

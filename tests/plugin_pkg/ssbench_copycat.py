@@ -6,8 +6,7 @@ from typing import Annotated
 import torch
 from annotated_types import Ge
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss import Decoder, DraftTree, State
 
 
 @dataclass(frozen=True)

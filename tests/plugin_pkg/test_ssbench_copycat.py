@@ -2,7 +2,7 @@
 
 from ssbench_copycat import Copycat
 
-from specbench_ss.testing import check_decoder
+from specbench_ss import check_decoder
 
 
 def test_it_obeys_the_laws() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from specbench_ss.decoding.target import Target
-from specbench_ss.files import crash_safe
+from specbench_ss.files import crash_safe, records
 from specbench_ss.training.text.answering import Answering, own_answers
 from specbench_ss.training.text.conversations import Conversation, Message
 from specbench_ss.training.text.rendering import Rendered, Renderer, Span
@@ -80,10 +80,6 @@ class _Kept:
     ids: list[int]
     spans: list[Span]
 
-    @classmethod
-    def read(cls, line: Mapping[str, Any]) -> _Kept:
-        return cls(line["place"], line["number"], line["ids"], [(a, b) for a, b in line["spans"]])
-
     def document(self) -> Rendered | None:
         return Rendered(np.asarray(self.ids, np.int32), tuple(self.spans)) if self.ids else None
 
@@ -98,18 +94,18 @@ def own_documents(
     """
     alike = sorted(range(len(talks)), key=lambda i: (len(talks[i].questions), sum(map(_size, talks[i].questions)), i))
     chats = [ChatTalk(i, talks[i], renderer, length - own.limit) for i in alike]
-    kept = crash_safe.cut(work / KEPT, _Kept.read)
+    kept = crash_safe.cut(work / KEPT, records.decoder(_Kept))
     sizes = {place: len(chats[place : place + own.batch]) for place in range(0, len(chats), own.batch)}
     done = {place for place in sizes if sum(k.place == place for k in kept) >= sizes[place]}
     how = Answering(own.target.eos_ids, renderer.pad, own.limit, own.temperature, seed)
-    found = {k.number: k for k in kept if k.place in done}
+    answers = {k.number: k for k in kept if k.place in done}
     with (work / KEPT).open("ab", buffering=0) as file:
         for place, answered in own_answers(own.target.model, chats, how, own.batch, done):
             lines = [_line(place, chat) for chat in answered]
             crash_safe.append(file, lines)
-            found |= {k.number: k for k in map(_Kept.read, lines)}
-            log(f"own answers: {len(found)} of {len(talks)} conversations")
-    return [found[i].document() for i in range(len(talks))]
+            answers |= {k.number: k for k in records.convert(lines, list[_Kept])}
+            log(f"own answers: {len(answers)} of {len(talks)} conversations")
+    return [answers[i].document() for i in range(len(talks))]
 
 
 def _size(message: Message) -> int:

@@ -9,19 +9,27 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files import records
 from specbench_ss.files.crash_safe import replacing, sync_folder
 from specbench_ss.training.text.rows import Counts, TrainingRows
 
 Built = tuple[TrainingRows, TrainingRows]  # to train on, held out
 SIDES = ("train", "held_out")
 ARRAYS = ("ids", "mask", "documents")
+
+
+class _About(msgspec.Struct):
+    """What reading needs of about.json."""
+
+    counts: dict[str, Counts]
 
 
 def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built]) -> Built:
@@ -39,7 +47,7 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
                 _keep(build(work), about, folder / f"{key}.part", done)
                 shutil.rmtree(work)
     except OSError as error:
-        raise UserError(f"cannot keep training rows in {folder}: {error.strerror or error}") from None
+        raise UserError(f"cannot keep training rows in {folder}: {os_reason(error)}") from None
     return _read(done, SIDES[0]), _read(done, SIDES[1])
 
 
@@ -69,9 +77,8 @@ def _keep(built: Built, about: Mapping[str, Any], part: Path, done: Path) -> Non
 
 def _read(done: Path, side: str) -> TrainingRows:
     try:
-        known = json.loads((done / "about.json").read_bytes())["counts"][side]
-        counts = Counts(**{field.name: int(known[field.name]) for field in fields(Counts)})
+        counts = records.decoder(_About)((done / "about.json").read_bytes()).counts[side]
         ids, mask, documents = (np.load(done / f"{side}-{name}.npy", mmap_mode="r") for name in ARRAYS)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(f"the training rows in {done} are damaged ({error}): remove that folder") from None
     return TrainingRows(ids, mask, documents, counts)

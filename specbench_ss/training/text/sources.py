@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files.user_files import Row, read_rows, read_text
 from specbench_ss.models.drafter_folder import HUB_ID
 
@@ -74,7 +74,7 @@ class FileSource:
                 with path.open("rb") as file:
                     whole.update(hashlib.file_digest(file, "sha256").digest())
             except OSError as error:
-                raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+                raise UserError(f"cannot read {path}: {os_reason(error)}") from None
         return whole.hexdigest()
 
 
@@ -85,7 +85,7 @@ def _is_list(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError(f"cannot read {path}: {os_reason(error)}") from None
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Row]]:

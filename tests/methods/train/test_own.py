@@ -18,7 +18,8 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._lab.answers import own_conversations
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.models.loading import LAB, load_target
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.model_folder import LAB
 from specbench_ss.suites.lab_text.training_text import conversations
 from specbench_ss.training.text import own_answers as own_module
 from specbench_ss.training.text.answering import Answering, answer_batch

@@ -17,9 +17,8 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle import DynamicOptions, Eagle3Options, EagleOptions
-from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
-from specbench_ss.methods.eagle.static import Eagle
+from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
+from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from specbench_ss.models.chat_templates import template_text
-from specbench_ss.models.loading import LAB
+from specbench_ss.models.model_folder import LAB
 
 TEXT = [
     "Hello there, how are you? I am well; thank you.",

@@ -1,4 +1,4 @@
-"""The work folder of `ssbench lab train`: settings, and what one stage finds of the others'. Knows no stage's work."""
+"""One `ssbench lab train`: its settings, its work folder, and what one stage finds of the others'. Knows no stage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
-    """What all stages share."""
+class LabTraining:
+    """What the stages of one training of the lab's models share.
+
+    out: the work folder, with a folder for each stage. size: "s" or "m". scale: multiplies every number of steps.
+    """
 
     out: Path
     size: str
@@ -54,10 +57,10 @@ class Workshop:
 
     def made(self, path: str, stage: str) -> Path:
         """What an earlier stage left in the work folder. Raises UserError, naming the stage, where it is not there."""
-        found = self.out / path
-        if not found.exists():
+        place = self.out / path
+        if not place.exists():
             raise UserError(f"no {path} in {self.out}: run stage {stage!r} first")
-        return found
+        return place
 
     def base_size(self, name: str) -> BaseSize:
         """The named size, with its budget scaled."""
@@ -87,15 +90,15 @@ class Workshop:
 
 
 def training_rows(
-    shop: Workshop, size: BaseSize, seed: int, weights: Mapping[str, float] = WEIGHTS
+    lab: LabTraining, size: BaseSize, seed: int, weights: Mapping[str, float] = WEIGHTS
 ) -> NDArray[np.int32]:
     """Packed rows [R, length], enough for the size's budget; made once for a tokenizer, then read from disk."""
-    name = f"rows-{size.tokens}-{size.row_length}-{seed}-{shop.tokenizer_hash()}.npy"
-    path = shop.folder("text") / name
+    name = f"rows-{size.tokens}-{size.row_length}-{seed}-{lab.tokenizer_hash()}.npy"
+    path = lab.folder("text") / name
     if path.exists():
         rows: NDArray[np.int32] = np.load(path, mmap_mode="r")
         return rows
-    tokenizer = shop.tokenizer()
+    tokenizer = lab.tokenizer()
     docs: list[NDArray[np.int32]] = []
     tokens, source = 0, conversations("train", seed, weights)
     while tokens < size.tokens:
@@ -105,7 +108,7 @@ def training_rows(
     rows = pack(docs, size.row_length, special_ids(tokenizer)["pad"])
     rows = rows[: -(len(rows) % size.rows_per_step) or None]  # whole steps
     save_rows(path, rows)
-    shop.log(f"text: {len(docs)} conversations, {tokens} tokens, {len(rows)} rows of {size.row_length}")
+    lab.log(f"text: {len(docs)} conversations, {tokens} tokens, {len(rows)} rows of {size.row_length}")
     return rows
 
 
@@ -128,13 +131,13 @@ DRAFTER_STEPS = 900
 DRAFTER_ROWS = 5
 
 
-def drafter_text(shop: Workshop, split: str) -> DrafterText:
+def drafter_text(lab: LabTraining, split: str) -> DrafterText:
     """Rows of the split 'train' or 'calibration'."""
-    special = special_ids(shop.tokenizer())
-    rows = np.load(shop.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
-    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], shop.seed + 3)
+    special = special_ids(lab.tokenizer())
+    rows = np.load(lab.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], lab.seed + 3)
 
 
-def drafter_budget(shop: Workshop) -> Budget:
+def drafter_budget(lab: LabTraining) -> Budget:
     """Steps and rows of every drafter."""
-    return Budget(shop.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
+    return Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)

@@ -1,0 +1,157 @@
+"""From options, given on a command line, in a file or in Python, to a `RunConfig`. Imports nothing heavy.
+
+Whoever gives them, one form comes out and the same mistakes are found; messages name an option as the command line has
+it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.benchmark.asked import check_plugins, method_specs
+from specbench_ss.errors import UserError, did_you_mean, known_words
+from specbench_ss.models.chat_templates import template_text
+from specbench_ss.options import value_text
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.preset import read_preset
+
+LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
+OPTIONAL = ("limit", "max_new_tokens", "chat_template")  # options that may be None
+CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16"), "history": ("reference", "own")}
+TEXTS = ("suite", "model", "device", "chat_template")
+
+
+def as_options(content: Mapping[Any, Any], known: set[str], place: str | Path) -> dict[str, Any]:
+    """Values as YAML or Python has them, in the form that the command line has them in; None is as if not given.
+
+    known: names of the options. place: a file, or 'run()', for messages. Raises UserError for an unknown name, or for
+    a `set`, `stop` or `plugin` that is none.
+    """
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise UserError(f"{place}: no option {str(key)!r}{did_you_mean(name, known)}")
+        if value is None:
+            continue
+        if name == "set":
+            values[name] = _set_items(value, place)
+        elif name in ("stop", "plugin"):
+            values[name] = [os.fspath(value)] if isinstance(value, (str, Path)) else _texts(value, place, name)
+        else:
+            values[name] = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else _plain_path(value)
+    return values
+
+
+def _plain_path(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _set_items(value: Any, place: str | Path) -> list[str]:
+    """{ss: {k: 1}}, {ss.k: 1} or ['ss.k=1'] -> ['ss.k=1']."""
+    if not isinstance(value, Mapping):
+        return _texts(value, place, "set")
+    items: list[str] = []
+    for name, options in value.items():
+        if isinstance(options, Mapping):
+            items += [f"{name}.{key}={value_text(v)}" for key, v in options.items()]
+        elif "." in str(name) and not isinstance(options, (list, tuple)):
+            items.append(f"{name}={value_text(options)}")
+        else:
+            raise UserError(f"{place}: 'set' has {name!r}; expected method.option: value, or method: {{option: value}}")
+    return items
+
+
+def _texts(value: Any, place: str | Path, name: str) -> list[str]:
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, Path)) for item in value):
+        return [os.fspath(item) for item in value]
+    form = "method.option=value, or method: {option: value}" if name == "set" else "texts"
+    raise UserError(f"{place}: {name!r} must be a list of {form}")
+
+
+def run_config(values: Mapping[str, Any]) -> RunConfig:
+    """The run that the options describe, every one of them given; the reference method comes first, asked for or not.
+
+    Raises UserError for a value that an option cannot have.
+    """
+    values = _checked(values)
+    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data", "stop", "presets"}
+    if values["chat_template"] is not None:
+        template_text(values["chat_template"])  # found wrong before anything is loaded
+    presets = tuple(read_preset(Path(part)) for part in _parts(values["preset"]))
+    check_plugins(presets)
+    return RunConfig(
+        methods=method_specs(values["methods"], values["set"] or (), presets),
+        categories=_parts(values["categories"]),
+        data=None if values["data"] is None else str(values["data"]),
+        stop=tuple(values["stop"] or ()),
+        presets=presets,
+        **{name: values[name] for name in own},
+    )
+
+
+def _parts(text: str | None) -> tuple[str, ...]:
+    """'a, b' -> ('a', 'b')."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values, numbers as plain `int` and `float`. Raises UserError for one that its option cannot have."""
+    done = dict(values)
+    for name in (*LEAST, *TEXTS):
+        if done[name] is None and name in OPTIONAL:
+            continue
+        if name in LEAST:
+            done[name] = _whole(name, done[name])
+        elif not isinstance(done[name], str):
+            raise UserError(f"{_flag(name)} must be text, not {done[name]!r}")
+    for name in ("temperature", "top_p"):
+        done[name] = _number(name, done[name])
+    for name, choices in CHOICES.items():
+        if done[name] not in choices:
+            raise UserError(f"{_flag(name)}: there is no {done[name]!r}{known_words(str(done[name]), choices)}")
+    if not (math.isfinite(done["temperature"]) and done["temperature"] >= 0):
+        raise UserError(f"--temperature must be a number of at least 0, not {done['temperature']:g}")
+    if not 0 < done["top_p"] <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, not {done['top_p']:g}")
+    if "" in (done["stop"] or ()):
+        raise UserError("--stop must not be empty")
+    return done
+
+
+def _flag(name: str) -> str:
+    """An option's name as on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < LEAST[name]:
+        raise UserError(f"{_flag(name)} must be a whole number of at least {LEAST[name]}, not {value!r}")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, (bool, str)):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"{_flag(name)} must be a number, not {value!r}")
+
+
+def default_out(config: RunConfig, now: datetime) -> Path:
+    """runs/<timestamp>-<model>-<suite>, with only plain characters."""
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name or config.model).strip("-.") or "model"
+    return Path("runs") / f"{now:%Y%m%d-%H%M%S}-{model}-{config.suite}"

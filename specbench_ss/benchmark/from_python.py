@@ -1,0 +1,130 @@
+"""A run asked for in Python: what `ssbench run` does, without its command line and without its printing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss import registry
+from specbench_ss.benchmark.asked import optional_methods
+from specbench_ss.benchmark.build_config import as_options, default_out, run_config
+from specbench_ss.errors import UserError
+from specbench_ss.runs.config import RunConfig, RunTarget
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.method_spec import PluginFile
+    from specbench_ss.results.run_results import RunResults
+
+OF_A_MODEL = ("dtype", "device", "chat_template", "trust_remote_code")  # options that say how a model is loaded
+PLACE = "run()"  # for messages
+
+
+def run(
+    methods: str | Sequence[str],
+    *,
+    suite: str = "specbench",
+    model: str | Path | Target = "lab",
+    categories: str | Sequence[str] = (),
+    limit: int | None = None,
+    set: Mapping[str, Any] | Sequence[str] | None = None,
+    preset: str | Path | Sequence[str | Path] | None = None,
+    plugin: str | Path | Sequence[str | Path] | None = None,
+    data: str | Path | None = None,
+    repeats: int = 1,
+    warmup: int = 2,
+    max_new_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    dtype: str = "auto",
+    device: str = "auto",
+    history: str = "reference",
+    trust_remote_code: bool = False,
+    chat_template: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+) -> RunResults:
+    """Decode a suite's questions with several methods, side by side: what `ssbench run` does, without its printing.
+
+    methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. set: options of methods, `{"ss.k": 2}` or
+    `{"ss": {"k": 2}}`. model: also a target that is loaded already, which then decides dtype and device. The other
+    options are those of the command line, under the same names. Writes the same run directory, by default a new one
+    under `runs/`, and returns it as `load_run` does. What the command warns of stands in `manifest["warnings"]`.
+
+    Raises UserError for every mistake that the command tells, before anything is measured. After an interruption,
+    `resume=True` with the same `out` goes on.
+    """
+    given = dict(locals())
+    from specbench_ss.benchmark import preflight
+    from specbench_ss.benchmark.measure import measure
+    from specbench_ss.results.run_results import load_run
+
+    if resume and out is None:
+        raise UserError("resume=True needs out=, the directory of the unfinished run")
+    loaded = None if isinstance(model, (str, Path)) else _loaded(given)
+    wanted, texts = _config(given, loaded)
+    folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
+    where = RunTarget(folder, bool(resume), optional_methods(texts["methods"], wanted.methods))
+    measure(preflight.check(wanted, where, loaded), where, [_called(given)])
+    return load_run(folder)
+
+
+def _loaded(given: dict[str, Any]) -> Target:
+    """The model that was given as a target, with its hash. Raises UserError for what is none."""
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.models.weight_hash import hash_weights
+
+    target = given["model"]
+    if not isinstance(target, Target):
+        raise UserError(
+            f"model= is a name, a folder or a target, as load_model gives it, not a {type(target).__name__}"
+        )
+    idle = [name for name in OF_A_MODEL if given[name] != DEFAULTS[name]]
+    if idle:
+        raise UserError(f"{idle[0]}= makes no difference to a model that is loaded already: give it to load_model")
+    target.weights_hash = target.weights_hash or hash_weights(target.model)
+    return target
+
+
+def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig, dict[str, Any]]:
+    """The run that is asked for, and its options as a command line would have them."""
+    plain = {name: value for name, value in given.items() if name not in ("out", "resume")}
+    if loaded is not None:
+        plain["model"] = loaded.name
+    texts = {**DEFAULTS, **as_options(plain, {*plain}, PLACE)}
+    if not isinstance(texts["methods"], str):
+        raise UserError(f"methods are a text or a list of texts, not {texts['methods']!r}")
+    config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
+    if loaded is not None:
+        config = replace(config, dtype=str(loaded.dtype).removeprefix("torch."), device=str(loaded.device))
+    return config, texts
+
+
+def _plugins(files: Sequence[str]) -> tuple[PluginFile, ...]:
+    """Methods of these files, and of no others, are known from now on."""
+    from specbench_ss.plugin_file import load_plugin
+
+    registry.forget_files()
+    return tuple(load_plugin(Path(file)) for file in dict.fromkeys(files))
+
+
+def _called(given: Mapping[str, Any]) -> str:
+    """The call as it would be written, options that were left alone left out."""
+    told = [
+        f"{name}={value!r}" if isinstance(value, (str, int, float, list, tuple, dict)) else f"{name}={str(value)!r}"
+        for name, value in given.items()
+        if name not in ("methods", "model") and value != DEFAULTS[name]
+    ]
+    model = given["model"] if isinstance(given["model"], (str, Path)) else f"<{given['model'].name}>"
+    told = [f"model={str(model)!r}", *told] if model != DEFAULTS["model"] else told
+    return f"specbench_ss.run({', '.join([repr(given['methods']), *told])})"
+
+
+DEFAULTS = {name: p.default for name, p in inspect.signature(run).parameters.items() if name != "methods"}

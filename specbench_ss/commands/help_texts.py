@@ -1,0 +1,12 @@
+"""Help texts of options that several commands have."""
+
+from __future__ import annotations
+
+MODEL = "Target model: lab (it comes with ssbench), the folder of a Hugging Face causal language model, or its hub id."
+DTYPE = "Number format of the model's weights and arithmetic. auto: float32 on a CPU, bfloat16 on a GPU."
+DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
+CHAT_TEMPLATE = "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file."
+TRUST = "Allow Python code that comes with the model to run. Only for models whose authors you trust."
+CATEGORIES = "Ask only the questions of these tasks of the suite."
+SET = "Set one option of a method, for every variant of it. May be given several times."
+DRY_RUN = "Check everything, say what would be run, and stop."

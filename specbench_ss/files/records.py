@@ -1,0 +1,83 @@
+"""JSON data as the types that it was written from, for files that somebody may have cut or changed. Knows no file.
+
+msgspec reads and checks; what does not fit is told in plain English, with the name of the field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+IN_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+
+
+def decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """A function that reads a JSON document as an instance of a dataclass, a msgspec.Struct or another type.
+
+    Fields that the type does not have are left out, those with a default may be missing, and a whole number will do for
+    a float. The function raises ValueError for anything else: "it is not JSON", "it lacks model.name",
+    "methods[0].label is not a text". NaN and the infinities are not JSON.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(document: bytes) -> T:
+        try:
+            return decode(document)
+        except msgspec.ValidationError as error:
+            raise ValueError(_in_words(error)) from None
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            # half of a surrogate pair, as in the name of a file that is not UTF-8: Python writes it, msgspec reads none
+            return convert(parse(document), kind)
+
+    return read
+
+
+def convert(data: Any, kind: type[T]) -> T:
+    """Data as read from JSON or YAML, as an instance of the type. Raises ValueError as a `decoder` does."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def parse(document: bytes) -> Any:
+    """A JSON document as dictionaries and lists. Raises ValueError for what is not JSON, as NaN is not."""
+    try:
+        return json.loads(document, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number in JSON")
+    return number
+
+
+def _in_words(error: msgspec.ValidationError) -> str:
+    """'Expected `int | null`, got `str` - at `$.model.name`' -> 'model.name is not a whole number'."""
+    what, _, path = str(error).partition(" - at `$")
+    place = path.removesuffix("`").removeprefix(".")
+    quoted = what.split("`")[1] if "`" in what else ""
+    if what.startswith("Object missing required field"):
+        return f"it lacks {place}.{quoted}" if place else f"it lacks {quoted}"
+    if what.startswith("Expected"):
+        kinds = [IN_WORDS.get(kind, kind) for kind in quoted.split(" | ")]
+        return f"{place or 'it'} is not {' or '.join(kinds)}"
+    if what.startswith("Invalid enum value"):
+        return f"{place or 'it'} cannot be {what.removeprefix('Invalid enum value ')}"
+    return f"{place or 'it'}: {what}"

@@ -1,0 +1,39 @@
+"""The device and the dtype that a model is computed in, as `--device` and `--dtype` name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbench_ss.errors import UserError, known_words
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def resolve_device(device: str) -> str:
+    """'auto' -> cuda where there is one, else cpu. Raises UserError for a device that is not there."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}: give auto, cpu, cuda or cuda:N")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def resolve_dtype(dtype: str, device: str) -> torch.dtype:
+    """'auto' -> float32 on CPU, bfloat16 elsewhere."""
+    import torch
+
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved

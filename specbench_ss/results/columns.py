@@ -1,0 +1,147 @@
+"""What the frames of a run hold, column by column: the one schema, which docs/api.md repeats and a test compares.
+
+Names and meanings are stable. A dtype is pandas' nullable one, so a missing value is `pandas.NA`; `object` columns hold
+tuples or lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a frame. unit: '' where it has none. meaning: for whoever reads the frame without the code."""
+
+    name: str
+    dtype: str
+    unit: str
+    meaning: str
+
+
+def _columns(*lines: str) -> tuple[Column, ...]:
+    """Columns from 'name | dtype | unit | meaning'."""
+    return tuple(Column(*(part.strip() for part in line.split("|"))) for line in lines)
+
+
+_KEY = (
+    "question_id | string | | id of the question",
+    "turn | Int64 | | number of the turn within the question, from 0",
+    "method | string | | label of the method: its name, with the options that were given for it",
+    "repeat | Int64 | | number of the repeat, from 0",
+)
+_CATEGORY = "category | string | | task of the suite that the question belongs to"
+
+SAMPLES = _columns(
+    *_KEY,
+    _CATEGORY,
+    "index | Int64 | | place of the sample in the schedule of the whole run, from 0",
+    "position | Int64 | | place of the method among those that answered this prompt, from 0",
+    "seed | Int64 | | seed of the sample's random numbers, the same for every method",
+    "suite_edition | string | | edition of the suite",
+    "suite_hash | string | | sha256 of the suite's questions as asked",
+    "status | string | | `ok` or `failed`; of a failed sample every number is missing",
+    "error | string | | what the failed sample raised",
+    "started | Float64 | s | Unix time at which the sample began",
+    "ended | Float64 | s | Unix time at which the sample ended",
+    "prompt_tokens | Int64 | tokens | length of the prompt",
+    "tokens | Int64 | tokens | length of the answer, its end token included",
+    "prefill_tokens | Int64 | tokens | tokens of the answer that came from prefill, not from a step",
+    "steps | Int64 | steps | forward passes of the model that verify a draft",
+    "drafted | Int64 | nodes | nodes of all draft trees, roots left out",
+    "verified | Int64 | nodes | of these, nodes that reached the model's last layer",
+    "depth | Int64 | tokens | sum of the depths of all draft trees",
+    "accepted | Int64 | tokens | drafted tokens that were accepted, before the answer was cut at its end",
+    "overshoot | Int64 | tokens | accepted tokens that lay beyond the end of the answer",
+    "draft_calls | Int64 | passes | forward passes of a draft model",
+    "finish | string | | why the answer ended: `eos`, `stop`, `length` or `context`",
+    "prefill_s | Float64 | s | time to read the prompt, up to the first token",
+    "decode_s | Float64 | s | time of all steps",
+    "wall_s | Float64 | s | prefill_s + decode_s",
+    "peak_memory_bytes | Int64 | bytes | most memory it took on a CUDA device beyond what was there before",
+    "quality | Float64 | 0 to 1 | the suite's score of the answer; missing where the question has no reference",
+    "text | string | | the answer as text, special tokens left out",
+    "token_ids | object | | the answer as a list of token ids",
+)
+
+STEPS = _columns(
+    *_KEY,
+    _CATEGORY,
+    "index | Int64 | | number of the step within the sample, from 0",
+    "nodes | Int64 | nodes | drafted nodes of the step's tree, its root left out",
+    "verified | Int64 | nodes | of these, nodes that reached the model's last layer",
+    "depth | Int64 | tokens | depth of the tree as drafted",
+    "accepted | Int64 | tokens | drafted tokens that were accepted, before the answer was cut at its end",
+    "tokens | Int64 | tokens | tokens that the step added to the answer",
+    "draft_s | Float64 | s | making the draft, and preparing for the next one",
+    "verify_s | Float64 | s | the model's pass over the draft",
+    "accept_s | Float64 | s | choosing the accepted path and compacting the cache",
+    "host_s | Float64 | s | the rest of the step",
+    "total_s | Float64 | s | the whole step: the sum of the four parts",
+)
+
+SAMENESS = _columns(
+    *_KEY,
+    _CATEGORY,
+    "verdict | string | | `identical`, `near-tie`, `length`, `mismatch` or `not compared`: docs/metrics.md",
+    "first_difference | Int64 | | index of the first token that differs from the reference's answer",
+    "gap | Float64 | logits | there, the model's best logit minus its second best",
+    "drop | Float64 | logits | there, the model's best logit minus the lower one of the two tokens chosen",
+    "reason | string | | why the answers were not compared, or what else there is to say; may be empty",
+)
+
+_OF_INTERVAL = "end of its 95 % interval; missing below four questions"
+SUMMARY = _columns(
+    "category | string | | task of the suite; `overall` is all of them together",
+    "method | string | | label of the method: its name, with the options that were given for it",
+    "lossless | boolean | | whether the method promises the output of its reference",
+    "n_prompts | Int64 | prompts | turns that both the method and `ar` answered: what all numbers of the row are of",
+    "n_questions | Int64 | questions | questions that these turns belong to: what intervals resample",
+    "n_failed | Int64 | samples | the method's own samples that failed",
+    "speedup | Float64 | × | time per token of `ar` over that of the method, on the same prompts",
+    f"speedup_low | Float64 | × | lower {_OF_INTERVAL}",
+    f"speedup_high | Float64 | × | upper {_OF_INTERVAL}",
+    "speedup_geomean | Float64 | × | the same ratio taken prompt by prompt, its geometric mean",
+    "speedup_specbench | Float64 | × | Spec-Bench's formula: mean tokens per second over questions, method over `ar`",
+    "comparison | string | | `faster`, `slower`, `not distinguishable`, `too few` (questions) or `reference`",
+    "reference | string | | label of the method whose output this one is held against",
+    "reference_speedup | Float64 | × | speedup over that method, where it is not `ar`",
+    f"reference_speedup_low | Float64 | × | lower {_OF_INTERVAL}",
+    f"reference_speedup_high | Float64 | × | upper {_OF_INTERVAL}",
+    "reference_of | object | | labels of the methods held against this one, where it is not `ar`; a tuple",
+    "tokens_per_s | Float64 | tokens/s | all tokens over all seconds, prefill included",
+    "tokens | Float64 | tokens | mean length of an answer",
+    "prefill_s | Float64 | s | mean time to read a prompt, up to the first token",
+    "tau | Float64 | tokens | tokens per step, pooled over all steps; 1 for `ar`",
+    "tau_request_mean | Float64 | tokens | tokens per step of each sample, their mean",
+    "acceptance_rate | Float64 | 0 to 1 | accepted drafted tokens over drafted ones, where a tree counts its depth",
+    "acceptance_at | object | 0 to 1 | for each draft position, share of the steps that drafted it and accepted it",
+    "acceptance_at_n | object | steps | for each draft position, the steps that drafted it",
+    "acceptance_given | object | 0 to 1 | for each draft position, the share accepted once the one before it was",
+    "acceptance_given_n | object | steps | for each draft position, the steps that had accepted the one before it",
+    "target_calls | Float64 | steps | mean steps of a sample",
+    "draft_calls | Float64 | passes | mean forward passes of a draft model in a sample",
+    "overshoot | Int64 | tokens | accepted tokens beyond the end of an answer, in all",
+    "quality | Float64 | 0 to 1 | the suite's score, a mean over questions",
+    "quality_n | Int64 | questions | questions that have a score on both sides",
+    "quality_difference | Float64 | | mean paired difference of quality to `ar`",
+    f"quality_difference_low | Float64 | | lower {_OF_INTERVAL}",
+    f"quality_difference_high | Float64 | | upper {_OF_INTERVAL}",
+    "step_s | Float64 | s | mean time of a step: the sum of the next five",
+    "draft_s | Float64 | s | of it, making the draft",
+    "verify_s | Float64 | s | of it, the model's pass over the draft",
+    "accept_s | Float64 | s | of it, choosing the accepted path and compacting the cache",
+    "host_s | Float64 | s | of it, what the host needs besides",
+    "parts_residual_s | Float64 | s | of it, what the four parts leave unexplained",
+    "step_ratio | Float64 | × | mean time of a step of `ar` over that of the method",
+    "residual | Float64 | × | speedup / (tau × step_ratio): prefill, the first token, answers of other lengths",
+    "peak_memory_bytes | Int64 | bytes | most memory a sample took on a CUDA device beyond what was there before",
+    "n_identical | Int64 | answers | answers equal to the reference's, token by token",
+    "n_near_tie | Int64 | answers | answers that part where two tokens are equally good to the model within rounding",
+    "n_length | Int64 | answers | answers that are a beginning of the reference's, or the other way round",
+    "n_mismatch | Int64 | answers | answers that differ in any other way: a bug",
+    "n_not_compared | Int64 | answers | answers of which equality is not promised, or could not be asked",
+    "output | string | | these five in words, as the report has them",
+    "unstable | boolean | | whether times of the same work spread by more than a tenth",
+    "health | object | | what is wrong with the numbers, a tuple of sentences; empty where nothing is",
+)

@@ -1,0 +1,68 @@
+"""A run directory for whoever goes on computing with it: its frames and its manifest."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench_ss.results.health import unfinished
+from specbench_ss.runs.run_directory import read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from specbench_ss.runs.rows import Run
+
+
+class RunResults:
+    """What a run directory holds, as `load_run` and `run` give it. Frames are made when they are first asked for.
+
+    path: the directory. manifest: who was measured on what, with which settings, in which environment. unfinished: ''
+    for a complete run, else what it is instead. Columns of the frames: docs/api.md.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.path: Path = run.path
+        self.manifest: dict[str, Any] = run.manifest
+        self.unfinished: str = unfinished(run)
+
+    def __repr__(self) -> str:
+        made = f"{len(self._run.rows):,} samples of {', '.join(self._run.labels)}"
+        return f"<run {self.path}: {made}{f'; {self.unfinished}' if self.unfinished else ''}>"
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """One row a sample: a method's answer to one prompt, with its counts and times."""
+        from specbench_ss.results import frames
+
+        return frames.samples(self._run)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a decoding step, with its counts and the parts of its time."""
+        from specbench_ss.results import frames
+
+        return frames.steps(self._run)
+
+    @cached_property
+    def sameness(self) -> pd.DataFrame:
+        """One row an answer that was held against its reference's, with the verdict."""
+        from specbench_ss.results import frames
+
+        return frames.sameness(self._run)
+
+    def summary(self) -> pd.DataFrame:
+        """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report."""
+        from specbench_ss.results import frames
+
+        return frames.summary(self._run)
+
+
+def load_run(path: str | Path) -> RunResults:
+    """What is committed in a run directory, whether the run is finished or not; nothing in it is changed.
+
+    Raises UserError where `path` is no run directory, or a damaged one.
+    """
+    return RunResults(read_run(Path(path)))

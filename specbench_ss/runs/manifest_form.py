@@ -1,0 +1,108 @@
+"""The form that a stored manifest must have to be read: what reports and --resume rely on. A manifest may hold more.
+
+Fields with a default may be missing, as they are in manifests of older versions; null is only for those that say so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+
+class _Gpu(Struct):
+    name: str
+
+
+class _Revision(Struct):
+    commit: str
+    dirty: bool
+
+
+class _Environment(Struct):
+    python: str
+    platform: str
+    packages: dict[str, Any]
+    gpus: list[_Gpu]
+    cpu: dict[str, Any] | None = None
+    threads: dict[str, Any] | None = None
+    memory_bytes: float | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    revision: _Revision | None = None
+
+
+class AskedMethod(Struct):
+    """A method as the configuration of a run names it."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class _PluginFile(Struct):
+    file: str
+    sha256: str
+
+
+class _Config(Struct):
+    temperature: float
+    top_p: float
+    top_k: int
+    repeats: int
+    stop: list[str] = []
+    methods: list[AskedMethod] = []
+    plugin: list[_PluginFile] = []
+
+
+class _Suite(Struct):
+    name: str
+    edition: str
+    content_hash: str
+    size: int
+    prompts: int
+    notes: list[str]
+
+
+class _Model(Struct):
+    name: str
+    hash: str
+    parameters: int
+    dtype: str
+    device: str
+    context_length: int
+    chat_template: str | None = None
+
+
+class _Method(Struct):
+    label: str
+    name: str
+    summary: str
+    paper: str
+    lossless: bool
+    options: dict[str, Any]
+    resolved: dict[str, Any] = {}
+    reference: str = ""
+
+
+class _Session(Struct):
+    started: str
+    environment: _Environment
+
+
+class ManifestForm(Struct):
+    """The whole of manifest.json, as `specbench_ss.runs.manifest.manifest_for` makes it."""
+
+    format: int
+    version: str
+    command: list[str]
+    config: _Config
+    fingerprint: str
+    suite: _Suite
+    model: _Model
+    methods: list[_Method]
+    environment: _Environment
+    created: str
+    finished: str | None
+    status: str
+    warnings: list[str] = []
+    sessions: list[_Session] = []
