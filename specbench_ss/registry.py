@@ -94,20 +94,24 @@ def load(group: Group, name: str) -> type[Any]:
     registered = _registered(group)
     if name not in registered:
         raise UserError(f"no {group.kind} {name!r}{known_words(name, registered)}")
+    return _loaded(group, registered[name])
+
+
+def _loaded(group: Group, point: EntryPoint) -> type[Any]:
     try:
-        return _checked(group, registered[name])
+        return _checked(group, point)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
-        raise UserError(f"{group.kind} {name!r} does not load: {first_line(error)}") from error
+        raise UserError(f"{group.kind} {point.name!r} does not load: {first_line(error)}") from error
 
 
 def load_all(group: Group) -> dict[str, type[Any]]:
     """Every plugin that loads. One that does not is named in a PluginWarning and left out."""
     loaded = {}
-    for name in names(group):
+    for name, point in _registered(group).items():
         try:
-            loaded[name] = load(group, name)
+            loaded[name] = _loaded(group, point)
         except UserError as error:
             _warn(str(error))
     return loaded

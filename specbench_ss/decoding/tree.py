@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import index
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_NODES = 4096  # that a method may draft in a step; far more than has ever paid
 

@@ -7,15 +7,17 @@ import pickle
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
@@ -49,7 +51,9 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
     except Exception as error:  # truncated, or not a weight file
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"cannot read weights {path}: {first}") from error
-    if not isinstance(loaded, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()):
+    if not isinstance(loaded, dict) or not all(
+        isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in loaded.items()
+    ):
         raise UserError(f"{path} holds no dictionary of tensors")
     return {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
 

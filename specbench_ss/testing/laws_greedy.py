@@ -110,11 +110,11 @@ def ways(tree: DraftTree) -> list[list[int]]:
 
 
 def rows(subject: Subject, case: Case) -> str:
-    """The cache reserves as many as were promised."""
+    """The cache reserves as many as were promised; a method that promises nothing may write any number."""
     excess, most = subject.watch(case).excess, subject.one.max_rows()
-    return (
-        f"{excess} rows were written behind those of the tokens before, max_rows() is {most}" if excess > most else ""
-    )
+    if most is None or excess <= most:
+        return ""
+    return f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
 
 
 def counts(subject: Subject, case: Case) -> str:

@@ -99,7 +99,7 @@ class Watched(Decoder):
         self.inner, self.forced = inner, forced
         self.steps: list[Seen] = []
 
-    def max_rows(self) -> int:
+    def max_rows(self) -> int | None:
         """As the decoder says."""
         return self.inner.max_rows()
 
@@ -157,7 +157,8 @@ def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sam
     """Answer one prompt by the loop that every run goes through. Raises Unanswered from whatever ends it."""
     target = watched.target
     room = min(target.context_length, len(prompt) + limits.max_new_tokens)
-    cache = WatchedCache(target.n_layers, room + watched.max_rows() + SPARE)
+    cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE)
+    cache.grows = watched.max_rows() is None
     try:
         generation = Session(watched, prompt, limits, sampling, cache).run()
     except (Exception, SystemExit) as error:

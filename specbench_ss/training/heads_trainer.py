@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Ge
+
+from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accuracies
 from specbench_ss.training.trainer import TrainConfig
 
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsTraining:
+class HeadsTraining(Bounded):
     """Options of every trainer of heads."""
 
-    heads: int = field(default=4, metadata={"help": "heads: tokens drafted after the next one"})
+    heads: Annotated[int, Ge(1)] = field(
+        default=4, metadata={"help": "Number of heads: how many tokens are drafted after the next one."}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,11 @@ class MeasurableHeads(HeadsTraining):
     """Of those whose base stays: heads that there are can be measured as well."""
 
     measure: str = field(
-        default="", metadata={"help": "train nothing: measure these heads' accuracies on the text, for their tree"}
+        default="",
+        metadata={
+            "help": "Folder or file with heads. Nothing is trained then: how often these heads guess the text is "
+            "measured, and a draft tree can be built from that."
+        },
     )
 
 
@@ -38,11 +46,6 @@ class HeadsTrainer(DrafterTrainer):
 
     weights_file: ClassVar[str]
     Options: ClassVar[type[Any]] = HeadsTraining
-
-    def __init__(self, options: Any) -> None:
-        if options.heads < 1:
-            raise UserError(f"{self.name}: heads must be at least 1, not {options.heads}")
-        super().__init__(options)
 
     @property
     def ahead(self) -> int:

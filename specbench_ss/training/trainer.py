@@ -10,14 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Gt, Lt
 
-
-@dataclass(frozen=True, slots=True)
-class NoOptions:
-    """Of a trainer without any."""
+from specbench_ss.options import NoOptions, check_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +31,11 @@ class TrainConfig:
     data: tuple[str, ...]
     model: str = "lab"
     steps: int | None = None
-    epochs: float = 1.0
+    epochs: Annotated[float, Gt(0), Lt(math.inf)] = 1.0
     batch_size: int = 8
     length: int = 512
     anchors: int = 128
-    lr: float | None = None
+    lr: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     warmup: int | None = None
     seed: int = 0
     eval_fraction: float = 0.02
@@ -56,10 +53,7 @@ class TrainConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "lr"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise UserError(f"--{name} must be a number above 0, not {value}")
+        check_bounds(type(self), {"epochs": self.epochs, "lr": self.lr}, flag="--")
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: all that decides what is learnt, text and model apart: those are known by their content."""
