@@ -41,9 +41,11 @@ def test_no_heavy_module_is_loaded(line: str, compiled: Path) -> None:
 
 @pytest.mark.parametrize("line", LISTING)
 def test_it_takes_little_time_of_the_processor(line: str, compiled: Path) -> None:
-    """The least of a few runs: what else the machine does at the time adds to a process's own time."""
-    least = min(_cpu_seconds([sys.executable, "-m", "specbench_ss", *line.split()], compiled) for _ in range(4))
-    assert least < CPU_SECONDS
+    """The least of several runs: what else the machine does at the time adds to a process's own time."""
+    taken: list[float] = []
+    while len(taken) < 8 and min(taken, default=CPU_SECONDS) >= CPU_SECONDS:
+        taken.append(_cpu_seconds([sys.executable, "-m", "specbench_ss", *line.split()], compiled))
+    assert min(taken) < CPU_SECONDS, taken
 
 
 def _cpu_seconds(command: list[str], compiled: Path) -> float:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, literal
@@ -148,18 +148,26 @@ def options(
 class _Trainers(TyperGroup):
     """The registered trainers as commands; each is loaded when it is named."""
 
-    loaded: Mapping[str, type[Trainer]] = MappingProxyType({})  # all of them, once they have been listed
+    listed: Mapping[str, type[Trainer]] = MappingProxyType({})
 
     def list_commands(self, ctx: Any) -> list[str]:
         from specbench_ss import registry
 
-        self.loaded = registry.load_all(registry.TRAINERS)
-        return list(self.loaded)
+        return list(registry.load_all(registry.TRAINERS))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Of each trainer only its summary is shown: its options are not read for that."""
+        from specbench_ss import registry
+
+        self.listed = registry.load_all(registry.TRAINERS)
+        super().format_help(ctx, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from specbench_ss import registry
 
-        return _command(self.loaded.get(cmd_name) or registry.trainer_class(cmd_name), cmd_name)
+        if cmd_name in self.listed:
+            return literal(TyperCommand(cmd_name, help=_summary(self.listed[cmd_name])))
+        return _command(registry.trainer_class(cmd_name), cmd_name)
 
 
 app = typer.Typer(
@@ -172,6 +180,10 @@ app = typer.Typer(
 @app.callback()
 def _group() -> None:
     pass
+
+
+def _summary(trainer: type[Trainer]) -> str:
+    return f"{trainer.summary[:1].upper()}{trainer.summary[1:]}."
 
 
 def _command(trainer: type[Trainer], name: str) -> Any:
@@ -195,7 +207,7 @@ def _command(trainer: type[Trainer], name: str) -> Any:
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in keywords}
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name, help=f"{trainer.summary[:1].upper()}{trainer.summary[1:]}.")(run)
+    single.command(name, help=_summary(trainer))(run)
     command: Any = literal(typer.main.get_command(single))
     command.context_settings = {"help_option_names": ["-h", "--help"]}
     return command

@@ -110,11 +110,10 @@ def ways(tree: DraftTree) -> list[list[int]]:
 
 
 def rows(subject: Subject, case: Case) -> str:
-    """The cache reserves as many as were promised; a method that promises nothing may write any number."""
+    """The cache reserves as many as were promised."""
     excess, most = subject.watch(case).excess, subject.one.max_rows()
-    if most is None or excess <= most:
-        return ""
-    return f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
+    told = f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
+    return told if most is not None and excess > most else ""
 
 
 def counts(subject: Subject, case: Case) -> str:
@@ -275,6 +274,11 @@ def not_exact(subject: Subject) -> str:
     return "" if subject.exact else "it declares itself lossy"
 
 
+def unstated(subject: Subject) -> str:
+    """Why it may write any number of rows: its cache grows."""
+    return "it states no max_rows" if subject.one.max_rows() is None else ""
+
+
 def no_fresh_rows(subject: Subject) -> str:
     """Why its cache is not held against a fresh pass."""
     if not subject.shows_rows:
@@ -286,7 +290,7 @@ def no_fresh_rows(subject: Subject) -> str:
 LAWS = (
     Law("draft", "a draft is a tree under the root, of words, with what its nodes were drawn from", few, draft),
     Law("answers", "it answers", few, answers),
-    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows),
+    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
     Law("counts", "accepted is a path of the draft and the next token, each counted once", own, counts, on=("small",)),
     Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
     Law("model", "a method that is held against plain decoding of the target decodes with the target", asked, model,
