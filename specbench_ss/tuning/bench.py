@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench_ss import registry
-from specbench_ss.benchmark.measuring import quiet_collector
+from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import generate
 from specbench_ss.decoding.sampling import Sampling
