@@ -63,7 +63,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line; what the user can mend is one line on stderr and exit code 2."""
-    registry.forget_files()
+    registry.clear_file_methods()
     with deferred_imports(), warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:

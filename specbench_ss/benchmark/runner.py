@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from specbench_ss.benchmark.measuring import frozen_heap, peak_memory, quiet_collector, warm_up
+from specbench_ss.benchmark.quiet_timing import frozen_heap, peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
 from specbench_ss.benchmark.schedule import Sample, plan, sample_seed
 from specbench_ss.decoding.decoder import Decoder

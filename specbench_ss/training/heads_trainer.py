@@ -1,4 +1,4 @@
-"""What the trainers of heads share: accuracies measured at the end, of which the method builds its tree."""
+"""What the trainers of heads share: they measure accuracies at the end, from which the method builds its tree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HeadsTraining(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class MeasurableHeads(HeadsTraining):
-    """Of those whose base stays: heads that there are can be measured as well."""
+    """Options of trainers that leave the base unchanged. Existing heads can be measured with them, too."""
 
     measure: str = field(
         default="",
@@ -42,23 +42,23 @@ class MeasurableHeads(HeadsTraining):
 
 
 class HeadsTrainer(DrafterTrainer):
-    """A drafter of heads."""
+    """Trains a drafter that consists of heads."""
 
     weights_file: ClassVar[str]
     Options: ClassVar[type[Any]] = HeadsTraining
 
     @property
     def ahead(self) -> int:
-        """A token a head."""
+        """Number of heads, since each head drafts one token."""
         return int(self.options.heads)
 
     def measured(self, training: DrafterTraining) -> dict[str, Any]:
-        """Accuracies, of which the tree is built."""
+        """Return the accuracies that the tree is built from."""
         trainee: Any = training.trainee
         return measured_accuracies(training, trainee)
 
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
-        """Heads and accuracies."""
+        """Write the heads and their accuracies."""
         from specbench_ss.models.drafter_folder import write_checkpoint
 
         trainee: Any = training.trainee
@@ -67,16 +67,16 @@ class HeadsTrainer(DrafterTrainer):
 
 
 class MeasurableHeadsTrainer(HeadsTrainer):
-    """Or the accuracies of heads that there are are measured, and nothing is learnt."""
+    """Trains heads, or measures the accuracies of existing heads without training."""
 
     Options: ClassVar[type[Any]] = MeasurableHeads
 
     @abstractmethod
     def loaded(self, target: Target, weights: str) -> Guesser:
-        """Heads that there are. Raises UserError."""
+        """Return existing heads. Raises UserError where they cannot be loaded."""
 
     def train(self, config: TrainConfig) -> None:
-        """Or measure."""
+        """Train heads, or measure existing ones where the option `measure` names them."""
         if not self.options.measure:
             super().train(config)
             return
