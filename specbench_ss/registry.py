@@ -74,9 +74,6 @@ def clear_file_methods() -> None:
     _of_files.clear()
 
 
-forget_files = clear_file_methods  # the earlier name, which `benchmark/from_python.py` still calls
-
-
 def _registered(group: Group) -> dict[str, EntryPoint]:
     """Return {name: entry point} in order of names. A name that is registered twice keeps its first entry point."""
     found: dict[str, EntryPoint] = dict(_of_files) if group == METHODS else {}

@@ -110,7 +110,7 @@ def _plugins(files: Sequence[str]) -> tuple[PluginFile, ...]:
     """Methods of these files, and of no others, are known from now on."""
     from specbench_ss.plugin_file import load_plugin
 
-    registry.forget_files()
+    registry.clear_file_methods()
     return tuple(load_plugin(Path(file)) for file in dict.fromkeys(files))
 
 

@@ -31,7 +31,7 @@ def tiny() -> Target:
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     yield
-    registry.forget_files()
+    registry.clear_file_methods()
 
 
 OLD = Path(__file__).parents[1] / "before" / "copycat_plugin.py"
