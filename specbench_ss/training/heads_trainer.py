@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class HeadsTraining:
     """Options of every trainer of heads."""
 
-    heads: int = field(default=4, metadata={"help": "heads: tokens drafted after the next one"})
+    heads: int = field(default=4, metadata={"help": "number of heads; each drafts one token after the next one"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,10 @@ class MeasurableHeads(HeadsTraining):
     """Options of trainers that leave the base unchanged. Existing heads can be measured with them, too."""
 
     measure: str = field(
-        default="", metadata={"help": "train nothing: measure these heads' accuracies on the text, for their tree"}
+        default="",
+        metadata={
+            "help": "do not train; measure how often these existing heads guess right on the text, to build their tree"
+        },
     )
 
 

@@ -311,7 +311,15 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("command", "texts"),
     [
         (["tune"], ["NAME[option=value] to keep", "[default: METHOD-MODEL-DEVICE.yaml]"]),
-        (["run"], ["What --set or METHOD[...] say wins", "[default: runs/TIME-MODEL-SUITE]", "A,B[option=value]", "[default: lab]"]),
+        (
+            ["run"],
+            [
+                "What --set or METHOD[...] say wins",
+                "[default: runs/TIME-MODEL-SUITE]",
+                "A,B[option=value]",
+                "[default: lab]",
+            ],
+        ),
         (["paper"], ["[default: runs/TIME-paper-NAME]"]),
     ],
 )

@@ -109,5 +109,5 @@ def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     assert "…" not in text
     heads = text[: text.index("writing")]
     assert {column for column in DISPENSABLE if column not in heads} == missing
-    assert ("for want of width" in text) == bool(missing)
+    assert ("terminal is too narrow" in text) == bool(missing)
     assert "questions" in text
