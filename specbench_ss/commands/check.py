@@ -64,9 +64,7 @@ def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[Method
     for spec in specs:
         registry.method_options(spec)
         if "weights" in spec.options:
-            raise UserError(
-                f"{spec.label}: laws are tried on tiny models with random weights, so leave out the weights"
-            )
+            raise UserError(f"{spec.label}: leave out the weights: laws are tried on tiny models with random ones")
     return specs
 
 

@@ -45,7 +45,7 @@ def print_tables(run: Run, console: Console) -> None:
     left_out |= _print(console, "", COLUMNS, [[_line(row, config) for row in overall]])
     if left_out:
         console.print(
-            f"not shown because the terminal is too narrow, but in the report: {', '.join(left_out)}", style="dim"
+            f"not shown since the terminal is too narrow (see the report): {', '.join(left_out)}", style="dim"
         )
     for note in notes(rows, config, short=True):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)

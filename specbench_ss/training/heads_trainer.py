@@ -30,9 +30,7 @@ class MeasurableHeads(HeadsTraining):
 
     measure: str = field(
         default="",
-        metadata={
-            "help": "do not train; measure how often these existing heads guess right on the text, to build their tree"
-        },
+        metadata={"help": "do not train; measure how often these existing heads guess right, to build their tree"},
     )
 
 
