@@ -277,7 +277,7 @@ def test_a_failing_configuration_is_out_and_named_and_the_others_go_on() -> None
     bench.before = fail
     tuned = bench.tune()
     assert tuned.failed["m[size=16]"] == "RuntimeError: out of memory"
-    assert any("m[size=16] is out" in text for text in bench.warnings)
+    assert any("m[size=16] is left out" in text for text in bench.warnings)
     assert tuned.chosen.options["depth"] == "2"
 
 
