@@ -117,7 +117,7 @@ def _sessions(manifest: Mapping[str, Any]) -> str:
 def _method(method: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
     reference = method.get("reference", REFERENCE)
-    held = f"its output held against {reference}" if reference != REFERENCE else ""
+    held = f"its output is compared with that of {reference}" if reference != REFERENCE else ""
     return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"], held)))
 
 

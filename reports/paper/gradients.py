@@ -30,9 +30,9 @@ BUDGET = Budget(steps=STEPS, rows_per_step=4, anchors_per_row=32, warmup=10)
 SHARED = StreamConfig(mode="shared", adapter_rank=0, lora_rank=32)  # streams in the layers' own MLPs, 2024's attention
 _MLP = re.compile(r"\.(?:layers|h)\.(\d+)\.(?:.*\.)?(?:mlp|fc1|fc2)\b(?!.*lora_)")
 NOTES = (
-    "lossless losses are means over sampled anchors, shared ones over all answer positions: compare shapes alone",
-    "gradients on the base's MLP weights. Lossless mode freezes the base: there it is the gradient that it would get",
-    "lossless: the last layer gets none; streams pass it beside its MLP, and no later key is made of its output",
+    "lossless losses are means over sampled anchors, shared ones over all answer positions: only compare shapes",
+    "gradients on the base's MLP weights. Lossless mode freezes the base, so there it is the gradient it would get",
+    "lossless: the last layer gets no gradient, since streams pass beside its MLP and no later key uses its output",
     f"shared: LoRA of rank {SHARED.lora_rank}, main rows see no streams (2024 eq. 1), so that the losses separate; "
     f"{STEPS} steps, where the paper looks at step 5000",
     "published: the paper draws its values and prints none",

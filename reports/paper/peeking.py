@@ -35,12 +35,12 @@ LORA_RANK, LORA_LR = 16, 2e-3
 BUDGET = Budget(steps=240, rows_per_step=8, anchors_per_row=16, ahead=max(GAMMAS), warmup=20)
 TRAIN_TALKS, HELD_OUT_TALKS = 3000, 60
 NOTES = (
-    "a token counts as predicted from the true text before it (teacher forcing); right answers: all their tokens are",
-    "trained where the base is least sure, since of most tokens it is sure; scored on all of them",
-    "the future is known here, in training and in scoring; no decoding has it",
-    "the paper says that the attention mask was changed, not how. A mask that merely shows positions i+2.. to position "
-    "i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that knows its token. "
-    "Where nothing is left to see, the end token is next, which a look ahead tells",
+    "each token is predicted from the true text before it (teacher forcing); an answer is right if all its tokens are",
+    "training uses the tokens of which the base is least sure, since it is sure of most; all tokens are scored",
+    "the future tokens are known here, in training and in scoring; in decoding they are not",
+    "the paper says that the attention mask was changed, but not how. A mask that only shows positions i+2.. to "
+    "position i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that "
+    "knows its token. Where no future token is left to see, the end token is next, so a look ahead reveals it",
     "published: Phi-3's generation metrics; the paper draws its values and prints none",
 )
 

@@ -22,9 +22,9 @@ from specbench_ss.results.experiment_output import BRACKETS
 
 CHAIN = "ss[mode=chain,n_draft=0,prune=off]"
 LEGEND = (
-    "a line is a pass: the answer before it, then the drafts that it accepted (green), the model's own token (bold), "
-    "what was drafted beyond and rejected (struck out). Without colours accepted drafts bear no mark, the model's own "
-    f"token stands in {'so'.join(BRACKETS['next'])} and what was rejected in {'so'.join(BRACKETS['rejected'])}. "
+    "each line is a pass: the answer before it, then the drafted tokens that it accepted (green), the model's own "
+    "token (bold), and rejected drafts (struck out). Without colours, accepted drafts have no mark, the model's own "
+    f"token stands in {'so'.join(BRACKETS['next'])} and rejected drafts in {'so'.join(BRACKETS['rejected'])}. "
     "gamma = 4, k = 1 as in the paper"
 )
 

@@ -65,7 +65,7 @@ def run(config: TuneConfig, out: Path | None) -> None:
         categories = [question.category for question in asked.questions]
         tuned = tune(bench, config.method, categories, config.budget, config.seed, progress)
     if tuned.interrupted and not (tuned.search.labels() or tuned.confirmation.labels()):
-        raise interrupted("; nothing was measured until then, no preset is written")
+        raise interrupted("; nothing was measured before that, so no preset is written")
     print_tuned(tuned, Console())
     _write(path, tuned, bench, target, asked, config)
     _tell(tuned, path, bench.decoder(config.method).lossless, config.plugin)

@@ -95,7 +95,7 @@ def notes(
         f"every method answered every prompt {repeats} times; a prompt counts once in n, with its mean": repeats > 1,
         PROMISED: (SAMPLED, True) in shown,
         f"{NOT_COMPARED}: the method does not promise the output of its reference": (NOT_COMPARED, False) in shown,
-        f"{dagger}a method that changes the model owes the output of that model decoded plainly ({', '.join(own)}); in "
-        f"every row speedup and quality are held against {REFERENCE}": bool(own),
+        f"{dagger}a method that changes the model must give that model's plain output ({', '.join(own)}); in "
+        f"every row speedup and quality are relative to {REFERENCE}": bool(own),
     }
     return [text for text, here in said.items() if here]

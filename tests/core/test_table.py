@@ -65,7 +65,7 @@ def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeR
     assert "identical †" in text and "reference †" in text and "† a method that changes the model" in text
     assert "not compared" not in text
     assert "ss-shared over ss-shared-ar, its own model: " in text
-    assert "(ss-shared-ar); in every row speedup and quality are held against ar" in text
+    assert "(ss-shared-ar); in every row speedup and quality are relative to ar" in text
 
 
 def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeRun) -> None:
