@@ -44,7 +44,7 @@ class Apps(LabSuite):
     def fetch(self, source: str | None = None) -> Path:
         """Raise UserError, because each data set has its own terms and cannot be fetched."""
         raise UserError(
-            "suite 'apps' has no download: get Spider, E2E NLG or DialogSum yourself and give them with --data"
+            "suite 'apps' has no download: get Spider, E2E NLG or DialogSum and give --data"
         )
 
     def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:

@@ -56,7 +56,7 @@ class SpecBench(LabSuite):
         path = _cached()
         if not path.is_file():
             raise UserError(
-                "the Spec-Bench questions are missing: run `ssbench suites fetch specbench`, or give --data FILE"
+                "no Spec-Bench questions yet: run `ssbench suites fetch specbench`, or give --data FILE"
             )
         if file_sha256(path) != SHA256:
             raise UserError(f"{path} is damaged (wrong sha256): run `ssbench suites fetch specbench` again")
