@@ -1,1 +1,1 @@
-"""Reports: a finished run as something to read. They know the core; the core does not know them."""
+"""Reports turn a finished run into something to read. They know the core; the core does not know them."""

@@ -134,7 +134,7 @@ def load_commands() -> dict[str, Any]:
         if isinstance(found, typer.Typer):
             loaded[point.name] = found
         else:
-            _warn(f"command {point.name!r}: {point.value} is no typer.Typer")
+            _warn(f"command {point.name!r}: {point.value} is not a typer.Typer")
     return loaded
 
 
@@ -159,9 +159,9 @@ def method_problem(kind: type[Any], name: Any) -> str:
         if not isinstance(getattr(kind, attribute, None), str):
             return f"it has no {attribute}"
     if kind.name != name:
-        return f"it calls itself {kind.name!r}"
+        return f"its `name` is {kind.name!r}, which must be the name that it is registered under"
     if not NAME.fullmatch(kind.name) or kind.name == ALL:
-        return f"no method is called {kind.name!r}: a letter, then letters, digits, hyphens, underscores; not {ALL!r}"
+        return f"a method cannot be called {kind.name!r}: use a letter, then letters, digits, - or _, and not {ALL!r}"
     return options_problem(kind.Options)
 
 

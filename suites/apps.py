@@ -43,7 +43,7 @@ class Apps(LabSuite):
 
     def fetch(self, source: str | None = None) -> Path:
         """Raise UserError, because each data set has its own terms and cannot be fetched."""
-        raise UserError("suite 'apps' fetches nothing: get Spider, E2E NLG or DialogSum and give --data")
+        raise UserError("suite 'apps' has no download: get Spider, E2E NLG or DialogSum and give --data")
 
     def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
         """Return generated questions for lab models unless files are given; for other models read the given files."""

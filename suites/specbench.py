@@ -55,7 +55,7 @@ class SpecBench(LabSuite):
     def _official(self, request: SuiteRequest) -> SuiteData:
         path = _cached()
         if not path.is_file():
-            raise UserError("the Spec-Bench questions are not here: `ssbench suites fetch specbench`, or --data FILE")
+            raise UserError("no Spec-Bench questions yet: run `ssbench suites fetch specbench`, or give --data FILE")
         if file_sha256(path) != SHA256:
             raise UserError(f"{path} is damaged (wrong sha256): run `ssbench suites fetch specbench` again")
         return self._from_file(path, request)

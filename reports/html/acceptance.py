@@ -1,4 +1,4 @@
-"""How much of what is drafted is accepted."""
+"""Charts of how much of what is drafted is accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT = "Share of the steps that accepted this draft position, among those that dra
 
 
 def histogram(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
-    """Share of steps by the tokens they kept."""
+    """Show the share of steps by the number of tokens that they kept."""
     counted = frames.tokens_per_step(steps)
     of = {label: own for label in styles if len(own := counted[counted["method"] == label])}
     data = [
@@ -55,7 +55,7 @@ def histogram(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
 
 
 def by_position(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Chart:
-    """Conditional acceptance by draft position."""
+    """Show conditional acceptance by draft position."""
     drafting = {label: row for label, row in overall.items() if row.acceptance_given}
     rows = [cells for label, row in drafting.items() for cells in _positions(row, styles[label])]
     columns = [

@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was asked and what came back."""
+    """What was asked in one turn, and what came back."""
 
     number: int
     prompt: str
@@ -53,7 +53,7 @@ class Example:
 
 
 def examples(run: Run, overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> list[Example]:
-    """The first question of each category, first repeat."""
+    """Return the first question of each category, with the answers of the first repeat."""
     rows = {row.key: row for row in run.rows}
     verdicts = {verdict.key: verdict for verdict in run.sameness}
     found: dict[str, Example] = {}
@@ -86,7 +86,10 @@ def _answer(row: Row, style: Style, pill: tuple[str, str] | None) -> Answer:
 
 
 def _pill(row: Row, verdict: Sameness | None, summary: SummaryRow, config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What the answer is against its reference's, which is named where it is not the run's; (text, tag)."""
+    """Return (text, tag) of how the answer compares with its reference's.
+
+    The text names a reference that is not the run's own.
+    """
     if not row.ok:
         return ("failed", "bad")
     if row.method == REFERENCE or verdict is None:

@@ -1,4 +1,4 @@
-"""The fixed parts of the page: templates, style, scripts, and the policy that lets only those scripts run."""
+"""The fixed parts of the page: templates, style, scripts, and the policy that allows only those scripts to run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "templates"
 
 @cache
 def plotly_js() -> str:
-    """Plotly's whole library, embedded once."""
+    """Return Plotly's whole library, which is embedded once."""
     from plotly.offline import get_plotlyjs
 
     return _newlines(str(get_plotlyjs()))
@@ -23,14 +23,14 @@ def plotly_js() -> str:
 
 @cache
 def asset(name: str) -> str:
-    """The text of report.css or report.js."""
+    """Return the text of report.css or report.js."""
     return _newlines((FOLDER / name).read_text(encoding="utf-8"))
 
 
 def policy() -> str:
-    """Content-Security-Policy: no request to anywhere, and no script but the page's own two, by their hashes.
+    """Return the Content-Security-Policy: no network requests, and no scripts but the page's two, by their hashes.
 
-    Plotly sets style attributes and makes its image download from a blob.
+    Plotly sets style attributes and offers its image as a blob to download, so these are allowed.
     """
     scripts = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly_js(), asset("report.js")))
     return (
@@ -40,7 +40,7 @@ def policy() -> str:
 
 
 def render(name: str, **values: Any) -> str:
-    """A template, filled; every value is escaped unless the template says otherwise."""
+    """Fill a template. Every value is escaped unless the template says otherwise."""
     return (
         _templates()
         .get_template(name)
@@ -60,5 +60,5 @@ def _digest(script: str) -> str:
 
 
 def _newlines(text: str) -> str:
-    """As a browser reads it: the hash is taken over that."""
+    """Return the text with line ends as a browser reads it, since the hash is taken over that."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,4 +1,4 @@
-"""Speedup drawn: a bar for each task and method, with whiskers where there is an interval, and a line at 1."""
+"""The chart of speedups: a bar for each task and method, whiskers where there is an interval, and a line at 1."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSURE = " Hollow, hatched bars have none: too few questions to say how far off 
 
 
 def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
-    """The chart, with its table."""
+    """Return the chart with its table."""
     named = tasks(cells)
     drawn = {label: style for label, style in styles.items() if cells[label, OVERALL].comparison != "reference"}
     rows = {label: [cells[label, task] for task in named if cells[label, task].speedup is not None] for label in drawn}
@@ -60,20 +60,20 @@ def speedups(cells: Cells, styles: Mapping[str, Style]) -> Chart:
 
 
 def _own_models(rows: Sequence[SummaryRow]) -> str:
-    """Where to find what the chart does not show: methods against plain decoding of a model of their own."""
+    """Say where to find methods compared with plain decoding of their own model, which the chart does not show."""
     found = [f"{row.method} over {row.reference}" for row in rows if row.reference_speedup is not None]
     return f" The table above also has {', '.join(found)}, its own model decoded plainly." if found else ""
 
 
 def _top(rows: Sequence[SummaryRow]) -> float:
-    """Upper end of the axis: every whisker is on the plot."""
+    """Return the upper end of the axis, so that every whisker is on the plot."""
     bars = [row.speedup or 1.0 for row in rows]
     whiskers = [row.speedup_interval[1] for row in rows if row.speedup_interval]
     return max(1.25, 1.05 * max([*bars, *whiskers], default=1))
 
 
 def _bars(rows: Sequence[SummaryRow], style: Style) -> list[dict[str, Any]]:
-    """Filled bars with whiskers; hollow, hatched ones without where there is no interval. One entry in the legend."""
+    """Return filled bars with whiskers, and hollow, hatched bars where there is no interval, as one legend entry."""
     sure = [row for row in rows if row.speedup_interval]
     unsure = [row for row in rows if not row.speedup_interval]
     filled = {**_trace(sure, style), "marker": style.marker(), "error_y": _whiskers(sure)}
@@ -95,7 +95,10 @@ def _trace(rows: Sequence[SummaryRow], style: Style) -> dict[str, Any]:
 
 
 def _whiskers(rows: Sequence[SummaryRow]) -> dict[str, Any]:
-    """Of rows that all have an interval: Plotly draws a missing end as one of no length, the surest there is."""
+    """Return the whiskers of rows that all have an interval.
+
+    For a missing end, Plotly draws a whisker of no length, which would look like the surest value there is.
+    """
     ends = [(row.speedup_interval or (0.0, 0.0), row.speedup or 0.0) for row in rows]
     return {
         "type": "data",

@@ -1,4 +1,4 @@
-"""What an experiment of a paper found, as a page: its charts and tables, and how it was made."""
+"""The page of an experiment of a paper: its charts and tables, and how it was made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbench_ss.results.experiment_output import cell
 
 
 def page(experiment: Experiment, result: Result, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Everything that the template shows."""
+    """Return everything that the template shows."""
     drawn = [plot.grid for plot in result.plots]
     return {
         "title": experiment.title,

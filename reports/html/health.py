@@ -34,7 +34,7 @@ KINDS = {
 
 
 def notices(run: Run, summaries: Sequence[SummaryRow]) -> list[Notice]:
-    """Every check, passed or not, over all tasks."""
+    """Return every check, passed or not, over all tasks."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for row in summaries:
         for sentence in row.health:
@@ -45,7 +45,7 @@ def notices(run: Run, summaries: Sequence[SummaryRow]) -> list[Notice]:
 
 
 def alerts(found: Sequence[Notice]) -> list[Notice]:
-    """What must stand above the results: nothing, in a good run."""
+    """Return what must stand above the results. In a good run there is nothing."""
     return [notice for notice in found if notice.level == "error"]
 
 
@@ -67,7 +67,7 @@ def _warned(run: Run) -> Notice:
 
 
 def differences(run: Run, overall: Mapping[str, SummaryRow]) -> Sequence[str]:
-    """Every answer that differs for no good reason, and where."""
+    """Describe every answer that differs without a good reason, and where it differs."""
     return _some(
         [
             f"{_held(overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
@@ -80,12 +80,12 @@ def differences(run: Run, overall: Mapping[str, SummaryRow]) -> Sequence[str]:
 
 
 def _held(row: SummaryRow) -> str:
-    """The method, and what it is held against where that is not the run's reference."""
+    """Name the method, and what it is compared with where that is not the run's reference."""
     return row.method if row.reference == REFERENCE else f"{row.method} against {row.reference}"
 
 
 def sameness_note(run: Run) -> str:
-    """How to read the table."""
+    """Say how to read the table of verdicts."""
     if run.manifest["config"]["temperature"]:
         return "Answers were sampled: the methods promise the same distribution, not the same tokens."
     return (
@@ -95,7 +95,7 @@ def sameness_note(run: Run) -> str:
 
 
 def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Table:
-    """Verdicts by method."""
+    """Return the table of verdicts by method."""
     columns = [
         Column("method", False),
         Column("against", False),

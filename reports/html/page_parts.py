@@ -1,4 +1,4 @@
-"""What the page is made of: tables, charts, and their cells. Knows neither runs nor HTML."""
+"""The parts of a page: tables, charts and their cells. This module knows neither runs nor HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbench_ss.results.number_text import number
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table. sort: the raw value; small: quieter lines below; swatch: a method's colour class."""
+    """One cell of a table. sort: the raw value. small: quieter lines below. swatch: a method's colour class."""
 
     text: str
     sort: float | str | None = None
@@ -23,7 +23,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """numeric columns are set in tabular figures, to the right. help: the definition, on hover."""
+    """A column of a table. Numeric ones are set in tabular figures, to the right.
+
+    help: the definition, shown on hover.
+    """
 
     title: str
     numeric: bool = True
@@ -58,7 +61,7 @@ class Chart:
     height: int = 340
 
     def spec(self) -> dict[str, Any]:
-        """JSON for the page."""
+        """Return the JSON data for the page."""
         return {"data": self.data, "layout": {**self.layout, "height": self.height}}
 
 
@@ -73,7 +76,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something the reader must not miss: 'error', 'warning' or 'ok', and a sentence."""
+    """Something that the reader must not miss. level: 'error', 'warning' or 'ok'. title: a sentence."""
 
     level: str
     title: str
@@ -81,10 +84,10 @@ class Notice:
 
 
 def plain(text: str, sort: str | None = None) -> Cell:
-    """A cell of text."""
+    """Return a cell of text."""
     return Cell(text, text if sort is None else sort)
 
 
 def figure(value: float | None, digits: int = 2, unit: str = "", **rest: Any) -> Cell:
-    """A cell with a number."""
+    """Return a cell with a number."""
     return Cell(number(value, digits, unit), value, **rest)

@@ -1,4 +1,4 @@
-"""Colours: one per method throughout, told apart by colour-blind eyes, always with a pattern or symbol beside it."""
+"""The colours of methods. Colour-blind eyes can tell them apart, and a pattern or symbol always stands beside them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one method is drawn. index: its CSS class is m<index>; again: how many before it have its colour."""
+    """How one method is drawn. index: its CSS class is m<index>. again: how many methods before it have its colour."""
 
     label: str
     index: int
@@ -38,27 +38,27 @@ class Style:
 
     @property
     def css(self) -> str:
-        """The class of its swatch."""
+        """Return the CSS class of its swatch."""
         return f"m{self.index}"
 
     @property
     def swatch(self) -> str:
-        """What its swatch is laid over with, as CSS: stripes where another has the colour, a slope for each."""
+        """Return the CSS stripes over its swatch; each method that shares a colour has its own slope."""
         if not self.again:
             return "none"
         stripes = "#fff 0 1.5px, transparent 1.5px 4px"
         return f"repeating-linear-gradient({45 * (2 * self.again - 1)}deg, {stripes})"
 
     def cell(self) -> Cell:
-        """The method's name in a table."""
+        """Return a table cell with the method's name."""
         return Cell(self.label, self.label, swatch=self.css)
 
     def marker(self) -> dict[str, object]:
-        """Plotly marker of a bar."""
+        """Return the Plotly marker of a bar."""
         return {"color": self.colour, "pattern": hatch(self.pattern)}
 
     def hollow(self) -> dict[str, object]:
-        """Plotly marker of a bar that is not to be relied on: an outline, thinly hatched."""
+        """Return the Plotly marker of a bar that is not to be relied on: an outline, thinly hatched."""
         lines = {"shape": self.pattern or "/", "fgcolor": self.colour, "bgcolor": "rgba(0,0,0,0)"}
         return {
             "color": self.colour,
@@ -68,12 +68,12 @@ class Style:
 
 
 def hatch(shape: str) -> dict[str, object]:
-    """Plotly pattern laid over a bar's own colour; '' is none."""
+    """Return the Plotly pattern that is laid over a bar's own colour; '' is none."""
     return {"shape": shape, "fillmode": "overlay", "fgcolor": "#fff", "fgopacity": 0.6, "size": 7, "solidity": 0.25}
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """A style for each method in order; the reference is grey. After six colours patterns and symbols change."""
+    """Return a style for each method in order. The reference is grey; after six colours patterns and symbols change."""
     drawn = [label for label in labels if label != REFERENCE]
     made = {REFERENCE: Style(REFERENCE, 0, REFERENCE_COLOUR, "", "circle-open", "dot")}
     for i, label in enumerate(drawn):

@@ -1,4 +1,4 @@
-"""The HTML report: one file that holds everything it shows, opens from a disk and asks no host for anything."""
+"""The HTML report: one file that holds everything it shows. It opens from a disk and makes no network requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench_ss.runs.rows import Run
 
 
 class HtmlReport(Report):
-    """`html`."""
+    """The report `html`."""
 
     name = "html"
     summary = "one self-contained page: speed, acceptance, time, answers, health"
@@ -40,7 +40,7 @@ def _write(text: str, path: Path) -> None:
 
 
 def page(run: Run) -> dict[str, Any]:
-    """Everything that the template shows."""
+    """Return everything that the template shows."""
     manifest, look, steps = run.manifest, styles(run.labels), frames.steps(run)
     summaries = summarise(run)
     cells = speed.by_task(summaries)

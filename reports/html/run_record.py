@@ -1,4 +1,4 @@
-"""What was run, on what: the record that lets somebody else run it again."""
+"""What was run, and on what: the record that lets somebody else run it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench_ss.runs.rows import Run
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
-    """The handful of settings that stand under the title."""
+    """Return the handful of settings that stand under the title."""
     model, suite = run.manifest["model"], run.manifest["suite"]
     environment = run.manifest["environment"]
     return [
@@ -31,7 +31,7 @@ def chips(run: Run) -> list[tuple[str, str]]:
 
 
 def facts(run: Run) -> list[Fact]:
-    """Everything that the manifest knows."""
+    """Return everything that the manifest knows."""
     manifest = run.manifest
     model, suite, environment = manifest["model"], manifest["suite"], manifest["environment"]
     known = [
@@ -68,18 +68,18 @@ def facts(run: Run) -> list[Fact]:
 
 
 def _command(words: Sequence[str]) -> str:
-    """A command line; a run that was called from Python says so in one piece."""
+    """Return a command line as text. A run that was started from Python is a single text already."""
     return words[0] if len(words) == 1 else shlex.join(words)
 
 
 def _asked(suite: Mapping[str, Any]) -> str:
-    """'84 prompts (52 questions)'."""
+    """Return the size of the suite as in '84 prompts (52 questions)'."""
     few = suite["size"] != suite["prompts"]
     return f"{suite['prompts']:,} prompts" + (f" ({suite['size']:,} questions)" if few else "")
 
 
 def machine(environment: Mapping[str, Any], device: str) -> str:
-    """What the model ran on, in a few words."""
+    """Say in a few words what the model ran on."""
     gpus = environment.get("gpus") or []
     if device.startswith("cuda") and gpus:
         return str(gpus[0]["name"])
@@ -88,7 +88,7 @@ def machine(environment: Mapping[str, Any], device: str) -> str:
 
 
 def revision(known: Mapping[str, Any] | None) -> str:
-    """The commit, and whether the tree was changed."""
+    """Say which commit was run, and whether it had changes."""
     if not known:
         return "revision unknown"
     return f"revision {known['commit'][:12]}{' with changes' if known['dirty'] else ''}"
@@ -105,7 +105,7 @@ def _text(value: Any) -> str:
 
 
 def _sessions(manifest: Mapping[str, Any]) -> str:
-    """When each session began and what had changed; '' for a run made in one go."""
+    """Say when each session began and what had changed; '' for a run made in one session."""
     sessions = manifest.get("sessions", [])
     told = []
     for session in sessions if len(sessions) > 1 else ():
@@ -117,7 +117,7 @@ def _sessions(manifest: Mapping[str, Any]) -> str:
 def _method(method: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
     reference = method.get("reference", REFERENCE)
-    held = f"its output held against {reference}" if reference != REFERENCE else ""
+    held = f"its output is compared with that of {reference}" if reference != REFERENCE else ""
     return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"], held)))
 
 

@@ -1,4 +1,4 @@
-"""How fast, task by task: the cards, the matrix of tasks and methods, the table with everything, other measures."""
+"""How fast the methods are: cards, a matrix of tasks and methods, the table with everything, and other measures."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Card:
 
 
 def by_task(summaries: Sequence[SummaryRow]) -> Cells:
-    """The summaries by method and task."""
+    """Return the summaries by method and task."""
     return {(s.method, s.category): s for s in summaries}
 
 
 def tasks(cells: Cells) -> list[str]:
-    """`overall`, then the tasks in their order."""
+    """Return `overall`, then the tasks in their order."""
     return list(dict.fromkeys(task for _, task in cells))
 
 
 def cards(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> list[Card]:
-    """One card a method, the fastest first, the reference last. config: the manifest's."""
+    """Return one card a method, the fastest first, the reference last. config: that of the manifest."""
     found = [(cells[label, OVERALL], style) for label, style in styles.items()]
     found.sort(key=lambda pair: (pair[0].comparison == "reference", -(pair[0].speedup or 0)))
     return [_card(row, style, config) for row, style in found]
@@ -76,7 +76,7 @@ def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
 
 
 def matrix(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
-    """Task by method: the speedup and what it may be. config: the manifest's."""
+    """Return the table of tasks by methods, with speedups and intervals. config: that of the manifest."""
     columns = [Column("task", False), *(Column(label, swatch=s.css) for label, s in styles.items())]
     rows = [
         [plain(title(task)), *(_matrix_cell(cells[label, task]) for label in styles), _prompts(cells, styles, task)]
@@ -103,7 +103,7 @@ def _matrix_cell(row: SummaryRow) -> Cell:
 
 
 def _own(row: SummaryRow) -> tuple[str, ...]:
-    """'over ss-shared-ar 1.52× (1.41–1.66)'; nothing where the run's reference is its own."""
+    """Return 'over ss-shared-ar 1.52× (1.41–1.66)'; nothing for a method whose reference is the run's."""
     return () if row.reference_speedup is None else (f"over {row.reference} {verdict_text.own_model(row)}",)
 
 
@@ -116,7 +116,7 @@ def _n(row: SummaryRow, failed: bool = True) -> Cell:
 
 
 def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
-    """One row for each task and method. config: the manifest's."""
+    """Return the table with one row for each task and method. config: that of the manifest."""
     columns = [
         Column("task", False),
         Column("method", False),
@@ -134,7 +134,7 @@ def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, A
 
 
 def others(cells: Cells, styles: Mapping[str, Style]) -> Table:
-    """What else was measured, one row for each task and method; memory only where there is a CUDA device."""
+    """Return the other measures, one row for each task and method; memory only where there is a CUDA device."""
     memory = any(row.peak_memory_bytes is not None for row in cells.values())
     columns = [
         Column("task", False),
@@ -182,7 +182,7 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) ->
 
 
 def _difference(row: SummaryRow) -> tuple[str, ...]:
-    """'+0.01 (−0.02 to 0.04)': the paired difference of quality to the reference."""
+    """Return the paired difference of quality to the reference, as in '+0.01 (−0.02 to 0.04)'."""
     if row.quality_difference is None or row.comparison == "reference":
         return ()
     bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""

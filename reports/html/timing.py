@@ -21,7 +21,7 @@ WORDS = {
 
 
 def per_token(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Chart:
-    """Stacked bars: milliseconds per kept token."""
+    """Show milliseconds per kept token as stacked bars."""
     parts = {label: found for label, row in overall.items() if (found := _ms_per_token(row))}
     rows = [
         [
@@ -49,7 +49,7 @@ def per_token(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) ->
 
 
 def _ms_per_token(row: SummaryRow) -> dict[str, float]:
-    """Mean milliseconds of each part for one kept token; nothing where nothing was measured."""
+    """Return the mean milliseconds of each part for one kept token; nothing where nothing was measured."""
     if not row.tokens or row.target_calls is None or row.prefill_s is None:
         return {}
     of_step = {"draft": row.draft_s, "verify": row.verify_s, "accept": row.accept_s, "host": row.host_s}
@@ -77,7 +77,7 @@ def _layer(part: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, Any
 def decomposition(
     overall: Mapping[str, SummaryRow], medians: Mapping[str, float], styles: Mapping[str, Style]
 ) -> Table:
-    """Speedup = tokens per step x the reference's step time over the method's x a residual."""
+    """Split the speedup: tokens per step x the reference's step time over the method's x a residual."""
     columns = [
         Column("method", False),
         *(Column(part, help=f"{WORDS[part]}, milliseconds a step") for part in STEP_PARTS),

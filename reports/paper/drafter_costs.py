@@ -32,21 +32,24 @@ SHARED = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=0, prune_rank=8,
 
 
 def meta_streams(hidden: int, config: StreamConfig = LOSSLESS) -> Streams:
-    """Streams as published: gamma h + 2 R_s h N_s + 2 theta h parameters; shared, without the baseline's LoRA, 20 h."""
+    """Return streams as published: gamma h + 2 R_s h N_s + 2 theta h parameters.
+
+    Shared streams, without the baseline's LoRA, have 20 h.
+    """
     with META:
         return Streams(config, hidden)
 
 
 def meta_heads(hidden: int, vocab: int) -> MedusaHeads:
-    """Four Medusa heads of one residual block (ACL N.1)."""
+    """Return four Medusa heads of one residual block each (ACL N.1)."""
     with META:
         return MedusaHeads(HEADS, 1, hidden, vocab)
 
 
 def streaming(target: Target, top_p: int = 0) -> Overhead:
-    """What the fused pass costs beyond verifying the same tree: streams, draft logits, early exit.
+    """Return what the fused pass costs beyond verifying the same tree: streams, draft logits, early exit.
 
-    top_p: streams attend to so many tokens (ACL H.1); 0 = all.
+    top_p: number of tokens that streams attend to (ACL H.1); 0 means all.
     """
     streams = meta_streams(target.hidden_size)
     options = SSOptions(prune="off", stream_attention_top_p=top_p)
@@ -63,21 +66,21 @@ def streaming(target: Target, top_p: int = 0) -> Overhead:
 
 
 def early_exit(target: Target, streams: Streams, tree: DraftTree) -> int:
-    """FLOPs of the early-exit logits at every node with children (sec. 2.3)."""
+    """Return the FLOPs of the early-exit logits at every node with children (sec. 2.3)."""
     inner = len(set(tree.shape.parents[1:]))
     states = torch.empty(inner, target.hidden_size, device=META)
     return flops(lambda: target.logits(target.family.norm(streams.early_exit(states))))
 
 
 def medusa(target: Target) -> Overhead:
-    """Four heads, the published tree."""
+    """Return the costs of four Medusa heads with the published tree."""
     heads = meta_heads(target.hidden_size, target.vocab_size)
     decoder = Medusa(target, MedusaOptions(), heads, tree_of(PUBLISHED))
     return Overhead(count(heads), 1, flops(lambda: decoder.propose(meta_state(target))))
 
 
 def draft_model(name: str = "Llama-68M", gamma: int = GAMMA) -> Overhead:
-    """A chain of gamma tokens from a model of its own."""
+    """Return the costs of a chain of gamma tokens from a model of its own."""
     target = meta_target(name)
     state = meta_state(target)
     one = flops(lambda: target.forward_tree(DraftTree.root_only(state.root), state.cache))
@@ -85,7 +88,7 @@ def draft_model(name: str = "Llama-68M", gamma: int = GAMMA) -> Overhead:
 
 
 def all_overheads(model: str) -> dict[str, Overhead]:
-    """Every drafter of figures 8 and 9 at one base."""
+    """Return the costs of every drafter of figures 8 and 9 at one base."""
     target = meta_target(model)
     return {
         "2-Model SD": draft_model(),

@@ -1,4 +1,4 @@
-"""What the experiments share: their sources, and figures drawn alike."""
+"""What the experiments share: their sources, and figures in one style."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def source(paper: str, kind: str, number: int) -> str:
-    """'ACL table 3'."""
+    """Return the name of a source, as in 'ACL table 3'."""
     return f"{paper} {kind} {number}"
 
 
 def lines(series: Mapping[str, Sequence[tuple[float, float | None]]]) -> list[dict[str, Any]]:
-    """Plotly traces: a line with markers for each series of (x, y)."""
+    """Return Plotly traces: a line with markers for each series of (x, y)."""
     return [
         {
             "type": "scatter",
@@ -37,7 +37,7 @@ def lines(series: Mapping[str, Sequence[tuple[float, float | None]]]) -> list[di
 
 
 def bars(series: Mapping[str, Sequence[tuple[str, float | None]]]) -> list[dict[str, Any]]:
-    """Plotly traces: a group of bars for each series of (name, height)."""
+    """Return Plotly traces: a group of bars for each series of (name, height)."""
     return [
         {
             "type": "bar",
@@ -51,12 +51,12 @@ def bars(series: Mapping[str, Sequence[tuple[str, float | None]]]) -> list[dict[
 
 
 def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
-    """A Plotly layout with these axis titles; more: yaxis settings."""
+    """Return a Plotly layout with these axis titles. more: settings of the y axis."""
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}, **more}, "barmode": "group"}
 
 
 def machine(run: Run) -> str:
-    """'lab, float32, cpu: AMD EPYC, 1 thread, batch 1'."""
+    """Describe the machine of a run, as in 'lab, float32, cpu: AMD EPYC, 1 thread, batch 1'."""
     model, here = run.manifest["model"], run.manifest["environment"]
     on_gpu = model["device"].startswith("cuda") and here["gpus"]
     chip = here["gpus"][0]["name"] if on_gpu else (here.get("cpu") or {}).get("model")
@@ -65,6 +65,6 @@ def machine(run: Run) -> str:
 
 
 def health(run: Run) -> list[str]:
-    """What makes the numbers of a run hard to believe, a line for each method and finding."""
+    """Return what makes the numbers of a run hard to believe, a line for each method and finding."""
     overall = [row for row in summarise(run) if row.category == OVERALL]
     return [f"{row.method}: {finding}" for row in overall for finding in row.health]

@@ -30,9 +30,9 @@ BUDGET = Budget(steps=STEPS, rows_per_step=4, anchors_per_row=32, warmup=10)
 SHARED = StreamConfig(mode="shared", adapter_rank=0, lora_rank=32)  # streams in the layers' own MLPs, 2024's attention
 _MLP = re.compile(r"\.(?:layers|h)\.(\d+)\.(?:.*\.)?(?:mlp|fc1|fc2)\b(?!.*lora_)")
 NOTES = (
-    "lossless losses are means over sampled anchors, shared ones over all answer positions: compare shapes alone",
-    "gradients on the base's MLP weights. Lossless mode freezes the base: there it is the gradient that it would get",
-    "lossless: the last layer gets none; streams pass it beside its MLP, and no later key is made of its output",
+    "lossless losses are means over sampled anchors, shared ones over all answer positions: only compare shapes",
+    "gradients on the base's MLP weights. Lossless mode freezes the base, so there it is the gradient it would get",
+    "lossless: the last layer gets no gradient, since streams pass beside its MLP and no later key uses its output",
     f"shared: LoRA of rank {SHARED.lora_rank}, main rows see no streams (2024 eq. 1), so that the losses separate; "
     f"{STEPS} steps, where the paper looks at step 5000",
     "published: the paper draws its values and prints none",
@@ -41,7 +41,7 @@ Loss = Callable[[Batch], Tensor]
 
 
 def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
-    """The base over ids [B, T] as `base_states` has it, but part of the graph; layer inputs from lo - 1 on."""
+    """Run the base over ids [B, T] as `base_states` does, but as part of the graph; layer inputs from lo - 1 on."""
     t = ids.shape[1]
     positions = torch.arange(t, device=ids.device)[None]
     cache = StreamCache(dict.fromkeys(range(target.n_layers)), mains=t)
@@ -52,13 +52,13 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
 
 
 def lossless_loss(target: Target, trainee: StreamsTrainee) -> Loss:
-    """The streams' terms of eq. 6, alpha_j = 1."""
+    """Return the loss of the streams' terms of eq. 6, with alpha_j = 1."""
     trainee.prune_weight = 0.0
     return lambda batch: trainee.loss(states_with_gradient(target, batch.ids, trainee.lo), batch)[0]
 
 
 def shared_loss(trainee: SharedTrainee) -> Loss:
-    """The same of shared mode: eq. 6 with alpha_j = 1 less eq. 6 with alpha_j = 0.
+    """Return the same loss for shared mode: eq. 6 with alpha_j = 1 minus eq. 6 with alpha_j = 0.
 
     Raises ValueError where main rows see their streams (eq. 3): there the two differ in more than the streams' terms.
     """
@@ -75,7 +75,7 @@ def shared_loss(trainee: SharedTrainee) -> Loss:
 
 @contextmanager
 def learning_mlps(model: nn.Module) -> Iterator[Sequence[tuple[int, Tensor]]]:
-    """(layer, weight) of the MLPs, which ask for gradients while the context lasts."""
+    """Yield (layer, weight) of the MLPs, which ask for gradients while the context lasts."""
     found = [(int(m[1]), p) for name, p in model.named_parameters() if (m := _MLP.search(name))]
     for _, p in found:
         p.requires_grad_(True)
@@ -87,7 +87,7 @@ def learning_mlps(model: nn.Module) -> Iterator[Sequence[tuple[int, Tensor]]]:
 
 
 def gradient_norms(model: nn.Module, layers: int, loss: Loss, batches: Sequence[Batch]) -> list[float]:
-    """Norm of the gradient on each layer's MLP weights, mean over batches."""
+    """Return the norm of the gradient on each layer's MLP weights, its mean over batches."""
     total = torch.zeros(layers)
     with learning_mlps(model) as mlps, torch.enable_grad():
         for batch in batches:
@@ -101,7 +101,7 @@ def gradient_norms(model: nn.Module, layers: int, loss: Loss, batches: Sequence[
 
 
 class Figure6(Experiment):
-    """`figure-6`."""
+    """The experiment `figure-6`."""
 
     name = "figure-6"
     title = "gradient norms that stream losses send into each MLP block, at the start and trained"
@@ -109,7 +109,7 @@ class Figure6(Experiment):
     uses = ("model", "device", "dtype", "seed")
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Both modes, at the start and trained."""
+        """Return a row for each mode, at the start and trained."""
         text = training_text(request)
         return [
             Part("shared mode, at the start and trained", text),
@@ -118,7 +118,7 @@ class Figure6(Experiment):
         ]
 
     def run(self, bench: Bench) -> Result:
-        """Gradients of the same batches for fresh and for trained streams."""
+        """Compute gradients of the same batches for fresh and for trained streams."""
         parts = self.parts(bench.request)
         if parts[2].missing:
             raise nothing_runs(self.name, parts)
@@ -145,7 +145,7 @@ class Figure6(Experiment):
 
 
 def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iterator[tuple[str, nn.Module, Loss]]:
-    """What is drawn: name, the model whose MLPs get the gradient, the loss."""
+    """Yield what is drawn: its name, the model whose MLPs get the gradient, and the loss."""
     trained = SpeculativeStreaming.load(target, SSOptions()).streams
     shared = _shared(target, bench, text, "start")
     yield "shared, at the start", shared.tuned.model, shared_loss(shared)
@@ -160,7 +160,7 @@ def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iter
 
 
 def _shared(target: Target, bench: Bench, text: DrafterText, stage: str) -> SharedTrainee:
-    """Fresh from the seed, and trained unless the stage is the start."""
+    """Return a shared trainee, fresh from the seed, and trained unless the stage is the start."""
     torch.manual_seed(bench.request.seed)
     trainee = SharedTrainee(target, SHARED, lr=2e-3, stream_lr=2e-3)
     trainer = TogetherTrainer(target, [trainee], text, BUDGET, bench.folder / f"shared-{stage}")

@@ -13,7 +13,7 @@ ROW = 256  # tokens a packed row
 
 
 def lab_text(target: Target, split: str, talks: int, seed: int = 0) -> DrafterText:
-    """So many conversations of a split, packed. Generated anew: the same for the same arguments."""
+    """Return this many conversations of a split, packed. The same arguments always generate the same ones."""
     special = special_ids(target.tokenizer)
     texts = [render(example) for example in islice(conversations(split, seed), talks)]
     rows = pack(tokenize(target.tokenizer, texts), ROW, special["pad"])

@@ -34,37 +34,40 @@ EMBEDDINGS, ROTATION = "stream embeddings", "value rotation"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Streams of one shape: series and N_s."""
+    """Streams of one shape. series: the kind of streams. layers: the number of MSA layers, N_s."""
 
     series: str
     layers: int
 
     @property
     def config(self) -> StreamConfig:
-        """Lossless streams, all alike but for this."""
+        """Return the configuration of these lossless streams; variants differ only in their own two fields."""
         shape = StreamConfig(GAMMA, self.layers, ADAPTER_RANK)
         return replace(shape, stream_init="rotation") if self.series == ROTATION else shape
 
     @property
     def name(self) -> str:
-        """Of its folder and in progress lines."""
+        """Return the name for its folder and in progress lines."""
         return f"{self.config.stream_init}-{self.layers}"
 
     def spec(self, given: MethodSpec, **more: str) -> MethodSpec:
-        """`ss` with the user's options and these streams; pruning off, since the lab's tree is small without it."""
+        """Return `ss` with the user's options and these streams. Pruning is off, since the lab's tree is small."""
         own = {"n_msa_layers": str(self.layers), "stream_init": self.config.stream_init, "prune": "off"}
         return MethodSpec("ss", own | given.options | more)
 
 
 def trainee_of(variant: Variant, target: Target, seed: int) -> StreamsTrainee:
-    """Untrained; variants of one shape begin alike."""
+    """Return an untrained trainee. Variants of one shape begin with the same weights."""
     torch.manual_seed(seed)
     return StreamsTrainee(target, variant.config, LR, EMBEDDING_LR, name=variant.name)
 
 
 @torch.inference_mode()
 def accuracies(target: Target, trainees: Sequence[StreamsTrainee], text: DrafterText) -> list[list[float]]:
-    """Share of right top-1 guesses on held-out text, teacher-forced: [trainees][gamma]. The base runs once a batch."""
+    """Return the share of right top-1 guesses on held-out text, teacher-forced, [trainees][gamma].
+
+    The base runs once a batch.
+    """
     taps = sorted({layer for t in trainees for layer in t.taps})
     lowest = min(t.lo for t in trainees)
     right = torch.zeros(len(trainees), GAMMA)
@@ -81,7 +84,7 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainee], text: Drafter
 
 
 class StreamsByLayers(Experiment):
-    """Streams of several shapes: how well each guesses, and what a decoding pass yields with them."""
+    """Streams of several shapes: how well each guesses, and what a decoding pass gains with them."""
 
     trains = True
     variants: ClassVar[tuple[Variant, ...]]
@@ -90,22 +93,22 @@ class StreamsByLayers(Experiment):
     notes: ClassVar[tuple[str, ...]]
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """A row for each shape."""
+        """Return a row for each shape."""
         return [Part(f"{v.series}, N_s = {v.layers}", training_text(request)) for v in self.variants]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """The run of all; the streams' folders are known once they are trained."""
+        """Return the run with all methods. The streams' folders are known only once they are trained."""
         config, given = self._config(request)
         return {"run": replace(config, methods=(*config.methods, *(v.spec(given) for v in self.variants)))}
 
     def _config(self, request: Request) -> tuple[RunConfig, MethodSpec]:
-        """The run without streams yet, and `ss` with the user's options."""
+        """Return the run without streams, and `ss` with the user's options."""
         config = config_for(request, ["ss"], suite="apps", categories=self.categories, limit=self.limit)
         given = next(spec for spec in config.methods if spec.name == "ss")
         return replace(config, methods=(MethodSpec(REFERENCE),)), given
 
     def run(self, bench: Bench) -> Result:
-        """Train side by side; guess on held-out text; decode."""
+        """Train all side by side, measure guesses on held-out text, then decode."""
         parts = self.parts(bench.request)
         if any(part.missing for part in parts):
             raise nothing_runs(self.name, parts)
@@ -154,7 +157,7 @@ class StreamsByLayers(Experiment):
         return Result((grid,), plots, notes=(about, *health(run), *self.notes))
 
     def _plot(self, name: str, title: str, y: str, columns: dict[str, int], grid: Grid, **more: Any) -> Plot:
-        """A line for each series and column of the grid. columns: name -> index."""
+        """Plot a line for each series and column of the grid. columns: {name: index}."""
         drawn: dict[str, list[tuple[float, Any]]] = {}
         for row in grid.rows:
             for what, column in columns.items():
@@ -170,7 +173,7 @@ def _row(variant: Variant, shares: list[float], row: SummaryRow) -> tuple[Value,
 
 
 class Figure11(StreamsByLayers):
-    """`figure-11`."""
+    """The experiment `figure-11`."""
 
     name, source = "figure-11", source(ACL, "figure", 11)
     title = "number of MSA layers, lossless streams"
@@ -184,7 +187,7 @@ class Figure11(StreamsByLayers):
 
 
 class Figure12a(StreamsByLayers):
-    """`figure-12a`."""
+    """The experiment `figure-12a`."""
 
     name, source = "figure-12a", source(ACL, "figure", 12) + " (a)"
     title = "value rotation against stream embeddings, lossless streams"

@@ -1,4 +1,4 @@
-"""Counting on the meta device: real modules and the real decoding code, no weights."""
+"""Count parameters and FLOPs on the meta device, with real modules and decoding code but without weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ CONTEXT = 512  # tokens in the cache; the papers do not give theirs
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """parameters: beyond the base's. passes: forward passes of the drafter a draft; flops: of all of them."""
+    """parameters: those beyond the base's. passes: forward passes of the drafter per draft.
+
+    flops: those of all passes.
+    """
 
     parameters: int
     passes: int
@@ -29,19 +32,19 @@ class Overhead:
 
 
 def count(module: nn.Module) -> int:
-    """Parameters."""
+    """Return the number of parameters."""
     return sum(p.numel() for p in module.parameters())
 
 
 def flops(work: Callable[[], Any]) -> int:
-    """What torch's counter sees while `work` runs."""
+    """Return the FLOPs that torch's counter sees while `work` runs."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         work()
     return int(counter.get_total_flops())
 
 
 def meta_state(target: Target, rows: int = 256) -> State:
-    """A request of CONTEXT tokens on its way, with room for so many rows."""
+    """Return the state of a request that has reached CONTEXT tokens, with room for this many rows."""
     cache = target.new_cache(CONTEXT + rows)
     cache.advance(CONTEXT)
     root = torch.empty(1, dtype=torch.long, device=META)

@@ -1,6 +1,6 @@
-"""What a row of an experiment lacks, looked up: a method, its weights, a published model, a device, a setting.
+"""Find out what a row of an experiment lacks: a method, its weights, a published model, a device or a setting.
 
-So a row runs by itself as soon as its missing piece is there.
+So a row runs as soon as its missing piece is there, without any change here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUANTISATION = ("quantization", "quantize")
 
 
 def of_method(text: str, request: Request) -> str:
-    """What NAME[option=value] lacks on the request's model; '' = nothing."""
+    """Say what NAME[option=value] lacks on the request's model; '' for nothing."""
     spec = MethodSpec.parse(text)
     if spec.name not in registry.names(registry.METHODS):
         return f"method {spec.name}"
@@ -51,7 +51,7 @@ def of_method(text: str, request: Request) -> str:
 
 
 def _comes_along(model: str, name: str) -> bool:
-    """Whether weights of this name lie beside an embedded model's."""
+    """Say whether weights of this name lie beside an embedded model's."""
     from specbench_ss.models.model_folder import find_folder, is_lab
 
     folder = find_folder(model)
@@ -59,7 +59,7 @@ def _comes_along(model: str, name: str) -> bool:
 
 
 def of_model(name: str) -> str:
-    """What a row on a published model lacks; '' is never the answer here: the user has to name the model."""
+    """Say what a row on a published model lacks. It is never '', since the user has to name the model."""
     import torch
 
     from specbench_ss.reports.paper.paper_models import MODELS, at_hand
@@ -71,25 +71,28 @@ def of_model(name: str) -> str:
 
 
 def model_parts(names: Sequence[str], request: Request) -> list[Part]:
-    """The rows on published models."""
+    """Return the rows on published models."""
     return [Part(name, of_model(name)) for name in names if not request.model.endswith(name)]
 
 
 def training_text(request: Request) -> str:
-    """What training on the request's model lacks: text in its chat form is at hand for the lab alone."""
+    """Say what training on the request's model lacks: only the lab has text in its chat form."""
     from specbench_ss.models.model_folder import is_lab
 
     return "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
 
 
 def with_setting(config: RunConfig, names: Sequence[str], value: Any) -> RunConfig | None:
-    """The configuration with a setting that this version may not have yet; None where it has not."""
+    """Return the configuration with a setting, or None where this version does not have that setting yet."""
     name = next((n for n in names if n in {f.name for f in fields(RunConfig)}), None)
     return None if name is None else replace(config, **{name: value})
 
 
 def config_for(request: Request, methods: Sequence[str], **settings: Any) -> RunConfig:
-    """A run of these methods, the reference first, with the request's settings. Raises UserError for a bad --set."""
+    """Return a run of these methods, the reference first, with the request's settings.
+
+    Raises UserError for a bad --set.
+    """
     from specbench_ss.benchmark.asked import method_specs
 
     specs = method_specs(",".join([REFERENCE, *dict.fromkeys(m for m in methods if m != REFERENCE)]), request.settings)
@@ -100,6 +103,6 @@ def config_for(request: Request, methods: Sequence[str], **settings: Any) -> Run
 
 
 def nothing_runs(name: str, parts: Sequence[Part]) -> UserError:
-    """One line that says what each row of an experiment lacks."""
+    """Return an error with one line that says what each row of an experiment lacks."""
     lacking = "; ".join(dict.fromkeys(f"{p.name} needs {p.missing}" for p in parts if p.missing))
     return UserError(f"{name}: no row can run: {lacking}")

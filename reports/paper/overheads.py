@@ -1,4 +1,4 @@
-"""Extra parameters as the papers print them, and figures 8 and 9: what each drafter costs. Needs no weights."""
+"""Extra parameters as the papers print them, and figures 8 and 9: what each drafter costs. No weights are needed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PRINTED: tuple[Printed, ...] = tuple(
 
 
 def counted(model: str, method: str) -> int:
-    """Parameters that the method adds to a published model, of modules built on the meta device."""
+    """Count the parameters that the method adds to a published model, with modules built on the meta device."""
     from specbench_ss.reports.paper import drafter_costs, meta_device, paper_models, rival_costs
 
     shape = paper_models.MODELS[model].shape
@@ -76,7 +76,7 @@ def counted(model: str, method: str) -> int:
 
 
 def as_printed(count: int, text: str) -> str:
-    """How the count becomes the printed text: 'rounded', 'truncated', or '' where it is another number."""
+    """Say how the count becomes the printed text: 'rounded', 'truncated', or '' where it is another number."""
     mantissa, _, exponent = text.partition("E")
     digits = len(mantissa.partition(".")[2])
     if scientific(count, digits) == text:
@@ -94,7 +94,7 @@ class Parameters(Experiment):
     uses = ()
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """All of them: no weights are needed."""
+        """Return a single row, which always runs, since no weights are needed."""
         return [Part("every published model, without weights")]
 
     def run(self, bench: Bench) -> Result:
@@ -105,7 +105,7 @@ class Parameters(Experiment):
 
 
 def parameter_grid(where: str = "") -> Grid:
-    """Counted beside printed, of one table or of all."""
+    """Return counted beside printed numbers, of one table or of all."""
     columns = (
         Column("model", "text"),
         Column("method", "text"),
@@ -124,12 +124,12 @@ def parameter_grid(where: str = "") -> Grid:
 
 
 class _Overheads(Experiment):
-    """Figures 8 and 9 share their counting."""
+    """What figures 8 and 9 share: their counting."""
 
     uses = ()
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """All of them: no weights are needed."""
+        """Return a single row, which always runs, since no weights are needed."""
         return [Part(f"{BASE}, without weights")]
 
     def run(self, bench: Bench) -> Result:
@@ -140,18 +140,18 @@ class _Overheads(Experiment):
 
     @abstractmethod
     def show(self, found: dict[str, Overhead]) -> Result:
-        """The figure."""
+        """Return the figure of these costs."""
 
 
 class Figure8(_Overheads):
-    """Parameters and memory access."""
+    """Figure 8: parameters and memory access."""
 
     name = "figure-8"
     title = f"parameters and memory access of each drafter at {BASE}"
     source = source(ACL, "figure", 8)
 
     def show(self, found: dict[str, Overhead]) -> Result:
-        """Bars on a logarithmic axis."""
+        """Show the parameters as bars on a logarithmic axis."""
         columns = (
             Column("drafter", "text"), Column("parameters", "scientific", 3), Column("passes per draft", "count"),
             Column("GB read per draft", "number", 3), Column("over SS-Lossless", "times"),
@@ -169,19 +169,19 @@ class Figure8(_Overheads):
 
 
 def _reads(name: str, overhead: Overhead) -> int:
-    """How often a draft reads the drafter's parameters: each pass of Hydra reads another head."""
+    """Return how often a draft reads the drafter's parameters: each pass of Hydra reads another head."""
     return 1 if name.startswith("Hydra") else overhead.passes
 
 
 class Figure9(_Overheads):
-    """FLOPs."""
+    """Figure 9: FLOPs."""
 
     name = "figure-9"
     title = f"FLOPs of one draft of each drafter at {BASE}"
     source = source(ACL, "figure", 9)
 
     def show(self, found: dict[str, Overhead]) -> Result:
-        """Bars on a logarithmic axis."""
+        """Show the FLOPs as bars on a logarithmic axis."""
         columns = (Column("drafter", "text"), Column("passes per draft", "count"), Column("GFLOPs per draft"))
         rows = tuple((name, o.passes, o.flops / 1e9) for name, o in found.items())
         grid = Grid("flops", columns, rows, "FLOPs per draft")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PaperModel:
-    """hub: where the weights are published. kind: model type in transformers; shape: its published config values."""
+    """hub: where the weights are published. kind: model type in transformers. shape: its published config values."""
 
     hub: str
     kind: str
@@ -64,7 +64,7 @@ MODELS: dict[str, PaperModel] = {
 
 
 def on_meta(name: str, **changes: int) -> Any:
-    """The causal LM of a published model on the meta device: shapes and code, no weights."""
+    """Return the causal LM of a published model on the meta device: shapes and code, no weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -77,14 +77,14 @@ def on_meta(name: str, **changes: int) -> Any:
 
 
 def meta_target(name: str) -> Target:
-    """The same as a target, for the real decoding code."""
+    """Return the same model as a target, for the real decoding code."""
     from specbench_ss.decoding.target import Target
 
     return Target(on_meta(name), None, name)
 
 
 def at_hand(name: str) -> bool:
-    """Whether the published weights lie in the hub's cache on this machine; asks no host."""
+    """Say whether the published weights are in the hub's cache on this machine. Makes no network request."""
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(MODELS[name].hub, "config.json"), str)

@@ -35,18 +35,18 @@ LORA_RANK, LORA_LR = 16, 2e-3
 BUDGET = Budget(steps=240, rows_per_step=8, anchors_per_row=16, ahead=max(GAMMAS), warmup=20)
 TRAIN_TALKS, HELD_OUT_TALKS = 3000, 60
 NOTES = (
-    "a token counts as predicted from the true text before it (teacher forcing); right answers: all their tokens are",
-    "trained where the base is least sure, since of most tokens it is sure; scored on all of them",
-    "the future is known here, in training and in scoring; no decoding has it",
-    "the paper says that the attention mask was changed, not how. A mask that merely shows positions i+2.. to position "
-    "i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that knows its token. "
-    "Where nothing is left to see, the end token is next, which a look ahead tells",
+    "each token is predicted from the true text before it (teacher forcing); an answer is right if all its tokens are",
+    "training uses the tokens of which the base is least sure, since it is sure of most; all tokens are scored",
+    "the future tokens are known here, in training and in scoring; in decoding they are not",
+    "the paper says that the attention mask was changed, but not how. A mask that only shows positions i+2.. to "
+    "position i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that "
+    "knows its token. Where no future token is left to see, the end token is next, so a look ahead reveals it",
     "published: Phi-3's generation metrics; the paper draws its values and prints none",
 )
 
 
 class PeekingTrainee(Trainee):
-    """LoRA in every layer, trained on the next token; gamma 0: without a look ahead, to compare with."""
+    """LoRA in every layer, trained on the next token. gamma 0 has no look ahead and serves for comparison."""
 
     kv_from = 0
 
@@ -58,9 +58,9 @@ class PeekingTrainee(Trainee):
         self.module = nn.ParameterList(lora_parameters(self.tuned.model))
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean next-token cross-entropy, nats, where the base is least sure; share of right guesses [1].
+        """Return the mean next-token cross-entropy (nats) where the base is least sure, and the share right [1].
 
-        As many positions of each row as the batch has anchors.
+        As many positions of each row are used as the batch has anchors.
         """
         with torch.no_grad():
             chosen = least_sure(self.tuned.logits(states.final), batch.labels, batch.anchors.at.shape[1])
@@ -68,9 +68,11 @@ class PeekingTrainee(Trainee):
         return head_loss(logits[..., None, :], chosen.labels[..., :1], [1.0])
 
     def logits(self, states: BaseStates, ids: Tensor, at: Tensor, ahead: Tensor) -> Tensor:
-        """Next-token logits [B, a, V] at positions `at` [B, a] of ids [B, T], whose states are the base's.
+        """Return next-token logits [B, a, V] at positions `at` [B, a] of ids [B, T].
 
-        ahead int64 [B, a, gamma]: x_{i+2}..x_{i+1+gamma}, what is seen of the future; -100 = not this one.
+        states: those of the base on these ids.
+
+        ahead: int64 [B, a, gamma], the tokens x_{i+2}..x_{i+1+gamma} that are seen of the future; -100 hides one.
         """
         target = self.tuned
         own = torch.cat((ids.gather(1, at)[..., None], ahead.clamp_min(0)), 2)  # [B, a, 1 + gamma]
@@ -83,9 +85,10 @@ class PeekingTrainee(Trainee):
 
 
 def least_sure(logits: Tensor, labels: Tensor, count: int) -> Anchors:
-    """The `count` answer positions of each row with the largest entropy, whatever the truth: most others teach nothing.
+    """Return the `count` answer positions of each row with the largest entropy, since most others teach nothing.
 
-    logits [B, T, V], labels int64 [B, T, 1 + ahead]; a row with fewer gets places whose label is -100.
+    logits: [B, T, V]; labels: int64 [B, T, 1 + ahead]. The true tokens do not matter. A row with fewer answer positions
+    gets places whose label is -100.
     """
     logs = logits.float().log_softmax(-1)
     entropy = -(logs.exp() * logs).sum(-1)  # [B, T]
@@ -94,9 +97,10 @@ def least_sure(logits: Tensor, labels: Tensor, count: int) -> Anchors:
 
 
 def visible(t: int, at: Tensor, known: Tensor) -> Tensor:
-    """What the 1 + gamma rows of each position see, bool [B, a(1+gamma), T + a(1+gamma)]: the base's rows, then these.
+    """Return which rows the 1 + gamma rows of each position see, bool [B, a(1+gamma), T + a(1+gamma)].
 
-    at int64 [B, a]; known bool [B, a, gamma]: peeks that there are; one that is not is seen by itself alone.
+    The base's rows come first, then these. at: int64 [B, a]. known: bool [B, a, gamma], True for peeks that are there;
+    one that is not is seen by itself alone.
     """
     a, size = at.shape[1], 1 + known.shape[2]
     keys = torch.arange(t, device=at.device)
@@ -114,7 +118,7 @@ def visible(t: int, at: Tensor, known: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """On held-out text: cross-entropy in nats per token, share of right tokens and of answers right in every token."""
+    """Results on held-out text: nats per token, share of right tokens, share of answers with every token right."""
 
     loss: float
     right: float
@@ -124,7 +128,7 @@ class Found:
 
 @torch.inference_mode()
 def held_out(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterText) -> list[Found]:
-    """Every answer token of every row, one row at a time; the base runs once a row."""
+    """Score every answer token of every row, one row at a time. The base runs once a row."""
     losses: list[list[Tensor]] = [[] for _ in trainees]
     hits: list[list[Tensor]] = [[] for _ in trainees]
     whole: list[list[bool]] = [[] for _ in trainees]
@@ -150,13 +154,13 @@ def _found(losses: Tensor, hits: Tensor, whole: list[bool]) -> Found:
 
 
 def _breaks(at: Tensor, truth: Tensor, end: int) -> list[int]:
-    """Where in the answer positions at [n], with next tokens truth [n], the second and later answers begin."""
+    """Return where in the answer positions at [n], with next tokens truth [n], the second and later answers begin."""
     new = (at[1:] != at[:-1] + 1) | (truth[:-1] == end)
     return [int(i) + 1 for i in new.nonzero()[:, 0]]
 
 
 class Figure4(Experiment):
-    """`figure-4`."""
+    """The experiment `figure-4`."""
 
     name = "figure-4"
     title = "the next token, known to a model that sees the gamma true tokens after it"
@@ -164,11 +168,11 @@ class Figure4(Experiment):
     uses = ("model", "device", "dtype", "seed")
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """A model for each gamma."""
+        """Return a row for each gamma, each of which trains a model."""
         return [Part(f"gamma = {g}", training_text(request)) for g in GAMMAS]
 
     def run(self, bench: Bench) -> Result:
-        """Train all side by side on the same batches, then read held-out text."""
+        """Train all side by side on the same batches, then score held-out text."""
         parts = self.parts(bench.request)
         if any(part.missing for part in parts):
             raise nothing_runs(self.name, parts)

@@ -12,12 +12,12 @@ from specbench_ss.runs.suite import Question, SuiteRequest
 
 
 def questions(request: Request, suite: str, category: str, limit: int) -> tuple[Question, ...]:
-    """The first questions of a category. Raises UserError where the suite has none for this model."""
+    """Return the first questions of a category. Raises UserError where the suite has none for this model."""
     data = None if request.data is None else Path(request.data)
     asked = SuiteRequest((category,), limit, data, is_lab(request.model))
     return registry.load_suite(suite).load(asked).questions
 
 
 def first_turn(target: Target, question: Question) -> list[int]:
-    """Ids of the conversation that asks the first turn."""
+    """Return the token ids of the conversation that asks the first turn."""
     return target.encode_chat([{"role": "user", "content": question.turns[0]}])

@@ -1,4 +1,4 @@
-"""ACL table 4: an 8-bit and a 4-bit base against the half-precision one."""
+"""ACL table 4: an 8-bit and a 4-bit base compared with the half-precision one."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ ROWS = ("Baseline", "SS-Shared", "SS-Lossless")
 
 
 class Table4(Experiment):
-    """`table-4`."""
+    """The experiment `table-4`."""
 
     name = "table-4"
     title = "speedup and quality with a quantised base"
     source = source(ACL, "table", 4)
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """A row for each method and level."""
+        """Return a row for each method and level."""
         mine = [Part(f"{m} {level} on {request.model}", _missing(m, level, request)) for level in LEVELS for m in ROWS]
         return [*mine, *model_parts(["Mistral-7B"], request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """A run for each level: its reference is the base of the same level."""
+        """Return a run for each level. Its reference is the base of the same level."""
         made = {level.lower(): _config(level, request) for level in LEVELS}
         return {name: config for name, config in made.items() if config is not None}
 

@@ -22,15 +22,15 @@ from specbench_ss.results.experiment_output import BRACKETS
 
 CHAIN = "ss[mode=chain,n_draft=0,prune=off]"
 LEGEND = (
-    "a line is a pass: the answer before it, then the drafts that it accepted (green), the model's own token (bold), "
-    "what was drafted beyond and rejected (struck out). Without colours accepted drafts bear no mark, the model's own "
-    f"token stands in {'so'.join(BRACKETS['next'])} and what was rejected in {'so'.join(BRACKETS['rejected'])}. "
+    "each line is a pass: the answer before it, then the drafted tokens that it accepted (green), the model's own "
+    "token (bold), and rejected drafts (struck out). Without colours, accepted drafts have no mark, the model's own "
+    f"token stands in {'so'.join(BRACKETS['next'])} and rejected drafts in {'so'.join(BRACKETS['rejected'])}. "
     "gamma = 4, k = 1 as in the paper"
 )
 
 
 class Watched(Decoder):
-    """A decoder as it is, whose drafts are written down: drafts[i] are the tokens drafted for step i."""
+    """Wraps a decoder and writes its drafts down: drafts[i] are the tokens drafted for step i."""
 
     def __init__(self, inner: Decoder) -> None:
         super().__init__(inner.target, inner.options)
@@ -38,29 +38,29 @@ class Watched(Decoder):
         self.drafts: list[list[int]] = []
 
     def max_rows(self) -> int | None:
-        """As the inner one."""
+        """Delegates to the wrapped decoder."""
         return self.inner.max_rows()
 
     def prefill(self, state: State, ids: Any) -> Output:
-        """As the inner one."""
+        """Delegates to the wrapped decoder."""
         return self.inner.prefill(state, ids)
 
     def begin(self, state: State) -> None:
-        """As the inner one."""
+        """Delegates to the wrapped decoder."""
         self.inner.begin(state)
 
     def propose(self, state: State) -> DraftTree:
-        """As the inner one, written down."""
+        """Delegates to the wrapped decoder, and writes the draft down."""
         tree = self.inner.propose(state)
         self.drafts.append(tree.tokens[1:].tolist())
         return tree
 
     def forward(self, state: State, tree: DraftTree) -> Output:
-        """As the inner one."""
+        """Delegates to the wrapped decoder."""
         return self.inner.forward(state, tree)
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-        """As the inner one."""
+        """Delegates to the wrapped decoder."""
         self.inner.observe(state, verdict, output)
 
 
@@ -75,7 +75,10 @@ class Pass:
 
 
 def replay(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> list[Pass]:
-    """Every pass of a greedy answer; the first begins after prefill's token. Accepted counts are after the cut."""
+    """Return every pass of a greedy answer. The first begins after prefill's token.
+
+    Accepted counts are after the cut.
+    """
     watched = Watched(decoder)
     made = generate(watched, prompt, limits, Sampling())
     found, at = [], made.prefill_tokens
@@ -87,7 +90,7 @@ def replay(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> list[Pass
 
 
 def line(target: Target, p: Pass) -> list[Span]:
-    """The answer before the pass, then what was accepted, the model's own token (unless cut), what was rejected."""
+    """Return the answer before the pass, what was accepted, the model's own token (unless cut), what was rejected."""
     n = len(p.before)
     kept = p.after[: n + p.accepted]
     parts: list[tuple[Mark, list[int], list[int]]] = [
@@ -100,7 +103,7 @@ def line(target: Target, p: Pass) -> list[Span]:
 
 
 def _added(target: Target, known: Sequence[int], ids: Sequence[int]) -> str:
-    """The text that these tokens add, special tokens written out."""
+    """Return the text that these tokens add, with special tokens written out."""
 
     def text(ids: Sequence[int]) -> str:
         return str(target.tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -115,7 +118,7 @@ class _Replay(Experiment):
     category: ClassVar[str]
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """The one answer."""
+        """Return a single row for the one answer."""
         return [Part(f"SS-Lossless on {request.model}", of_method(CHAIN, request))]
 
     def run(self, bench: Bench) -> Result:
@@ -160,7 +163,7 @@ def _spec(request: Request) -> MethodSpec:
 
 
 class Figure22(_Replay):
-    """A query."""
+    """Figure 22: a query."""
 
     name, source = "figure-22", source(ACL, "figure", 22)
     title = "an SQL query, decoded pass by pass"
@@ -168,7 +171,7 @@ class Figure22(_Replay):
 
 
 class Figure23(_Replay):
-    """A summary."""
+    """Figure 23: a summary."""
 
     name, source = "figure-23", source(ACL, "figure", 23)
     title = "a dialogue summary, decoded pass by pass"

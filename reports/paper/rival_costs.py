@@ -1,6 +1,6 @@
-"""Drafters of other papers, as shapes on the meta device: EAGLE-1 (Li et al. 2024), Hydra (Ankner et al. 2024).
+"""Drafters of other papers as shapes on the meta device: EAGLE-1 (Li et al. 2024), Hydra (Ankner et al. 2024).
 
-For counting parameters and FLOPs alone; they draft nothing.
+They serve only to count parameters and FLOPs; they draft nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EAGLE_ROWS = (1, 4, 8, 8, 3)  # nodes expanded at each depth of EAGLE's static 2
 
 
 def layer_flops(target: Target, rows: int) -> int:
-    """One decoder layer of the base over so many rows, through the base's own driver."""
+    """Return the FLOPs of one decoder layer of the base over this many rows, through the base's own driver."""
     state = meta_state(target)
     positions = torch.zeros(1, rows, dtype=torch.long, device=META)
     mask = target.block_mask(torch.ones(rows, rows, dtype=torch.bool, device=META), CONTEXT)
@@ -41,7 +41,7 @@ class Eagle(nn.Module):
 
 
 def eagle(target: Target, model: str) -> Overhead:
-    """Five passes of the layer over the static tree, each with the base's LM head."""
+    """Return the costs of five passes of the layer over the static tree, each with the base's LM head."""
     drafter = Eagle(model)
     total = sum(layer_flops(target, rows) + flops(_fusion_and_head(target, drafter, rows)) for rows in EAGLE_ROWS)
     return Overhead(count(drafter), len(EAGLE_ROWS), total)
@@ -53,7 +53,10 @@ def _fusion_and_head(target: Target, drafter: Eagle, rows: int) -> Callable[[], 
 
 
 def hydra(target: Target, model: str, plus: bool) -> Overhead:
-    """Four heads one after the other on Medusa's published tree; Hydra++: four blocks each, and a prefix layer."""
+    """Return the costs of four heads, one after the other, on Medusa's published tree.
+
+    plus: Hydra++, which has four blocks a head and a prefix layer.
+    """
     with META:
         heads = HydraHeads(HEADS, 4 if plus else 1, target.hidden_size, target.vocab_size, tied=True)
     total = sum(flops(_of_head(heads, head, rows)) for head, rows in enumerate(_expanded()))
@@ -71,6 +74,6 @@ def _of_head(heads: HydraHeads, head: int, rows: int) -> Callable[[], Tensor]:
 
 
 def _expanded() -> Iterator[int]:
-    """Nodes with children at each depth of the published tree: what each head has to run on."""
+    """Yield the number of nodes with children at each depth of the published tree, on which each head has to run."""
     for depth in range(HEADS):
         yield len({choice[:depth] for choice in PUBLISHED if len(choice) > depth})

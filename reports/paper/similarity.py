@@ -34,7 +34,7 @@ Sums = dict[tuple[str, int, int], list[float]]  # (whose, stream, layer) -> cosi
 
 
 class WatchedStreams(Streams):
-    """Streams whose states are kept as they pass: seen[0] as inserted, then after each MSA layer, [B, a*gamma, h]."""
+    """Streams that keep their states: seen[0] as inserted, then one after each MSA layer, [B, a*gamma, h]."""
 
     def __init__(self, streams: Streams) -> None:
         super().__init__(streams.config, streams.embedding.shape[1])
@@ -42,20 +42,21 @@ class WatchedStreams(Streams):
         self.seen: list[Tensor] = []
 
     def insert(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As it is, kept."""
+        """Insert streams as usual and keep their states."""
         self.seen = [super().insert(*args, **kwargs)]
         return self.seen[0]
 
     def pass_layer(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As it is, kept."""
+        """Pass a layer as usual and keep the states."""
         self.seen.append(super().pass_layer(*args, **kwargs))
         return self.seen[-1]
 
 
 def stream_similarity(target: Target, streams: Streams, states: BaseStates, at: Tensor) -> Tensor:
-    """Cosine of stream j's state at position i with the main state at i + j, [layers, gamma], means over `at` [a].
+    """Return the cosine of stream j's state at position i with the main state at i + j, [layers, gamma].
 
-    Layers lo..N-1: inputs of those layers; the last: after the final norm, as the LM head reads it.
+    It is a mean over `at` [a]. Layers lo..N-1 are the inputs of those layers; the last one is the state after the final
+    norm, as the LM head reads it.
     """
     trainee = StreamsTrainee(target, streams.config)
     watched = trainee.module = WatchedStreams(streams)
@@ -69,36 +70,36 @@ def stream_similarity(target: Target, streams: Streams, states: BaseStates, at: 
 
 
 def ahead_similarity(states: Sequence[Tensor], at: Tensor, gamma: int) -> Tensor:
-    """Cosine of the main state at i with that at i + j, [layers, gamma]: what doing nothing would give."""
+    """Return the cosine of the main state at i with that at i + j, [layers, gamma]: what doing nothing would give."""
     ahead = at[:, None] + torch.arange(1, gamma + 1, device=at.device)
     return torch.stack([F.cosine_similarity(t[0][at][:, None], t[0][ahead], -1).mean(0) for t in states])
 
 
 def medusa_similarity(medusa: Medusa, states: BaseStates, at: Tensor) -> Tensor:
-    """Cosine of head j's state with the final state at i + j, [heads]."""
+    """Return the cosine of head j's state with the final state at i + j, [heads]."""
     made = medusa.heads.states(states.final[0][at])  # [heads, a, h]
     ahead = at + torch.arange(1, len(made) + 1, device=at.device)[:, None]  # [heads, a]
     return F.cosine_similarity(made, states.final[0][ahead], -1).mean(1)
 
 
 class Figure5(Experiment):
-    """`figure-5`."""
+    """The experiment `figure-5`."""
 
     name = "figure-5"
     title = "cosine similarity of stream and Medusa states with the true states, by layer"
     source = source(ACL, "figure", 5)
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Streams and heads."""
+        """Return a row for the streams and one for the heads."""
         return [Part(f"{m} on {request.model}", of_method(m, request)) for m in ("ss", "medusa")]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """The model's own answers, which the states are taken on."""
+        """Return the run that makes the model's own answers, on which the states are compared."""
         plain = _only(request, REFERENCE)
         return {"answers": config_for(plain, [REFERENCE], suite="apps", categories=CATEGORIES, limit=LIMIT)}
 
     def run(self, bench: Bench) -> Result:
-        """Answer, run the answers through the model once more, compare states."""
+        """Answer, run the answers through the model once more, and compare states."""
         parts = self.parts(bench.request)
         if parts[0].missing:
             raise nothing_runs(self.name, parts)
@@ -122,13 +123,13 @@ class Figure5(Experiment):
 
 
 def _loaded(kind: type[Any], request: Request, target: Target) -> Any:
-    """The method with the settings of the request."""
+    """Return the method with the settings of the request."""
     spec: MethodSpec = config_for(_only(request, kind.name), [kind.name]).methods[1]
     return registry.load_method(spec, target)
 
 
 def _only(request: Request, method: str) -> Request:
-    """The request with the settings of one method."""
+    """Return the request with the settings of one method."""
     from dataclasses import replace
 
     return replace(request, settings=tuple(s for s in request.settings if s.startswith(f"{method}.")))
@@ -137,7 +138,7 @@ def _only(request: Request, method: str) -> Request:
 def _add(
     sums: Sums, target: Target, streams: Streams, medusa: Medusa | None, prompt: list[int], answer: list[int]
 ) -> None:
-    """The cosines of one answer, at every position whose gamma next tokens it holds."""
+    """Add the cosines of one answer, at every position that gamma more tokens of the answer follow."""
     g, n = streams.config.gamma, target.n_layers
     lo = n - streams.config.n_msa_layers
     first, last = len(prompt) - 1, len(prompt) + len(answer) - 1 - g

@@ -23,7 +23,7 @@ X = float | str
 class Point:
     """One variant: its series and place on the axis, the method, and the run that it belongs to.
 
-    settings: of the run; `batch` is looked up, since a run may not have it yet.
+    settings: those of the run. `batch` is looked up, since runs may not have that setting yet.
     """
 
     series: str
@@ -34,12 +34,12 @@ class Point:
 
     @property
     def name(self) -> str:
-        """As it is listed."""
+        """Return the name under which it is listed."""
         return f"{self.series} {self.x}"
 
 
 class Sweep(Experiment):
-    """Speedup and tau of each point. `settings`: of every run; `limit` is for whoever gives none."""
+    """Speedup and tau of each point. settings: those of every run; its `limit` holds where the user gives none."""
 
     x_title: ClassVar[str]
     settings: ClassVar[dict[str, Any]]
@@ -47,17 +47,17 @@ class Sweep(Experiment):
     points: ClassVar[tuple[Point, ...]]
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """A row for each point."""
+        """Return a row for each point."""
         return [Part(p.name, self.missing(p, request)) for p in self.points]
 
     def missing(self, point: Point, request: Request) -> str:
-        """What a point lacks."""
+        """Say what a point lacks; '' for nothing."""
         if "batch" in point.settings and self._config(point, request, [point]) is None:
             return "a run's batch size"
         return of_method(point.method, request)
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """A run for each group of points that can run."""
+        """Return a run for each group of points that can run."""
         able = [p for p in self.points if not self.missing(p, request)]
         made = {}
         for name in dict.fromkeys(p.run for p in able):
@@ -108,7 +108,7 @@ class Sweep(Experiment):
         return (point.series, point.x, row.speedup, around, row.tau, cost, row.n_prompts)
 
     def plot(self, grid: Grid) -> Plot:
-        """Speedup of each series over the axis: lines over numbers, bars over names."""
+        """Plot the speedup of each series over the axis: lines over numbers, bars over names."""
         series: dict[str, list[tuple[Any, Any]]] = {}
         for row in grid.rows:
             series.setdefault(str(row[0]), []).append((row[1], row[2]))
@@ -119,7 +119,7 @@ class Sweep(Experiment):
 
 
 def _label(point: Point, request: Request) -> str:
-    """How the point's method is called in its run: with the settings that the user gave for it."""
+    """Return the label of the point's method in its run, with the settings that the user gave for it."""
     config = config_for(request, [point.method])
     return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
 
@@ -129,7 +129,7 @@ def _tree(k: int, prune: str) -> str:
 
 
 class Figure10(Sweep):
-    """Candidates per stream, with and without pruning."""
+    """Figure 10: candidates per stream, with and without pruning."""
 
     name, source = "figure-10", source(ACL, "figure", 10)
     title = "speedup against k, gamma = 3, with and without pruning"
@@ -143,7 +143,7 @@ class Figure10(Sweep):
 
 
 class Figure12b(Sweep):
-    """Top-k sampling."""
+    """Figure 12 (b): top-k sampling."""
 
     name, source = "figure-12b", source(ACL, "figure", 12) + " (b)"
     title = "top-k sampling at temperature 1"
@@ -157,7 +157,7 @@ class Figure12b(Sweep):
 
 
 class Figure13(Sweep):
-    """From chain to pruned tree."""
+    """Figure 13: from chain to pruned tree."""
 
     name, source = "figure-13", source(ACL, "figure", 13)
     title = "breakdown of the speedup: chain, tree, pruned tree"
@@ -172,7 +172,7 @@ class Figure13(Sweep):
 
 
 class Figure18(Sweep):
-    """Batching: tree and pruning off."""
+    """Figure 18: batching, with tree and pruning off."""
 
     name, source = "figure-18", source(ACL, "figure", 18)
     title = "speedup against batch size, chains without pruning"
@@ -185,7 +185,7 @@ class Figure18(Sweep):
 
 
 class Figure21(Sweep):
-    """Long context."""
+    """Figure 21: long context."""
 
     name, source = "figure-21", source(ACL, "figure", 21)
     title = "long prompts: speedup against k, gamma = 3"

@@ -22,7 +22,7 @@ MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A column of the papers' tables: its name in the published data, and how ours is read off a summary."""
+    """A column of the papers' tables: its name in the published data, and how this project's summary gives it."""
 
     column: str
     title: str
@@ -58,20 +58,20 @@ class RunTable(Experiment):
     parameters: ClassVar[bool] = False
 
     def entries(self) -> tuple[Entry, ...]:
-        """What is printed."""
+        """Return what is printed."""
         return published(self.data)
 
     def methods(self) -> list[str]:
-        """The paper's methods, in print order, and those beside them."""
+        """Return the paper's methods in print order, and those that are shown beside them."""
         return list(dict.fromkeys([e.method for e in self.entries()] + list(self.beside)))
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """A row for each method on the request's model, one for each published model."""
+        """Return a row for each method on the request's model, and one for each published model."""
         mine = [Part(f"{m} on {request.model}", of_method(METHODS[m], request)) for m in self.methods()]
         return [*mine, *model_parts(list(dict.fromkeys(e.model for e in self.entries())), request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """One run with every method that can."""
+        """Return one run with every method that can run."""
         able = [METHODS[m] for m in self.methods() if not of_method(METHODS[m], request)]
         return {"run": config_for(request, able, suite=self.suite, categories=self.categories)}
 
@@ -110,7 +110,7 @@ class RunTable(Experiment):
         return Grid(metric.column, columns, tuple(rows), f"{self.source}: {metric.title}")
 
     def _plot(self, grid: Grid) -> Plot:
-        """Bars: ours, then each published model."""
+        """Plot this project's numbers as bars, then those of each published model."""
         drawn = [i for i, c in enumerate(grid.columns) if c.form != "text"]
         series = {grid.columns[i].title: [(f"{row[0]}: {row[1]}", _height(row[i])) for row in grid.rows] for i in drawn}
         label = f"Bar chart: {self.metrics[0].title} of each method, ours and published."
@@ -122,7 +122,7 @@ def _height(value: Value) -> float | None:
 
 
 class Table1(RunTable):
-    """MT-Bench: speedup and quality."""
+    """ACL table 1: speedup and quality on MT-Bench."""
 
     name, source, data = "table-1", source(ACL, "table", 1), "acl_table_1"
     title = "speedup and quality on MT-Bench"
@@ -130,7 +130,7 @@ class Table1(RunTable):
 
 
 class Table2(RunTable):
-    """The other tasks of Spec-Bench."""
+    """ACL table 2: the other tasks of Spec-Bench."""
 
     name, source, data = "table-2", source(ACL, "table", 2), "acl_table_2"
     title = "speedup by task of Spec-Bench, lossless methods"
@@ -139,14 +139,14 @@ class Table2(RunTable):
 
 
 class _Apps(RunTable):
-    """The three applications."""
+    """What the tables on the three applications share."""
 
     suite, categories = "apps", ("sql", "dialogue_summary", "meaning_representation")
     beside = ("SS-Lossless",)
 
 
 class Table3(_Apps):
-    """Applications: speedup, acceptance, quality, parameters."""
+    """ACL table 3: speedup, acceptance, quality and parameters on the applications."""
 
     name, source, data = "table-3", source(ACL, "table", 3), "acl_table_3"
     title = "applications: speedup, mean accepted tokens, quality, extra parameters"
@@ -154,7 +154,7 @@ class Table3(_Apps):
 
 
 class Table5(_Apps):
-    """Against a draft model: calls and latency."""
+    """ACL table 5: calls and latency, compared with a draft model."""
 
     name, source, data = "table-5", source(ACL, "table", 5), "acl_table_5"
     title = "applications: calls and latency against two-model speculative decoding"
@@ -162,7 +162,7 @@ class Table5(_Apps):
 
 
 class Table6(RunTable):
-    """MT-Bench: acceptance."""
+    """ACL table 6: acceptance on MT-Bench."""
 
     name, source, data = "table-6", source(ACL, "table", 6), "acl_table_6"
     title = "mean accepted tokens on MT-Bench"
@@ -170,7 +170,7 @@ class Table6(RunTable):
 
 
 class OldTable1(_Apps):
-    """2024: applications."""
+    """2024 table 1: applications."""
 
     name, source, data = "2024-table-1", source(OLD, "table", 1), "old_table_1"
     title = "applications: speedup, call reduction, quality, extra parameters"
@@ -178,7 +178,7 @@ class OldTable1(_Apps):
 
 
 class OldTable2(_Apps):
-    """2024: against a draft model."""
+    """2024 table 2: compared with a draft model."""
 
     name, source, data = "2024-table-2", source(OLD, "table", 2), "old_table_2"
     title = "applications: calls and latency against two-model speculative decoding"

@@ -13,21 +13,21 @@ ADVANCES = tuple(round(0.6 + 0.1 * i, 1) for i in range(15))  # zeta / beta
 
 
 def streaming_over_draft(advance: float, ratio: float, gamma: int = GAMMA, cost: float = 1.0) -> float:
-    """Eq. 10 as a speedup: time per token with a draft model over that with streaming.
+    """Return eq. 10 as a speedup: time per token with a draft model over that with streaming.
 
-    advance = zeta / beta, tokens a verifying pass advances with the draft model over those with streaming;
+    advance = zeta / beta, the tokens that a verifying pass advances with the draft model over those with streaming;
     ratio = C_target / C_draft; cost = C_ss / C_target.
     """
     return (gamma / ratio + 1) / advance / cost
 
 
 def parity(ratio: float, gamma: int = GAMMA, cost: float = 1.0) -> float:
-    """zeta / beta at which both take the same time: 1.4 for gamma = 4, ratio 10 (ACL appendix N)."""
+    """Return the zeta / beta at which both take the same time: 1.4 for gamma = 4 and ratio 10 (ACL appendix N)."""
     return (gamma / ratio + 1) / cost
 
 
 class Figure20(Experiment):
-    """`figure-20`."""
+    """The experiment `figure-20`."""
 
     name = "figure-20"
     title = "speedup of streaming over a draft model, in theory (equation 10)"
@@ -35,11 +35,11 @@ class Figure20(Experiment):
     uses = ()
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Nothing is measured."""
+        """Return a single row, which always runs, since nothing is measured."""
         return [Part("the equation")]
 
     def run(self, bench: Bench) -> Result:
-        """A line for each ratio of target to draft latency, and where it crosses 1."""
+        """Draw a line for each ratio of target to draft latency, and find where it crosses 1."""
         columns = (Column("zeta / beta"), *(Column(f"ratio {r:g}", "times") for r in RATIOS))
         rows = tuple((a, *(streaming_over_draft(a, r) for r in RATIOS)) for a in ADVANCES)
         grid = Grid(

@@ -1,1 +1,1 @@
-"""The commands of `ssbench`, one a file. Each imports what it needs when it is called."""
+"""The commands of `ssbench`, one in each file. A command imports what it needs when it is called."""

@@ -45,13 +45,13 @@ def command(
     alone = len(specs) == 1
     broken = [spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone)]
     if len(specs) > 1:
-        failed = f"; not {', '.join(broken)}" if broken else ""
-        print(f"{len(specs) - len(broken)} of {len(specs)} methods hold{failed}")
+        failed = f"; these do not: {', '.join(broken)}" if broken else ""
+        print(f"{len(specs) - len(broken)} of {len(specs)} methods obey all laws{failed}")
     return 1 if broken else 0
 
 
 def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[MethodSpec]:
-    """What is asked for, or else what the plugin files define."""
+    """Return the methods that are asked for, or else those that the plugin files define."""
     from specbench_ss import registry
 
     if methods and all_:
@@ -64,12 +64,12 @@ def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[Method
     for spec in specs:
         registry.method_options(spec)
         if "weights" in spec.options:
-            raise UserError(f"{spec.label}: laws are tried on tiny models with random weights: leave the weights out")
+            raise UserError(f"{spec.label}: leave out the weights: laws are tried on tiny models with random ones")
     return specs
 
 
 def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool) -> bool:
-    """Check one method; a line for each law, and one for all. Where there is nothing to check, others go on."""
+    """Check one method and print a line for each law. A method with nothing to check does not stop the others."""
     from specbench_ss.testing import ARCHITECTURES, FEW, Kit
 
     try:
@@ -86,7 +86,7 @@ def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool) -> bo
     held, seconds = True, 0.0
     for result in kit.results():
         held, seconds = held and result.broken is None, seconds + result.seconds
-        partly = f" (but for some: {result.exempt})" if result.tried and result.exempt else ""
+        partly = f" (some shapes are exempt: {result.exempt})" if result.tried and result.exempt else ""
         told = f"{result.law.says}{partly}" if result.tried else result.exempt
         print(f"  {result.verdict:<8}{result.law.name:<14}{told}")
         if result.broken is not None:
@@ -102,9 +102,9 @@ def _effort(kit: Kit) -> str:
 
 
 def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], Decoder]]]:
-    """The method's examples; with options given, the first example's weights in that form.
+    """Return the method's examples; if options are given, only the first example's weights with these options.
 
-    What it gives raises UserError where the options do not fit, or need weights that only a model of the user's has.
+    What is returned raises UserError where the options do not fit, or need weights that only a model of the user's has.
     """
     from specbench_ss import registry
 
@@ -122,7 +122,7 @@ def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], 
 
 
 def references_of(specs: Sequence[MethodSpec]) -> set[str]:
-    """Methods whose output that of a registered one must equal, where one of these may be such a reference."""
+    """Return the methods that others must equal in output; none where all of `specs` are lossless."""
     from specbench_ss import registry
 
     if all(registry.method_class(spec.name).lossless for spec in specs):

@@ -1,4 +1,4 @@
-"""`ssbench methods`: what there is."""
+"""`ssbench methods`: list the decoding methods and their options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(plugin: Plugin = None) -> None:
 
 
 def promise(method: type[Decoder], options: Any) -> str:
-    """What its output is, by its own declaration."""
+    """Say what a method promises of its output."""
     if not method.lossless:
         return "may change the output"
     reference = method.reference_for(options).label

@@ -1,4 +1,4 @@
-"""`ssbench models`: which lie ready; whether a model and a method will work together, before weights are downloaded."""
+"""`ssbench models`: list the embedded models; check, before weights are downloaded, if a model and a method fit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check(
 
 
 def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline) -> int:
-    """By what the hub says of the drafter's repository."""
+    """Check the method with what the hub says of the drafter's repository."""
     from specbench_ss.models.hub_headers import fetch
 
     kind.check(options, outline)  # what cannot be a hub id is refused, and what is wrong with other options

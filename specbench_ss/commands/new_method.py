@@ -1,4 +1,4 @@
-"""`ssbench new-method`: a plugin package to begin with, which obeys all laws as it is written."""
+"""`ssbench new-method`: write a plugin package to begin with, whose method obeys all laws as it is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(
 
 
 def check_name(name: str) -> None:
-    """Raises UserError for a name that no method can have, or that one has already."""
+    """Raise UserError for a name that no method can have, or that is taken."""
     from specbench_ss import registry
 
     if not NAME.fullmatch(name):
@@ -49,7 +49,7 @@ def check_name(name: str) -> None:
 
 
 def write_package(name: str, folder: Path) -> None:
-    """Every template, filled in. Raises UserError where the folder is there and not empty, or cannot be written."""
+    """Fill in every template. Raises UserError where the folder exists and is not empty, or cannot be written."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     module = f"ssbench_{name.replace('-', '_')}"

@@ -1,4 +1,4 @@
-"""`ssbench paper`: the tables and figures of the papers, made again, beside their published numbers."""
+"""`ssbench paper`: make the tables and figures of the papers again, beside their published numbers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def command(
 
 
 def _check_used(experiment: Experiment, request: Request) -> None:
-    """Raises UserError for options that would change nothing."""
+    """Raise UserError for options that would change nothing."""
     given = [f.name for f in fields(Request) if getattr(request, f.name) != getattr(DEFAULT, f.name)]
     idle = ["--set" if n == "settings" else f"--{n.replace('_', '-')}" for n in given if n not in experiment.uses]
     if idle:
@@ -89,7 +89,7 @@ def _check_used(experiment: Experiment, request: Request) -> None:
 
 
 def _check_out(where: RunTarget) -> None:
-    """Raises UserError where there is something in the way, nothing to go on with, or nothing can be written."""
+    """Raise UserError where something is in the way, nothing can be resumed, or nothing can be written."""
     from specbench_ss.runs.run_directory import check_place
 
     there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
@@ -101,7 +101,7 @@ def _check_out(where: RunTarget) -> None:
 
 
 def _check_methods(experiment: Experiment, request: Request) -> None:
-    """Raises UserError where a --set is none, or where a run that would be made could not be."""
+    """Raise UserError where a --set is wrong, or where one of the runs could not be made."""
     from specbench_ss import registry
     from specbench_ss.benchmark import preflight
     from specbench_ss.benchmark.asked import read_settings
@@ -114,7 +114,7 @@ def _check_methods(experiment: Experiment, request: Request) -> None:
 
 
 def _list(request: Request) -> None:
-    """Every experiment with its rows: those that run, and what each other one lacks."""
+    """List every experiment with its rows: those that run, and what each of the others lacks."""
     from specbench_ss import registry
     from specbench_ss.results.experiment_output import status
 
@@ -126,7 +126,7 @@ def _list(request: Request) -> None:
 
 
 def _in_order(name: str) -> list[str]:
-    """Table 2 before table 10."""
+    """Return a sort key that puts table 2 before table 10."""
     return [part.zfill(6) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
@@ -163,7 +163,7 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
 
 
 def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
-    """What the experiment works with, and the names of the runs that it makes, as it makes them."""
+    """Return what the experiment works with, and the names of the runs that it makes, as it makes them."""
     from specbench_ss.runs.manifest_reading import MANIFEST
 
     runs: list[str] = []
@@ -188,7 +188,7 @@ def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
 
 
 def _about(experiment: Experiment, request: Request, runs: list[str]) -> dict[str, Any]:
-    """How the result was made. JSON-ready."""
+    """Say how the result was made, as JSON-ready data."""
     from specbench_ss import __version__
     from specbench_ss.runs.environment import environment
     from specbench_ss.runs.manifest import now
@@ -207,7 +207,7 @@ def _about(experiment: Experiment, request: Request, runs: list[str]) -> dict[st
 
 
 def _facts(about: dict[str, Any]) -> dict[str, str]:
-    """The same for people."""
+    """Say the same in texts for people."""
     here = about["environment"]
     gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
     packages = {k: v for k, v in here["packages"].items() if v}

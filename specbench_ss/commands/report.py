@@ -1,4 +1,4 @@
-"""`ssbench report`: write the report of a run that is already there."""
+"""`ssbench report`: write the report of an earlier run."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def command(
 
 
 def write_report(run: Run, name: str = "html", out: Path | None = None) -> Path:
-    """Write the report `name` of a run, into its directory unless `out` is given; returns where it is.
+    """Write the report `name` of a run, into its directory unless `out` is given; return its path.
 
-    Raises UserError where it cannot go there, or where no sample has been made yet.
+    Raises UserError where it cannot be written there, or where no sample has been made yet.
     """
     from specbench_ss.registry import load_report
 

@@ -1,4 +1,4 @@
-"""What `ssbench run` does once it knows what is wanted: check, load, run, tell."""
+"""What `ssbench run` does once it knows what is wanted: check, load, run, and print the results."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def describe(config: RunConfig, where: RunTarget) -> None:
 
 
 def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
-    """Make the run, print its tables, write its report."""
+    """Make the run, print its tables, and write its report."""
     measure(config, where)
     tell(where.out, open_report)
 
 
 def measure(config: RunConfig, where: RunTarget) -> None:
-    """Make the run, or go on with it, and show how far it is. The user's mistakes are found before it is measured."""
+    """Make the run, or resume it, and show its progress. The user's mistakes are found before anything is measured."""
     measuring.measure(_checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown)
 
 
@@ -66,7 +66,7 @@ def _checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
 
 @contextmanager
 def _shown(ready: Ready) -> Iterator[Events]:
-    """Notes, a title and the live display, on stderr."""
+    """Show notes, a title and the live display on stderr."""
     from specbench_ss.benchmark.progress import Progress
 
     console = Console(stderr=True)
@@ -91,7 +91,7 @@ def _decoding(config: RunConfig, data: SuiteData) -> str:
 
 
 def tell(out: Path, open_report: bool) -> None:
-    """The tables, the report, and where it all is. Exit code 1 where a method has no good sample."""
+    """Print the tables, write the report and print its path. Exit with code 1 where a method has no good sample."""
     from specbench_ss.results.terminal_table import print_tables
     from specbench_ss.runs.run_directory import read_run
 
@@ -109,7 +109,7 @@ def tell(out: Path, open_report: bool) -> None:
 
 
 def without_result(run: Run) -> dict[str, str]:
-    """Methods of which every sample failed, with the first error."""
+    """Return the methods of which every sample failed, with the first error."""
     good = {row.method for row in run.rows if row.ok}
     first: dict[str, str] = {}
     for row in run.rows:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a command tells it: one line that says how to go on, exit code 130."""
+"""What several commands share: the line that Ctrl-C ends with (exit code 130), and the option --plugin."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rich.markup import escape
 
 
 def interrupted(rest: str) -> typer.Exit:
-    """What to raise, once the line has been printed. rest: of the line."""
+    """Print the line that says how to go on, and return the exception to raise. rest: the rest of that line."""
     print(f"\nssbench: interrupted{rest}", file=sys.stderr)
     return typer.Exit(130)
 
 
 def to_go_on(out: Path) -> str:
-    """'; to go on: COMMAND' where there is something to go on with."""
+    """Return '; to go on: COMMAND' where there is something to go on with, else ''."""
     begun = out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())
     return f"; to go on: {resume_line(out)}" if begun else ""
 
 
 def resume_line(out: Path) -> str:
-    """This command line, with where it went and --resume."""
+    """Return this command line with --resume and with --out, the folder that it wrote to."""
     arguments = list(sys.argv[1:])
     if "--resume" not in arguments:
         arguments.append("--resume")
@@ -34,7 +34,7 @@ def resume_line(out: Path) -> str:
 
 
 def literal(command: Any) -> Any:
-    """A click command, once every bracket in its texts, its parameters' and its commands' is shown as it is."""
+    """Make the help texts of a click command, its parameters and its commands show every bracket literally."""
     for part in (command, *command.params):
         if getattr(part, "help", None):
             part.help = escape(part.help)
@@ -44,7 +44,10 @@ def literal(command: Any) -> Any:
 
 
 def _load(ctx: typer.Context, given: Any) -> Any:
-    """Option callback: the files' methods are registered before the command begins. -> tuple of `PluginFile`."""
+    """Register the methods of the files before the command begins.
+
+    Returns a tuple of `PluginFile`; an option callback.
+    """
     if ctx.resilient_parsing:
         return given
     from specbench_ss.plugin_file import load_plugin

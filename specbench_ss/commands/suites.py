@@ -1,4 +1,4 @@
-"""`ssbench suites`: list them, download their data."""
+"""`ssbench suites`: list the suites, and download their data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`ssbench train`: a command for every registered trainer, with the options of all of them and its own.
+"""`ssbench train`: a command for every registered trainer, with the common options and the trainer's own.
 
-The trainers' own options come from their `Options` dataclasses, which are loaded when a trainer is named.
+A trainer's own options come from its `Options` dataclass, which is loaded when the trainer is named.
 """
 
 from __future__ import annotations
@@ -142,11 +142,11 @@ def options(
         bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)
     ] = DEFAULT.trust_remote_code,
 ) -> None:
-    """The options that every trainer has."""
+    """Declare the options that every trainer has."""
 
 
 class _Trainers(TyperGroup):
-    """The registered trainers as commands; each is loaded when it is named."""
+    """The registered trainers as commands. Each is loaded when it is named."""
 
     listed: Mapping[str, type[Trainer]] = MappingProxyType({})
 
@@ -220,7 +220,7 @@ def _own_options(kind: type[Any], name: str) -> list[inspect.Parameter]:
 
 
 def _parameter(field: dataclasses.Field[Any], kind: Any, bounds: Bounds | None, panel: str) -> inspect.Parameter:
-    """A field of an Options dataclass as an option. metadata: help; flag, in place of the one made of the name."""
+    """Turn a field of an Options dataclass into an option. metadata: help, and flag in place of the field's name."""
     help = " ".join([str(field.metadata.get("help", "")), *([f"({bounds})"] if bounds else [])])
     flags: list[str] = [field.metadata["flag"]] if "flag" in field.metadata else []
     option: Callable[..., Any] = typer.Option

@@ -1,4 +1,4 @@
-"""What `ssbench tune` does once it knows what is wanted: check, load, measure, write, tell."""
+"""What `ssbench tune` does once it knows what is wanted: check, load, measure, write, and print the outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEW = 4  # prompts per task, unless they come from a file of the user's
 
 
 def run(config: TuneConfig, out: Path | None) -> None:
-    """Tune, write the preset, print what was tried. The user's mistakes are found before anything is measured."""
+    """Tune, write the preset, and print what was tried. The user's mistakes are found before anything is measured."""
     from specbench_ss.benchmark.quiet_timing import frozen_heap
     from specbench_ss.benchmark.requests import check_room
     from specbench_ss.models.chat_templates import check_template
@@ -65,7 +65,7 @@ def run(config: TuneConfig, out: Path | None) -> None:
         categories = [question.category for question in asked.questions]
         tuned = tune(bench, config.method, categories, config.budget, config.seed, progress)
     if tuned.interrupted and not (tuned.search.labels() or tuned.confirmation.labels()):
-        raise interrupted("; nothing was measured until then, no preset is written")
+        raise interrupted("; nothing was measured before that, so no preset is written")
     print_tuned(tuned, Console())
     _write(path, tuned, bench, target, asked, config)
     _tell(tuned, path, bench.decoder(config.method).lossless, config.plugin)
@@ -78,7 +78,7 @@ def _check_method(spec: MethodSpec) -> None:
 
 
 def _outline(config: TuneConfig) -> Outline:
-    """The model without its weights, with which the method could decode."""
+    """Return the model's outline, without weights, after a check that the method could decode with it."""
     model = {name: getattr(config, name) for name in ("model", "trust_remote_code", "chat_template")}
     return preflight.check_methods(RunConfig((config.method,), **model))
 
@@ -118,7 +118,7 @@ def _write(path: Path, tuned: Tuned, bench: DecoderBench, target: Target, asked:
 
 
 def _tell(tuned: Tuned, path: Path, lossless: bool, plugin: Sequence[PluginFile] = ()) -> None:
-    """What came of it, and last what to do."""
+    """Print the outcome, and last what to do."""
     from specbench_ss.tuning.preset_content import sentence
 
     files = [word for file in plugin for word in ("--plugin", file.file)]
@@ -133,6 +133,6 @@ def _tell(tuned: Tuned, path: Path, lossless: bool, plugin: Sequence[PluginFile]
 
 
 def default_out(method: str, model: str, device: str) -> Path:
-    """METHOD-MODEL-DEVICE.yaml here, with only plain characters."""
+    """Return METHOD-MODEL-DEVICE.yaml in the current folder, with plain characters only."""
     parts = (method, Path(model).name or model, device)
     return Path("-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") or "x" for part in parts) + ".yaml")

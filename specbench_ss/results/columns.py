@@ -1,4 +1,4 @@
-"""What the frames of a run hold, column by column: the one schema, which docs/api.md repeats and a test compares.
+"""The columns of a run's frames. This is the one schema, which docs/api.md repeats; a test compares the two.
 
 Names and meanings are stable. A dtype is pandas' nullable one, so a missing value is `pandas.NA`; `object` columns hold
 tuples or lists.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a frame. unit: '' where it has none. meaning: for whoever reads the frame without the code."""
+    """A column of a frame. unit: '' where it has none. meaning: for readers of the frame who do not know the code."""
 
     name: str
     dtype: str
@@ -20,7 +20,7 @@ class Column:
 
 
 def _columns(*lines: str) -> tuple[Column, ...]:
-    """Columns from 'name | dtype | unit | meaning'."""
+    """Make columns from lines of the form 'name | dtype | unit | meaning'."""
     return tuple(Column(*(part.strip() for part in line.split("|"))) for line in lines)
 
 

@@ -1,6 +1,6 @@
-"""What an experiment of a paper is to the core: rows that can run or lack one thing, and a result to show.
+"""What the core knows of an experiment of a paper: rows that can run or lack one thing, and a result to show.
 
-Knows no paper and no method by name. Light: imports nothing heavy.
+This module knows no paper and no method by name, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Mark = Literal["plain", "accepted", "rejected", "next"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked of an experiment; the names are those of `RunConfig`. limit None = the experiment's own.
+    """What the user asked of an experiment. The names are those of `RunConfig`. limit: None takes the experiment's own.
 
     settings: METHOD.OPTION=VALUE, as `ssbench run --set` takes them.
     """
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row of an experiment. missing: the one thing that it lacks, for people; '' = it runs."""
+    """One row of an experiment. missing: says what the row lacks in order to run; '' where it can run."""
 
     name: str
     missing: str = ""
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a grid. form: how its numbers are written; digits after the point."""
+    """A column of a grid. form: how its numbers are written. digits: number of digits after the point."""
 
     title: str
     form: Form = "number"
@@ -58,7 +58,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table: rows of raw values, None where there is none. name: plain characters, it becomes a file name."""
+    """A table: rows of raw values, with None for a missing one. name: becomes a file name, so plain characters only."""
 
     name: str
     columns: tuple[Column, ...]
@@ -73,7 +73,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A Plotly figure. label: what a screen reader says instead; grid: the numbers drawn."""
+    """A Plotly figure. label: what a screen reader says instead. grid: the numbers that are drawn."""
 
     name: str
     title: str
@@ -94,7 +94,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an experiment found. lines: marked text, a line each, for what is read and not tabulated."""
+    """What an experiment found. lines: lines of marked text, for what is read rather than tabulated."""
 
     grids: tuple[Grid, ...] = ()
     plots: tuple[Plot, ...] = ()
@@ -102,7 +102,7 @@ class Result:
     notes: tuple[str, ...] = ()
 
     def all_grids(self) -> list[Grid]:
-        """The tables, then the numbers of the plots where no table has them."""
+        """Return the tables, then the grids of those plots whose numbers are in no table."""
         return [*self.grids, *(p.grid for p in self.plots if p.grid not in self.grids)]
 
 
@@ -110,8 +110,8 @@ class Result:
 class Bench:
     """What an experiment works with while it runs.
 
-    measure(config, name): make (or go on with) the run in the folder out/name, and read it. target(): the model,
-    loaded. folder: for what else the experiment leaves behind. log: progress, for people.
+    measure(config, name): makes (or resumes) the run in the folder out/name, and reads it. target(): returns the loaded
+    model. folder: for what else the experiment leaves behind. log: takes progress messages for people.
     """
 
     request: Request
@@ -122,7 +122,10 @@ class Bench:
 
 
 class Experiment(ABC):
-    """Entry-point group `specbench_ss.experiments`. One table or figure."""
+    """One table or figure of a paper.
+
+    Experiments are found through the entry-point group `specbench_ss.experiments`.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -132,12 +135,12 @@ class Experiment(ABC):
 
     @abstractmethod
     def parts(self, request: Request) -> Sequence[Part]:
-        """Every row, and what it lacks with this request. Loads no model."""
+        """Return every row with what it lacks for this request. Loads no model."""
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """The runs that it would make, by the name of their folder; empty where it makes none."""
+        """Return the runs that it would make, by the name of their folder; empty where it makes none."""
         return {}
 
     @abstractmethod
     def run(self, bench: Bench) -> Result:
-        """Make it. Raises UserError where nothing of it can run."""
+        """Make the table or figure. Raises UserError where no part of it can run."""

@@ -1,4 +1,4 @@
-"""What an experiment found, in the terminal and as files. Knows no experiment by name."""
+"""Show what an experiment found, in the terminal and as files. No experiment is known by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BRACKETS: dict[Mark, tuple[str, str]] = {  # where there are no colours
 
 
 def cell(value: Value, column: Column) -> str:
-    """A value as it is read."""
+    """Return a value as text for people."""
     if value is None:
         return MISSING
     if isinstance(value, str):
@@ -43,7 +43,7 @@ def cell(value: Value, column: Column) -> str:
 
 
 def print_result(result: Result, console: Console) -> None:
-    """Lines, tables, notes."""
+    """Print the lines, tables and notes of a result."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     for line in result.lines:
@@ -55,7 +55,7 @@ def print_result(result: Result, console: Console) -> None:
 
 
 def marked(line: Sequence[Span], colours: bool) -> Text:
-    """Accepted green, rejected red and struck out, the next token bold; with brackets where there are no colours."""
+    """Show accepted text green, rejected text red and struck out, the next token bold; use brackets without colours."""
     text = Text()
     for span in line:
         before, after = ("", "") if colours else BRACKETS[span.mark]
@@ -76,7 +76,7 @@ def _table(grid: Grid) -> Table:
 
 
 def status(parts: Sequence[Part]) -> list[str]:
-    """'runs: a, b' and, for each missing piece, 'needs X: c, d'."""
+    """Return 'runs: a, b' and, for each missing piece X, 'needs X: c, d'."""
     lacking: dict[str, list[str]] = {}
     for part in parts:
         lacking.setdefault(part.missing, []).append(part.name)
@@ -85,7 +85,7 @@ def status(parts: Sequence[Part]) -> list[str]:
 
 
 def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list[Path]:
-    """table.csv (and NAME.csv for each further table) and result.json; returns where. Raises UserError."""
+    """Write table.csv (and NAME.csv for each further table) and result.json; return their paths. Raises UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         paths = []

@@ -1,4 +1,4 @@
-"""A run as pandas frames, each with the columns of `specbench_ss.results.columns`, whatever the run holds."""
+"""A run as pandas frames. Each has the columns of `specbench_ss.results.columns`, whatever the run holds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERDICTS = {  # column -> what it counts
 
 
 def frame(columns: Sequence[Column], records: Iterable[Any], value: Callable[[Any, str], Any]) -> pd.DataFrame:
-    """A row for each record; value: of a record in the column of that name, None for a missing one."""
+    """Return a frame with a row for each record. value(record, column name): the cell, None for a missing one."""
     rows = list(records)
     return pd.DataFrame({c.name: _series(c, [value(row, c.name) for row in rows]) for c in columns})
 
@@ -38,12 +38,12 @@ def _series(column: Column, values: list[Any]) -> pd.Series:
 
 
 def samples(run: Run) -> pd.DataFrame:
-    """One row a sample, failed ones included."""
+    """Return one row for each sample, failed ones included."""
     return frame(SAMPLES, run.rows, getattr)
 
 
 def steps(run: Run) -> pd.DataFrame:
-    """One row a step, in the order in which they were made."""
+    """Return one row for each step, in the order in which the steps were made."""
     category = _categories(run)
 
     def value(row: StepRow, name: str) -> Any:
@@ -55,7 +55,7 @@ def steps(run: Run) -> pd.DataFrame:
 
 
 def sameness(run: Run) -> pd.DataFrame:
-    """One row a comparison of an answer with that of its reference."""
+    """Return one row for each comparison of an answer with that of its reference."""
     category = _categories(run)
 
     def value(row: Sameness, name: str) -> Any:
@@ -69,7 +69,7 @@ def _categories(run: Run) -> dict[Any, str]:
 
 
 def summary(run: Run) -> pd.DataFrame:
-    """One row for each task and method, `overall` first: the rows that the terminal's table and the report show."""
+    """Return one row for each task and method, `overall` first: the rows of the terminal's table and of the report."""
     config = run.manifest["config"]
 
     def value(row: SummaryRow, name: str) -> Any:
@@ -79,7 +79,7 @@ def summary(run: Run) -> pd.DataFrame:
 
 
 def summary_value(row: SummaryRow, name: str) -> Any:
-    """A column of the summary: the row's own field, an end of one of its intervals, or the count of a verdict."""
+    """Return a cell of the summary: a field of the row, an end of one of its intervals, or the count of a verdict."""
     if name in VERDICTS:
         return row.sameness.get(VERDICTS[name], 0)
     stem, _, end = name.rpartition("_")
@@ -90,12 +90,12 @@ def summary_value(row: SummaryRow, name: str) -> Any:
 
 
 def tokens_per_step(steps: pd.DataFrame) -> pd.DataFrame:
-    """method, tokens, steps, share: how often a step of the method kept so many tokens."""
+    """Return method, tokens, steps and share: how often a step of the method kept this many tokens."""
     counted = steps.groupby(["method", "tokens"]).size().rename("steps").reset_index()
     counted["share"] = counted["steps"] / counted.groupby("method")["steps"].transform("sum")
     return counted
 
 
 def median_step_ms(steps: pd.DataFrame) -> dict[str, float]:
-    """Median milliseconds of a step, by method."""
+    """Return the median milliseconds of a step, by method."""
     return {str(method): float(ms) for method, ms in (steps.groupby("method")["total_s"].median() * 1000).items()}

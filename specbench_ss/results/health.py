@@ -27,7 +27,7 @@ CHECKS: dict[str, Check] = {  # what must not be, in words, and how to see it
     "more accepted than the depth of the draft": lambda r, s: any(x.accepted > x.depth for x in s),
     "more accepted than drafted": lambda r, s: any(x.accepted > x.nodes for x in s),
     "more nodes verified than drafted": lambda r, s: any(x.verified > x.nodes for x in s),
-    "a step kept more tokens than it accepted and one": lambda r, s: any(x.tokens > x.accepted + 1 for x in s),
+    "a step kept more tokens than it accepted plus one": lambda r, s: any(x.tokens > x.accepted + 1 for x in s),
     "a negative time": lambda r, s: any(min(_parts(x), default=0) < 0 or x.total_s < 0 for x in s),
     "the parts of a step exceed its time": lambda r, s: any(sum(_parts(x)) > 1.01 * x.total_s + CLOCKS for x in s),
     "steps and prefill do not add up to the wall time": lambda r, s: (
@@ -41,7 +41,7 @@ def _parts(step: Step) -> tuple[float, ...]:
 
 
 def impossible(rows: Sequence[Row], steps: Mapping[Key, Sequence[Step]]) -> list[str]:
-    """Samples whose numbers contradict each other."""
+    """Report samples whose numbers contradict each other."""
     found = []
     for text, broken in CHECKS.items():
         bad = [row for row in rows if broken(row, steps.get(row.key, ()))]
@@ -53,10 +53,11 @@ def impossible(rows: Sequence[Row], steps: Mapping[Key, Sequence[Step]]) -> list
 def too_fast(
     speedup: float | None, interval: Interval | None, tau: float | None, equally_long: bool = True
 ) -> list[str]:
-    """At batch 1 a step of a method costs no less than the reference's, so tau bounds the speedup.
+    """Report a speedup above tau: at batch 1 no step of a method costs less than the reference's, so tau bounds it.
 
-    Only where the answers are as long as the reference's: in longer ones prefill weighs less. The whole interval must
-    lie above tau; where there is none, the speedup must exceed it by more than times of the same work may spread.
+    This is checked only where the answers are as long as the reference's: in longer ones prefill weighs less. The whole
+    interval must lie above tau; where there is none, the speedup must exceed tau by more than times of the same work
+    may spread.
     """
     if tau is None or speedup is None or not equally_long:
         return []
@@ -69,13 +70,16 @@ def too_fast(
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
-    """Failed samples, with the first one's error."""
+    """Report how many samples failed, with the first one's error."""
     bad = [row for row in rows if not row.ok]
     return [f"failed: {_samples(bad)}: {bad[0].error}"] if bad else []
 
 
 def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
-    """Answers that should be the reference's and are not. In half precision a near-tie is no news."""
+    """Report answers that should equal the reference's and do not.
+
+    In half precision near-ties are expected and left out.
+    """
     exact = dtype in ("float32", "float64")
     told = ("mismatch", "length", "near-tie") if exact else ("mismatch", "length")
     total = sum(verdicts.values())
@@ -83,12 +87,12 @@ def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
 
 
 def unsteady(unstable: bool) -> list[str]:
-    """Times that spread, as `unstable` found."""
+    """Report times that spread, as `unstable` found."""
     return ["unstable: times of the same work differ by more than a tenth"] if unstable else []
 
 
 def unfinished(run: Run) -> str:
-    """'not complete (interrupted): 3 of 8 samples'; '' for a complete run."""
+    """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run."""
     status, made = run.manifest["status"], len(run.rows)
     if status == "complete" and made >= run.samples:
         return ""
@@ -97,10 +101,10 @@ def unfinished(run: Run) -> str:
 
 
 def unstable(rows: Sequence[Row], equal_steps: bool) -> bool:
-    """Whether times of the same work spread by more than a tenth.
+    """Say whether times of the same work spread by more than a tenth.
 
-    The same work: repeats of a prompt that gave the same tokens; where every step does equal work (the reference),
-    also the step times of different samples, their outer quarters left out.
+    The same work is repeats of a prompt that gave the same tokens. Where every step does equal work (the reference), it
+    is also the step times of different samples, without their outer quarters.
     """
     repeats: dict[tuple[str, int, tuple[int, ...]], list[float]] = defaultdict(list)
     for row in rows:

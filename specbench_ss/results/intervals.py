@@ -1,6 +1,6 @@
-"""Bootstrap intervals of paired comparisons. Knows arrays, not methods. The reasoning: docs/metrics.md.
+"""Bootstrap intervals of paired comparisons. docs/metrics.md gives the reasons. Only arrays are known, no methods.
 
-Questions are resampled, whole: their turns and repeats are not independent of each other.
+Whole questions are resampled, since their turns and repeats are not independent of each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMING_FLOOR = 0.01  # what one process cannot see of itself: clocks, memory lay
 
 
 def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_tokens: Floats) -> Interval | None:
-    """95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
+    """Return the 95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
 
     def log_ratio(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Floats:
         sums = [np.log(x.sum(axis)) for x in (a, b, c, d)]
@@ -41,7 +41,7 @@ def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_token
 
 
 def mean_interval(differences: Floats) -> Interval | None:
-    """95% interval of the mean of paired differences, one a question [n]; None below FEWEST."""
+    """Return the 95% interval of the mean of paired differences, one a question [n]; None below FEWEST."""
 
     def mean(x: Floats, axis: int = -1) -> Floats:
         return np.asarray(x.mean(axis))
@@ -50,7 +50,7 @@ def mean_interval(differences: Floats) -> Interval | None:
 
 
 def bootstrap(statistic: Callable[..., Floats], *samples: Floats) -> Interval | None:
-    """BCa interval (percentile where BCa is degenerate), widened to hold for few questions; None below FEWEST."""
+    """Return the BCa interval (percentile where BCa is degenerate), widened for few questions; None below FEWEST."""
     n = len(samples[0])
     if n < FEWEST:
         return None
@@ -63,13 +63,13 @@ def bootstrap(statistic: Callable[..., Floats], *samples: Floats) -> Interval | 
 
 
 def widening(n: int) -> float:
-    """How much to widen an interval of n points: Student's t over the normal, n over n - 1, and the safety margin."""
+    """Return the factor to widen an interval of n points by: Student's t over the normal, n over n - 1, the margin."""
     upper = (1 + LEVEL) / 2
     return SAFETY * float(stats.t.ppf(upper, n - 1) / stats.norm.ppf(upper)) * math.sqrt(n / (n - 1))
 
 
 def compare(interval: Interval | None) -> Comparison:
-    """How a method compares with the reference, by the interval of its speedup."""
+    """Say how a method compares with the reference, by the interval of its speedup."""
     if interval is None:
         return "too few"
     if interval[0] <= 1 <= interval[1]:

@@ -10,24 +10,24 @@ MOST_DIGITS = 17  # of a float
 
 
 def number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """'1,234.50 ms'; a dash for what is unknown."""
+    """Return a number as in '1,234.50 ms'; a dash for what is unknown."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{value:,.{digits}f}{unit}"
 
 
 def times(value: float | None) -> str:
-    """A speedup: '1.84×'."""
+    """Return a speedup as in '1.84×'."""
     return number(value, 2, "×")
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A share of 1 as '43%'."""
+    """Return a share of 1 as in '43%'."""
     return number(None if value is None else 100 * value, digits, "%")
 
 
 def scientific(value: float | None, digits: int = 3) -> str:
-    """'4.096E4', as the papers print parameter counts; a dash for what is unknown."""
+    """Return a number as in '4.096E4', as the papers print parameter counts; a dash for what is unknown."""
     if value is None or not math.isfinite(value):
         return MISSING
     mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
@@ -35,7 +35,7 @@ def scientific(value: float | None, digits: int = 3) -> str:
 
 
 def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 1) -> str:
-    """'1.71–1.97'; with a longer separator where a bound is negative. line: see `end`."""
+    """Return bounds as in '1.71–1.97', with a longer separator where one is negative. line: see `end`."""
     if bounds is None:
         return ""
     between = " to " if bounds[0] < 0 else "–"
@@ -43,14 +43,14 @@ def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 
 
 
 def end(bound: float, digits: int = 2, line: float = 1) -> str:
-    """An end of an interval, with as many digits more as show on which side of `line` it lies: '1.004'."""
+    """Return an end of an interval, with enough digits to show on which side of `line` it lies: '1.004'."""
     while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
         digits += 1
     return number(bound, digits).replace("-", "−")
 
 
 def parameters(count: int) -> str:
-    """'12.3 M parameters'."""
+    """Return a count as in '12.3 M parameters'."""
     for unit, scale in (("B", 1e9), ("M", 1e6)):
         if count >= scale:
             return f"{count / scale:.1f} {unit} parameters"
@@ -58,12 +58,12 @@ def parameters(count: int) -> str:
 
 
 def title(name: str) -> str:
-    """'math_reasoning' -> 'math reasoning'."""
+    """Return a name as a title: 'math_reasoning' becomes 'math reasoning'."""
     return name.replace("_", " ")
 
 
 def sameness(verdicts: Mapping[str, int]) -> str:
-    """Verdicts on many answers in a few words, the worst first: 'identical', '2 near-ties of 80'."""
+    """Return the verdicts on many answers in a few words, the worst first: 'identical', or '2 near-ties of 80'."""
     total = sum(verdicts.values())
     if not total:
         return MISSING

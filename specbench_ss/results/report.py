@@ -1,4 +1,4 @@
-"""What a report is to the core: something that turns a finished run into a file. Knows no report by name."""
+"""What the core knows of a report: something that turns a finished run into a file. No report is known by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Report(ABC):
-    """Entry-point group `specbench_ss.reports`."""
+    """A kind of report. Reports are found through the entry-point group `specbench_ss.reports`."""
 
     name: ClassVar[str]
     summary: ClassVar[str]

@@ -1,4 +1,4 @@
-"""A run directory for whoever goes on computing with it: its frames and its manifest."""
+"""A run directory's frames and manifest, for further computation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class RunResults:
-    """What a run directory holds, as `load_run` and `run` give it. Frames are made when they are first asked for.
+    """What a run directory holds, as `load_run` and `run` return it. Frames are made when they are first asked for.
 
-    path: the directory. manifest: who was measured on what, with which settings, in which environment. unfinished: ''
-    for a complete run, else what it is instead. Columns of the frames: docs/api.md.
+    path: the directory. manifest: which methods were measured, on what, with which settings, in which environment.
+    unfinished: '' for a complete run, else a text that says what is missing. docs/api.md lists the columns of the
+    frames.
     """
 
     def __init__(self, run: Run) -> None:
@@ -34,21 +35,21 @@ class RunResults:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row a sample: a method's answer to one prompt, with its counts and times."""
+        """One row for each sample: a method's answer to one prompt, with its counts and times."""
         from specbench_ss.results import frames
 
         return frames.samples(self._run)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row a decoding step, with its counts and the parts of its time."""
+        """One row for each decoding step, with its counts and the parts of its time."""
         from specbench_ss.results import frames
 
         return frames.steps(self._run)
 
     @cached_property
     def sameness(self) -> pd.DataFrame:
-        """One row an answer that was held against its reference's, with the verdict."""
+        """One row for each answer that was compared with its reference's, with the verdict."""
         from specbench_ss.results import frames
 
         return frames.sameness(self._run)
@@ -61,7 +62,7 @@ class RunResults:
 
 
 def load_run(path: str | Path) -> RunResults:
-    """What is committed in a run directory, whether the run is finished or not; nothing in it is changed.
+    """Read what is committed in a run directory, whether the run is finished or not. Nothing in it is changed.
 
     Raises UserError where `path` is no run directory, or a damaged one.
     """

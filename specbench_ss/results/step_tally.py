@@ -1,4 +1,4 @@
-"""Counts and times over the steps of some samples. Definitions: docs/metrics.md."""
+"""Counts and times over the steps of some samples. docs/metrics.md has the definitions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Tally:
 
     @property
     def tau(self) -> float | None:
-        """All tokens that steps produced / all steps."""
+        """Return all tokens that steps produced over all steps."""
         return self._per_step("tokens")
 
     @property
     def step_s(self) -> float | None:
-        """Mean seconds of a step."""
+        """Return the mean seconds of a step."""
         return self._per_step("total_s")
 
     def columns(self) -> dict[str, Any]:
-        """The part of a SummaryRow that needs nothing but the steps."""
+        """Return the part of a SummaryRow that is computed from the steps alone."""
         step_s, parts = self.step_s, {name: self._per_step(name) for name in PARTS}
         at, at_n, given, given_n = self.acceptance()
         depth = sum(s.depth for s in self.steps)
@@ -53,7 +53,7 @@ class Tally:
         }
 
     def acceptance(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
-        """(at, n of at, given, n of given): by draft position, as far as a position was ever reached."""
+        """Return (at, n of at, given, n of given) by draft position, as far as any draft reached."""
         at, at_n, given, given_n = [], [], [], []
         for position in range(1, max((s.depth for s in self.steps), default=0) + 1):
             drafted = [s.accepted for s in self.steps if s.depth >= position]
@@ -71,7 +71,7 @@ class Tally:
 
 
 def tally(rows: Sequence[Row], steps_by_sample: Mapping[Key, Sequence[Step]]) -> Tally:
-    """The tally of these samples."""
+    """Return the tally of these samples."""
     of_each = [steps_by_sample.get(row.key, ()) for row in rows]
     return Tally(
         samples=len(rows),

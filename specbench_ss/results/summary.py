@@ -1,7 +1,7 @@
-"""From a run's rows to the numbers in the tables. Every definition: docs/metrics.md. Knows no method by name.
+"""From a run's rows to the numbers in the tables. docs/metrics.md has every definition. No method is known by name.
 
 A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
-answered count; n says how many those are. Questions are what intervals resample.
+answered count, and n says how many those are. Intervals resample questions.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ OVERALL = "overall"
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """One method on one category (or `overall`). Times in seconds; None where there is nothing to compute it from.
+    """One method on one category (or `overall`).
 
-    n_prompts, n_questions: what is paired with the reference; n_failed: its own failed samples.
-    step_s and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s.
-    speedup = tau * step_ratio * residual, where step_ratio is the reference's step time over the method's.
-    reference: the method whose output it must equal. Where that is not the run's reference, since the method changes
-    the model, reference_speedup and reference_interval are against it. reference_of: the methods held against this
-    one, where it is not the run's reference.
-    acceptance_at[i], acceptance_given[i] are those of draft position i + 1; the _n are their denominators.
-    target_calls, draft_calls, tokens, prefill_s: means over samples. peak_memory_bytes: of the sample that took most.
+    Times are in seconds; None means that there is nothing to compute from.
+
+    n_prompts, n_questions: how many are paired with the reference. n_failed: the method's own failed samples. step_s
+    and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s. speedup =
+    tau * step_ratio * residual, where step_ratio is the reference's step time over the method's. reference: the method
+    whose output it must equal. Where that is not the run's reference, since the method changes the model,
+    reference_speedup and reference_interval compare with it. reference_of: the methods that are compared with this one,
+    where it is not the run's reference. acceptance_at[i] and acceptance_given[i] belong to draft position i + 1; the _n
+    are their denominators. target_calls, draft_calls, tokens, prefill_s: means over samples. peak_memory_bytes: of the
+    sample that took most.
     """
 
     category: str
@@ -82,12 +84,12 @@ class SummaryRow:
     health: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the row as JSON-ready data."""
         return asdict(self)
 
 
 def summarise(run: Run) -> list[SummaryRow]:
-    """A row for every method on `overall`, then on each category, in the order in which they were asked for."""
+    """Return a row for every method on `overall`, then on each category, in the order in which they were asked for."""
     chosen = [OVERALL, *run.categories]
     return [_summary(run, label, category) for category in chosen for label in run.labels]
 
@@ -146,18 +148,18 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
 
 
 def _method(run: Run, label: str) -> dict[str, Any]:
-    """Its entry in the manifest."""
+    """Return the method's entry in the manifest."""
     return next(m for m in run.manifest["methods"] if m["label"] == label)
 
 
 def _held_against(run: Run, label: str) -> tuple[str, ...]:
-    """Methods whose output must equal this one's, unless it is the run's reference."""
+    """Return the methods whose output must equal this one's; none for the run's reference."""
     methods = [] if label == REFERENCE else run.manifest["methods"]
     return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])
 
 
 def _paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The samples of both that are good on both sides, in the same order."""
+    """Return the samples of both that succeeded on both sides, in the same order."""
 
     def good(rows: Sequence[Row]) -> dict[tuple[str, int, int], Row]:
         return {(r.question_id, r.turn, r.repeat): r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
@@ -181,32 +183,32 @@ class _Times:
         self.ref_s, self.ref_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
 
     def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Sums over each question's turns: reference seconds and tokens, own seconds and tokens, [questions] each."""
+        """Return each question's sums: reference seconds and tokens, own seconds and tokens, [questions] each."""
         columns = (self.ref_s, self.ref_tokens, self.own_s, self.own_tokens)
         a, b, c, d = (_grouped(self._question, x, len(self.questions)) for x in columns)
         return a, b, c, d
 
     def speedup(self) -> float | None:
-        """Seconds per token, the reference's over the method's, each a ratio of sums."""
+        """Return seconds per token, the reference's over the method's, each a ratio of sums."""
         a, b, c, d = (float(x.sum()) for x in self.by_question())
         return a / b / (c / d) if b and c and d else None
 
     def interval(self) -> Interval | None:
-        """Of speedup()."""
+        """Return the 95% interval of `speedup`."""
         return speedup_interval(*self.by_question())
 
     def equally_long(self) -> bool:
-        """Whether the answers to every prompt have as many tokens as the reference's."""
+        """Say whether the answers to every prompt have as many tokens as the reference's."""
         return bool(np.array_equal(self.own_tokens, self.ref_tokens))
 
     def geomean(self) -> float | None:
-        """Geometric mean over prompts of the ratio of seconds per token."""
+        """Return the geometric mean over prompts of the ratio of seconds per token."""
         if not len(self.own_s):
             return None
         return float(np.exp(np.log(self.ref_s / self.ref_tokens * self.own_tokens / self.own_s).mean()))
 
     def specbench(self) -> float | None:
-        """Spec-Bench's formula: mean over questions of tokens per second, over the reference's mean."""
+        """Return Spec-Bench's speedup: the mean over questions of tokens per second, over the reference's mean."""
         a, b, c, d = self.by_question()
         return float((d / c).mean() / (b / a).mean()) if len(a) else None
 
@@ -217,12 +219,12 @@ def _means(rows: Sequence[Row], at: Any, name: str) -> Floats:
 
 
 def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
-    """Sums of the values with the same number in `at`."""
+    """Return the sums of the values that have the same number in `at`."""
     return np.bincount(at, values, groups).astype(np.float64)
 
 
 def _quality(own: Sequence[Row], ref: Sequence[Row], label: str) -> dict[str, Any]:
-    """Mean quality, and the mean paired difference to the reference: means of question means."""
+    """Return mean quality and its mean paired difference to the reference, both as means of question means."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for a, b in zip(own, ref, strict=True):
         if a.quality is not None and b.quality is not None:

@@ -1,4 +1,4 @@
-"""The tables that end a run in the terminal: every task, then all of them together."""
+"""The tables that end a run in the terminal: one of every task, then one of all tasks together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Line = dict[str, str]  # cells by column
 
 
 def print_tables(run: Run, console: Console) -> None:
-    """Both tables, and what the reader must know about them."""
+    """Print both tables, and notes on how to read them and on what is wrong."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     rows, config = summarise(run), run.manifest["config"]
@@ -44,7 +44,9 @@ def print_tables(run: Run, console: Console) -> None:
     console.rule(f"[bold]Overall, {len(groups)} tasks{often}[/]" if len(groups) > 1 else f"[bold]Overall{often}[/]")
     left_out |= _print(console, "", COLUMNS, [[_line(row, config) for row in overall]])
     if left_out:
-        console.print(f"left out of a table for want of width, but in the report: {', '.join(left_out)}", style="dim")
+        console.print(
+            f"not shown since the terminal is too narrow (see the report): {', '.join(left_out)}", style="dim"
+        )
     for note in notes(rows, config, short=True):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for row in overall:
@@ -63,7 +65,7 @@ def _point_out(console: Console, text: str) -> None:
 
 
 def _print(console: Console, name: str, columns: Sequence[str], groups: Sequence[Sequence[Line]]) -> dict[str, None]:
-    """A table with as many of the columns as there is room for; returns those left out."""
+    """Print a table with as many of the columns as there is room for; return those left out."""
     left_out: dict[str, None] = {}
     for column in ("", *DISPENSABLE):
         left_out |= {column: None} if column else {}
@@ -81,7 +83,7 @@ def _print(console: Console, name: str, columns: Sequence[str], groups: Sequence
 
 
 def _width(columns: Sequence[str], lines: Sequence[Line]) -> int:
-    """Cells that a table takes: the longest text of every column, or word where it folds, and what is between them."""
+    """Return the width of a table: each column's longest text (or word, where it folds), and what is in between."""
 
     def longest(column: str) -> int:
         texts = [column, *(Text.from_markup(line[column]).plain for line in lines)]
@@ -91,7 +93,7 @@ def _width(columns: Sequence[str], lines: Sequence[Line]) -> int:
 
 
 def result_table(name: str, columns: Sequence[str]) -> Table:
-    """An empty table in the form that all results have."""
+    """Return an empty table in the form that all results have."""
     table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=column not in FOLDING)

@@ -1,4 +1,4 @@
-"""A row of the results in words, and the notes that explain its marks: the same in the terminal and in the report."""
+"""A row of the results in words, and notes that explain its marks: the same in the terminal and in the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKS = {"not distinguishable": "≈", "too few": "?"}
 
 
 def speedup(row: SummaryRow) -> str:
-    """'≈ 1.13×' where the interval covers 1, '? 1.61×' where there is none."""
+    """Return a speedup as in '≈ 1.13×' where the interval covers 1, or '? 1.61×' where there is none."""
     return _marked(row.speedup, row.comparison)
 
 
@@ -26,9 +26,9 @@ def _marked(value: float | None, comparison: Comparison) -> str:
 
 
 def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
-    """What its answers are against its reference's: 'identical', 'sampled', 'identical to ss-shared-ar'.
+    """Say how its answers compare with its reference's: 'identical', 'sampled', 'identical to ss-shared-ar'.
 
-    How the repeats of the run's reference compare is among the findings. config: the manifest's.
+    How the repeats of the run's reference compare is among the findings. config: that of the manifest.
     """
     if row.comparison == "reference":
         return "reference"
@@ -43,7 +43,7 @@ def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
 
 
 def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
-    """The same for narrow columns: 'identical †' where the reference is of the method's own model, as a note says."""
+    """Return the same for narrow columns: 'identical †' where the reference is of the method's own model."""
     said = output(row, config)
     if row.reference_of:
         return "reference †"
@@ -51,34 +51,34 @@ def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
 
 
 def own_model(row: SummaryRow) -> str:
-    """'1.52× (1.41–1.66)': what a method gains that changes the model, against that model decoded plainly."""
+    """Return what a method that changes the model gains over plain decoding of that model: '1.52× (1.41–1.66)'."""
     around = interval(row.reference_interval)
     return _marked(row.reference_speedup, compare(row.reference_interval)) + (f" ({around})" if around else "")
 
 
 def counts(row: SummaryRow) -> list[str]:
-    """What n leaves unsaid: '52 questions', where prompts are turns of fewer questions, and '4 failed'."""
+    """Return what n leaves unsaid: '52 questions', where prompts are turns of fewer questions, and '4 failed'."""
     questions = [f"{row.n_questions:,} questions"] if row.n_questions != row.n_prompts else []
     return questions + ([f"{row.n_failed:,} failed"] if row.n_failed else [])
 
 
 def n(row: SummaryRow) -> str:
-    """'84 (52 questions, 4 failed)'."""
+    """Return the number of prompts with its details, as in '84 (52 questions, 4 failed)'."""
     more = counts(row)
     return f"{row.n_prompts:,} ({', '.join(more)})" if more else f"{row.n_prompts:,}"
 
 
 def short_n(row: SummaryRow) -> str:
-    """'84 (52 q, 4 failed)', for narrow columns; a note explains it."""
+    """Return the same for narrow columns, as in '84 (52 q, 4 failed)'. A note explains it."""
     return n(row).replace(" questions", " q")
 
 
 def notes(
     rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool = True, short: bool = False
 ) -> list[str]:
-    """What the marks and numbers of these rows mean.
+    """Return what the marks and numbers of these rows mean.
 
-    config: the manifest's. outputs: whether `output` is shown. short: as `short_output` and `short_n` have them.
+    config: that of the manifest. outputs: whether `output` is shown. short: the rows use `short_output` and `short_n`.
     """
     q, dagger = (" (q)", "† ") if short else ("", "")
     marks = {text[0] for row in rows for text in (speedup(row), own_model(row))}
@@ -95,7 +95,7 @@ def notes(
         f"every method answered every prompt {repeats} times; a prompt counts once in n, with its mean": repeats > 1,
         PROMISED: (SAMPLED, True) in shown,
         f"{NOT_COMPARED}: the method does not promise the output of its reference": (NOT_COMPARED, False) in shown,
-        f"{dagger}a method that changes the model owes the output of that model decoded plainly ({', '.join(own)}); in "
-        f"every row speedup and quality are held against {REFERENCE}": bool(own),
+        f"{dagger}a method that changes the model must give that model's plain output ({', '.join(own)}); in "
+        f"every row speedup and quality are relative to {REFERENCE}": bool(own),
     }
     return [text for text, here in said.items() if here]

@@ -50,10 +50,10 @@ def _check_whole(manifest: dict[str, Any]) -> None:
     records.convert(manifest, ManifestForm)
     labels = [method["label"] for method in manifest["methods"]]
     if not labels or len(set(labels)) < len(labels):
-        raise ValueError("its methods are none, or one is there twice")
+        raise ValueError("it names no method, or one method twice")
     strangers = {method.get("reference", labels[0]) for method in manifest["methods"]} - set(labels)
     if strangers:
-        raise ValueError(f"method {min(strangers)} is a reference and not there")
+        raise ValueError(f"method {min(strangers)} is named as a reference, but is missing")
 
 
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

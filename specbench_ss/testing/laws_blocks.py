@@ -123,6 +123,6 @@ def of_block(case: Case, seen: Seen, rng: np.random.Generator) -> Iterator[tuple
 
 
 LAWS = (
-    Law("blocks", "every token of a block is what the pass says (at T>0 in distribution), however deep it lies", long,
+    Law("blocks", "every token of a block follows the pass's logits (at T>0 in distribution), however deep it is", long,
         blocks, not_exact, on=("small",)),
 )  # fmt: skip

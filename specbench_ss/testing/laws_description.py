@@ -96,5 +96,5 @@ def made_up_run(decoder: Decoder, trace: Trace) -> Run:
     return Run(Path(), manifest, rows, steps, verdicts)
 
 
-SAYS = "what it is and measures, and that it is lossy where it is, stands in every report"
+SAYS = "every report says what the method is and measures, and that it is lossy if it is"
 LAWS = (Law("description", SAYS, asked, described, on=("small",)),)

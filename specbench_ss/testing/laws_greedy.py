@@ -201,7 +201,7 @@ def another_model(subject: Subject) -> str:
     reference = subject.one.reference_for(subject.one.options).label
     if not subject.one.lossless:
         return "it declares itself lossy"
-    return "" if reference == REFERENCE else f"it is held against {reference}"
+    return "" if reference == REFERENCE else f"it is compared with {reference}"
 
 
 def edges(subject: Subject) -> Iterator[Case]:
@@ -288,20 +288,20 @@ def no_fresh_rows(subject: Subject) -> str:
 
 
 LAWS = (
-    Law("draft", "a draft is a tree under the root, of words, with what its nodes were drawn from", few, draft),
-    Law("answers", "it answers", few, answers),
+    Law("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
+    Law("answers", "prompts are answered", few, answers),
     Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
-    Law("counts", "accepted is a path of the draft and the next token, each counted once", own, counts, on=("small",)),
+    Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
     Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
-    Law("model", "a method that is held against plain decoding of the target decodes with the target", asked, model,
+    Law("model", "a method that is compared with plain decoding of the target decodes with the target", asked, model,
         another_model),
-    Law("logits", "of each node a pass says what a fresh pass over its path says", forced, logits, not_exact),
+    Law("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
     Law("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
         on=("large", "small")),
     Law("context", "a draft that would cross the end of the context does no harm", crossing, within_context,
         exact_length=True),
-    Law("lengths", "prompts of one token, and of all the context but one, are as good as others", edges,
+    Law("lengths", "prompts of one token, and of all the context but one, work as others do", edges,
         within_context, exact_length=True),
-    Law("ends", "end tokens, stop strings and max_new_tokens end an answer to the token, in a block too", ending, ends,
+    Law("ends", "end tokens, stop strings and max_new_tokens end an answer exactly, inside a block too", ending, ends,
         on=("small",)),
 )  # fmt: skip

@@ -85,7 +85,7 @@ def check_out(out: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot use --out {out}: {os_reason(error)}") from None
     if strange:
-        raise UserError(f"--out {out} holds files that are of no training: give another folder")
+        raise UserError(f"--out {out} holds files that belong to no training: give another folder")
 
 
 def training_text(config: TrainConfig, target: Target, processes: Processes) -> TrainingText:

@@ -94,8 +94,8 @@ class Blocks:
             work(spec)
         except Exception as error:  # one configuration, say out of memory: the others are worth having
             if spec.label in self.needed:
-                raise UserError(f"{spec.label} fails, so that nothing compares: {error_text(error)}") from error
+                raise UserError(f"{spec.label} fails, so nothing can be compared: {error_text(error)}") from error
             self.failed[spec.label] = error_text(error)
-            self.watch.on_warning(f"{spec.label} is out, it failed: {self.failed[spec.label]}")
+            self.watch.on_warning(f"{spec.label} is left out because it failed: {self.failed[spec.label]}")
             return False
         return True

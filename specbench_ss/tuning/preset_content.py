@@ -39,8 +39,8 @@ def sentence(tuned: Tuned) -> str:
 def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], asked: SuiteData, **how: Any) -> Any:
     """Return the preset of the chosen configuration, for `preset.write_preset`.
 
-    resolved: the settings that its options lead to. made_for: the conditions from `preset_notes.conditions`. asked: the
-    calibration questions. how: further facts about the measurement.
+    resolved: the settings that its options lead to. made_for: the conditions from
+    `preset_conditions.conditions`. asked: the calibration questions. how: further facts about the measurement.
     """
     found = {
         "method": tuned.chosen.name,

@@ -200,6 +200,6 @@ def _tell_of_single_prompts(categories: Sequence[str], watch: Watch) -> None:
     single = sum(n == 1 for n in counts.values())
     if single:
         watch.on_warning(
-            f"{single} of {len(counts)} categories have one prompt only, which chooses or confirms: "
-            "more prompts of each make the choice hold for all"
+            f"{single} of {len(counts)} categories have only one prompt, which is used either to choose or to "
+            "confirm: give more prompts of each, so that the choice holds for all"
         )

@@ -54,7 +54,7 @@ def test_what_is_broken_is_shown_with_its_example_and_fails(capsys: pytest.Captu
 
 def test_all_of_them_and_who_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--all"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "2 of 4 methods hold; not hasty, shy"
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 4 methods obey all laws; these do not: hasty, shy"
 
 
 def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,7 +210,7 @@ class RefusingOptions(Plain):
 
 @pytest.mark.parametrize(("kind", "name"), [(Spaced, "my method"), (All, "all")])
 def test_a_name_that_the_command_line_cannot_tell_from_others_is_refused(kind: type[Decoder], name: str) -> None:
-    assert f"no method is called {name!r}" in registry.method_problem(kind, name)
+    assert f"a method cannot be called {name!r}" in registry.method_problem(kind, name)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_name_that_the_command_line_cannot_tell_from_others_is_refused(kind: t
         ("Abstract", "it is abstract: it lacks propose"),
         ("Nameless", "it has no name"),
         ("Optionless", "its Options is no dataclass"),
-        ("Plain", "it calls itself 'plain'"),
+        ("Plain", "its `name` is 'plain'"),
     ],
 )
 def test_a_method_that_nothing_can_be_decoded_with_is_named_and_stops_nothing_else(

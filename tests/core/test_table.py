@@ -65,7 +65,7 @@ def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeR
     assert "identical †" in text and "reference †" in text and "† a method that changes the model" in text
     assert "not compared" not in text
     assert "ss-shared over ss-shared-ar, its own model: " in text
-    assert "(ss-shared-ar); in every row speedup and quality are held against ar" in text
+    assert "(ss-shared-ar); in every row speedup and quality are relative to ar" in text
 
 
 def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeRun) -> None:
@@ -109,5 +109,5 @@ def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     assert "…" not in text
     heads = text[: text.index("writing")]
     assert {column for column in DISPENSABLE if column not in heads} == missing
-    assert ("for want of width" in text) == bool(missing)
+    assert ("terminal is too narrow" in text) == bool(missing)
     assert "questions" in text

@@ -140,7 +140,7 @@ def test_interrupted_before_anything_is_measured_it_writes_nothing(
     monkeypatch.setattr(session, "tune", lambda *_: Tuned(ss, ss, ss, Book(), Book(), interrupted=True))
     assert main(["tune", "ss", "--out", str(out), "--device", "cpu"]) == 130
     told = capsys.readouterr()
-    assert told.out == "" and "interrupted; nothing was measured until then" in told.err
+    assert told.out == "" and "interrupted; nothing was measured before that" in told.err
     assert not out.exists()
 
 

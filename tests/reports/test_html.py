@@ -204,8 +204,8 @@ def test_its_answers_and_verdicts_name_that_reference_too(shared: Path) -> None:
         "ss-shared: 24 of 24 answers against the reference, ss-shared-ar"
     ]
     facts = {fact.name: fact.value for fact in made["facts"]}
-    assert "held against ss-shared-ar" in facts["Method ss-shared"]
-    assert "held against" not in facts["Method ss-shared-ar"]
+    assert "compared with that of ss-shared-ar" in facts["Method ss-shared"]
+    assert "compared with" not in facts["Method ss-shared-ar"]
 
 
 def test_sampled_answers_promise_a_distribution_and_the_summary_says_so(make_run: MakeRun) -> None:

@@ -146,5 +146,5 @@ def test_bad_requests(tmp_path: Path) -> None:
         Apps().load(SuiteRequest(lab=True, categories=("sq",)))
     with pytest.raises(UserError, match="limit"):
         load(tmp_path, limit=-2)
-    with pytest.raises(UserError, match="fetches nothing"):
+    with pytest.raises(UserError, match="has no download"):
         Apps().fetch()

@@ -1,8 +1,8 @@
-"""The papers' published tables as data: a CSV file each, as printed; ACL text and 2024 text (`old_`).
+"""The papers' published tables as data: a CSV file each, as printed, from the ACL text and the 2024 text (`old_`).
 
 Sources: "Speculative Streaming: Efficient and Scalable Speculative Decoding with Multi-Stream Attention" (ACL) and
 arXiv:2402.11131 (2024). All were measured on one NVIDIA A100-80G in float16 at batch 1 (ACL sec. 3, 2024 sec. 4.1).
-Tasks bear our names; `-` and empty cells of the papers are empty here.
+Tasks have this project's names; `-` and empty cells of the papers are empty here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One printed row. values: column -> text as printed; a column that is empty in print is not there."""
+    """One printed row. values: {column: text as printed}, without columns that are empty in print."""
 
     task: str
     model: str
@@ -23,14 +23,14 @@ class Entry:
     values: dict[str, str]
 
     def number(self, column: str) -> float | None:
-        """The value of a column, the first of a pair 'ROUGE-1/ROUGE-LSum'; None where nothing is printed."""
+        """Return the value of a column, of 'ROUGE-1/ROUGE-LSum' the first; None where nothing is printed."""
         text = self.values.get(column, "").partition("/")[0]
         return float(text) if text else None
 
 
 @cache
 def published(name: str) -> tuple[Entry, ...]:
-    """The rows of a table, in print order: 'acl_table_1', 'old_table_2'."""
+    """Return the rows of a table in print order. name: 'acl_table_1', 'old_table_2' and so on."""
     with (Path(__file__).parent / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return tuple(_entry(row) for row in csv.DictReader(file))
 

@@ -322,7 +322,7 @@ def test_text_and_models_of_no_use_are_one_line(
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "thesis.txt").write_text("mine")
-    assert "files that are of no training" in failing(arguments("ss", llama, chats, strange), capsys)
+    assert "files that belong to no training" in failing(arguments("ss", llama, chats, strange), capsys)
     assert (strange / "thesis.txt").read_text() == "mine"
 
 
