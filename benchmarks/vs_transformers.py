@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers.generation import candidate_generator as theirs_module
 
-from specbench_ss.benchmark.measuring import quiet_collector
+from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate

@@ -8,34 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
+from annotated_types import Ge
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.options import Bounded
 
-LEAST = {"level": 2, "window": 1, "guesses": 1}
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class LookaheadOptions:
-    """Options of `lookahead`: those published for 7B models."""
+class LookaheadOptions(Bounded):
+    """Options of `lookahead`; defaults as published for models of 7B. Letters in brackets are the paper's.
 
-    level: int = field(default=5, metadata={"help": "N: tokens of an n-gram; all but the first are guessed"})
-    window: int = field(default=7, metadata={"help": "W: columns of the Jacobi window"})
-    guesses: int = field(default=7, metadata={"help": "G: n-grams kept for each first token, and verified in a step"})
-    pool_from_prompt: bool = field(default=False, metadata={"help": "put the prompt's n-grams into the pool too"})
+    Raises UserError for values beyond their bounds, and for those that make a step of too many rows.
+    """
 
-    def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise UserError(f"lookahead: {name} must be at least {least}, not {getattr(self, name)}")
+    owner: ClassVar[str] = "lookahead"
+    level: Annotated[int, Ge(2)] = field(
+        default=5, metadata={"help": "Tokens of an n-gram (N). All but the first are guessed."}
+    )
+    window: Annotated[int, Ge(1)] = field(default=7, metadata={"help": "Columns of the Jacobi window (W)."})
+    guesses: Annotated[int, Ge(1)] = field(
+        default=7, metadata={"help": "How many n-grams are kept for each first token and verified in a step (G)."}
+    )
+    pool_from_prompt: bool = field(
+        default=False, metadata={"help": "Put the n-grams of the prompt into the pool as well."}
+    )
+
+    def check_together(self) -> None:
+        """The rows of a step."""
         if self.most_rows() > MOST_NODES:
             raise UserError(
                 f"lookahead: level={self.level}, window={self.window}, guesses={self.guesses} make steps of "
@@ -55,7 +65,7 @@ class Lookahead(Decoder):
     name = "lookahead"
     summary = "lookahead decoding: Jacobi window and n-gram pool, no training"
     paper = "Fu et al. 2024, arXiv:2402.02057"
-    Options = LookaheadOptions  # type: ignore[assignment]
+    Options = LookaheadOptions
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -71,7 +81,7 @@ class Lookahead(Decoder):
             "bigrams": LookaheadOptions(2, 6, 4, pool_from_prompt=True),
             "smallest": LookaheadOptions(2, 1, 1),
         }
-        return {label: lambda o=options: cls(target, o) for label, options in shapes.items()}  # type: ignore[misc]
+        return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """All: a row costs little on some devices and much on others."""

@@ -9,31 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.errors import UserError
+from specbench_ss.options import Bounded
 
 
 @dataclass(frozen=True, slots=True)
-class LookupOptions:
-    """Options of `pld`."""
+class LookupOptions(Bounded):
+    """Options of `pld`. Raises UserError for values beyond their bounds."""
 
-    ngram: int = field(default=3, metadata={"help": "longest n-gram that is looked up; shorter ones if it is new"})
-    length: int = field(default=10, metadata={"help": "tokens copied, at most"})
-    match: Literal["first", "last"] = field(default="first", metadata={"help": "which earlier occurrence is copied"})
+    owner: ClassVar[str] = "pld"
+    ngram: Annotated[int, Ge(1), Le(MOST_NODES)] = field(
+        default=3,
+        metadata={"help": "Length of the longest n-gram that is looked up. Shorter ones follow where it is new."},
+    )
+    length: Annotated[int, Ge(1), Le(MOST_NODES - 1)] = field(
+        default=10, metadata={"help": "How many tokens are copied at most."}
+    )
+    match: Literal["first", "last"] = field(
+        default="first", metadata={"help": "Whether the first or the last earlier occurrence is copied."}
+    )
     complete: bool = field(
         default=False,
-        metadata={"help": "only occurrences that `length` tokens follow, as first published; off: any"},
+        metadata={"help": "Copy only from occurrences that `length` tokens follow, as first published. Off: from any."},
     )
-
-    def __post_init__(self) -> None:
-        for name, most in (("ngram", MOST_NODES), ("length", MOST_NODES - 1)):
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise UserError(f"pld: {name} must be 1 to {most}, not {value}")
 
 
 class PromptLookup(Decoder):
@@ -42,7 +46,7 @@ class PromptLookup(Decoder):
     name = "pld"
     summary = "prompt lookup: copies what followed the newest n-gram before"
     paper = "Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding"
-    Options = LookupOptions  # type: ignore[assignment]
+    Options = LookupOptions
 
     def __init__(self, target: Target, options: LookupOptions | None = None) -> None:
         super().__init__(target, options)

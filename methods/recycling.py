@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
+from annotated_types import Ge, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -22,6 +23,10 @@ from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches, read_tree, tree_of
+from specbench_ss.options import Bounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
 PUBLISHED: tuple[Choice, ...] = from_branches({
@@ -40,21 +45,32 @@ UNSEEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class RecyclingOptions:
-    """Options of `recycling`: the published defaults; nothing is kept from prompt to prompt."""
+class RecyclingOptions(Bounded):
+    """Options of `recycling`; defaults as published, but that nothing is kept from prompt to prompt.
 
-    k: int = field(default=WIDTH, metadata={"help": "successors kept for each token"})
-    nodes: int = field(default=len(PUBLISHED), metadata={"help": "drafted nodes: the best of the published shape"})
-    tree: str = field(
-        default="", metadata={"help": "JSON file with a tree of your own: a list of lists of ranks; nodes is unused"}
+    Raises UserError for values beyond their bounds.
+    """
+
+    owner: ClassVar[str] = "recycling"
+    k: Annotated[int, Ge(1), Le(MOST_NODES)] = field(
+        default=WIDTH, metadata={"help": "How many successors are kept for each token."}
     )
-    prompt: bool = field(default=False, metadata={"help": "begin with what follows each token in the prompt"})
-    keep: bool = field(default=False, metadata={"help": "keep the successors from prompt to prompt, as published"})
-
-    def __post_init__(self) -> None:
-        for name, most in (("k", MOST_NODES), ("nodes", len(PUBLISHED))):
-            if not 1 <= getattr(self, name) <= most:
-                raise UserError(f"recycling: {name} must be 1 to {most}, not {getattr(self, name)}")
+    nodes: Annotated[int, Ge(1), Le(len(PUBLISHED))] = field(
+        default=len(PUBLISHED), metadata={"help": "How many nodes are drafted: the best ones of the published tree."}
+    )
+    tree: str = field(
+        default="",
+        metadata={
+            "help": "JSON file with a draft tree of your own, a list of lists of ranks; `nodes` is then ignored. "
+            "Empty: the published tree."
+        },
+    )
+    prompt: bool = field(
+        default=False, metadata={"help": "Begin each answer with the successors that tokens have in the prompt."}
+    )
+    keep: bool = field(
+        default=False, metadata={"help": "Keep the successors from one prompt to the next, as published."}
+    )
 
 
 class Recycling(Decoder):
@@ -63,7 +79,7 @@ class Recycling(Decoder):
     name = "recycling"
     summary = "Token Recycling: a static tree from the top-k that each token had last, no training"
     paper = "Luo et al. 2024, arXiv:2408.08696"
-    Options = RecyclingOptions  # type: ignore[assignment]
+    Options = RecyclingOptions
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -92,7 +108,7 @@ class Recycling(Decoder):
             "chain": RecyclingOptions(k=1),
             "keep": RecyclingOptions(nodes=20, keep=True),
         }
-        return {label: lambda o=options: cls(target, o) for label, options in shapes.items()}  # type: ignore[misc]
+        return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def described(self) -> dict[str, Any]:
         """And the tree as it is."""

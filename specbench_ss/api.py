@@ -65,8 +65,10 @@ def load_method(method: str | type[Decoder], target: Target, **options: Any) -> 
     twice = [option for option in options if option in given]
     if twice:
         raise UserError(f"option {twice[0]!r} is given twice: in {method!r} and as {twice[0]}=")
+    owner = f"method {name!r}"
+    _check_none(kind.Options, options, owner)
     texts = given | {option: value_text(value) for option, value in options.items()}
-    parsed = parse_options(kind.Options, texts, f"method {name!r}")
+    parsed = parse_options(kind.Options, texts, owner)
     kind.check(parsed, target)
     return kind.load(target, parsed)
 
@@ -87,6 +89,15 @@ def _method(method: str | type[Decoder]) -> tuple[type[Decoder], str, dict[str, 
     if problem:
         raise UserError(f"method {method.__name__}: {problem}")
     return method, str(name), {}
+
+
+def _check_none(kind: type[Any], options: Mapping[str, Any], owner: str) -> None:
+    """Raises UserError for a None that an option cannot have; as text it might be a file of that name."""
+    from specbench_ss.options import describe_options
+
+    for option in describe_options(kind):
+        if options.get(option.name, ...) is None and "none" not in option.type.split(" or "):
+            raise UserError(f"{owner}: option {option.name}=None is not {option.type}")
 
 
 def generate(
@@ -174,4 +185,4 @@ def _number(name: str, value: Any) -> float:
 
 
 def _kind(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"

@@ -12,6 +12,7 @@ import typer
 from specbench_ss import __version__, registry
 from specbench_ss.commands import check, methods, models, new_method, paper, report, run, suites, train, tune
 from specbench_ss.commands.shared import literal
+from specbench_ss.deferred_imports import deferred_imports
 from specbench_ss.errors import UserError
 
 app = typer.Typer(
@@ -62,8 +63,8 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line; what the user can mend is one line on stderr and exit code 2."""
-    registry.forget_files()
-    with warnings.catch_warnings():
+    registry.clear_file_methods()
+    with deferred_imports(), warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:
             _add_plugin_commands()

@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this": printed as one line, exit code 2. What errors say."""
+"""The one exception for mistakes that the user can mend (one line, exit code 2), and helpers for messages."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: its text is one clear line, fit to be printed alone."""
+    """A mistake in what the user gave. Its text is one clear line that can be printed alone."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?)' for the closest known word, '' when none is close."""
+    """Return ' (did you mean X?)' for the closest known word, or '' when none is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def known_words(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?); known: X, Y, Z': the end of a sentence about an unknown word."""
+    """Return ' (did you mean X?); known: X, Y, Z', the end of a sentence about an unknown word."""
     listed = list(known)
     return f"{did_you_mean(word, listed)}; known: {', '.join(listed)}"
 
 
 def os_reason(error: OSError) -> str:
-    """Why the operating system refused, in lower case for the end of a sentence: 'no such file or directory'."""
+    """Return why the operating system refused, in lower case to end a sentence: 'no such file or directory'."""
     return (error.strerror or str(error)).lower()
 
 
 def error_text(error: BaseException) -> str:
-    """What any exception says: a UserError is its own text, others need their kind: 'RuntimeError: out of memory'."""
+    """Return what an exception says: the text of a UserError, and of others also their kind.
+
+    An example of the latter is 'RuntimeError: out of memory'.
+    """
     text, kind = str(error).strip(), type(error).__name__
     if isinstance(error, UserError):
         return text
@@ -36,5 +39,5 @@ def error_text(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """`error_text`, its first line only."""
+    """Return the first line of `error_text`."""
     return error_text(error).partition("\n")[0]

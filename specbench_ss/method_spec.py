@@ -1,4 +1,4 @@
-"""A method as it was asked for: its name and options as text, and the file that it may be defined in."""
+"""A method as it was asked for: its name and options as text, and the file that may define it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
 
 @dataclass(frozen=True, slots=True)
 class MethodSpec:
-    """A method with the options given for it: `ss`, `ss[k=1]`, `ss[k=1,prune=off]`. Values are still strings."""
+    """A method with the options given for it: `ss`, `ss[k=1]`, `ss[k=1,prune=off]`. Values are still text."""
 
     name: str
     options: dict[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """How the variant is called in every table: the text it was asked for with."""
+        """Return the name of this variant in every table: the text that it was asked for with."""
         inner = ",".join(f"{k}={v}" for k, v in self.options.items())
         return f"{self.name}[{inner}]" if inner else self.name
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
-        """Raises UserError for text that is not NAME or NAME[option=value,...]."""
+        """Read a method from text. Raises UserError for text that is not NAME or NAME[option=value,...]."""
         match = _SPEC.match(text.strip())
         if match is None:
             raise UserError(f"cannot read method {text!r}: expected NAME or NAME[option=value,...]")
@@ -45,18 +45,21 @@ class MethodSpec:
 
 
 def split_methods(text: str) -> list[str]:
-    """'ss,medusa[tree=a,k=2]' -> ['ss', 'medusa[tree=a,k=2]']: commas inside brackets do not split."""
+    """Split a list at its commas: 'ss,medusa[tree=a,k=2]' gives ['ss', 'medusa[tree=a,k=2]'].
+
+    Commas inside brackets do not split.
+    """
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
 
 
 @dataclass(frozen=True, slots=True)
 class PluginFile:
-    """A file as loaded. methods: names of those that it defines."""
+    """A plugin file as it was loaded. methods: names of the methods that it defines."""
 
     file: str
     sha256: str
     methods: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """What a manifest and a preset say of it."""
+        """Return what a manifest and a preset record of the file."""
         return {"file": self.file, "sha256": self.sha256, "methods": list(self.methods)}

@@ -1,18 +1,127 @@
-"""Options given as text, turned into a method's frozen `Options` dataclass. Knows no method."""
+"""Options as dataclasses: their bounds are declared and checked here, and they are read from text. Knows no method.
+
+An option of a limited range says so in its type: `ngram: Annotated[int, Ge(1), Le(64)]`, with the bounds of the library
+annotated-types. They are checked and shown to users wherever options are.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
+
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 
 from specbench_ss.errors import UserError, did_you_mean, first_line
 
 _SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _NONE = ("none", "null", "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Options of a method or a trainer that has none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds that an option's type declares."""
+
+    marks: tuple[Ge | Gt | Le | Lt, ...]
+
+    def hold(self, value: Any) -> bool:
+        """Whether a number is within them; what is no number at all (nan) never is."""
+        return all(_holds(mark, value) for mark in self.marks)
+
+    def __str__(self) -> str:
+        """In words, as after 'must be': '1 to 64', 'at least 1', 'above 0 and at most 1', 'a number above 0'."""
+        limits = {type(mark): _limit(mark) for mark in self.marks}
+        finite = limits.get(Lt) == "inf"
+        if finite:
+            del limits[Lt]
+        if set(limits) == {Ge, Le}:
+            return f"{limits[Ge]} to {limits[Le]}"
+        if set(limits) == {Ge, Lt}:
+            return f"{limits[Ge]} or more and below {limits[Lt]}"
+        words = " and ".join(f"{_WORDS[kind]} {limits[kind]}" for kind in _WORDS if kind in limits)
+        return f"a number {'of ' * (Ge in limits)}{words}" if finite else words
+
+
+_WORDS: dict[type[Any], str] = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+
+
+def _limit(mark: Ge | Gt | Le | Lt) -> str:
+    """The number of a bound, which the library calls by the bound's own name."""
+    limit = getattr(mark, type(mark).__name__.lower())
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+def _holds(mark: Ge | Gt | Le | Lt, value: Any) -> bool:
+    match mark:
+        case Ge(least):
+            return bool(value >= least)
+        case Gt(least):
+            return bool(value > least)
+        case Le(most):
+            return bool(value <= most)
+        case Lt(most):
+            return bool(value < most)
+
+
+_bounds: WeakKeyDictionary[type[Any], dict[str, Bounds]] = WeakKeyDictionary()  # types are read once
+
+
+def bounds_of(options: type[Any]) -> Mapping[str, Bounds]:
+    """The declared bounds of a dataclass's fields, of those that have some; of an optional one those of its value."""
+    if options not in _bounds:
+        hints = get_type_hints(options, include_extras=True)
+        found = {f.name: Bounds(tuple(_marks(hints[f.name]))) for f in dataclasses.fields(options)}
+        _bounds[options] = {name: bounds for name, bounds in found.items() if bounds.marks}
+    return _bounds[options]
+
+
+def _marks(kind: Any) -> Iterator[Ge | Gt | Le | Lt]:
+    if _is_union(kind):
+        for part in get_args(kind):
+            yield from _marks(part)
+    elif get_origin(kind) is Annotated:
+        for given in kind.__metadata__:
+            marks = given if isinstance(given, GroupedMetadata) else (given,)
+            yield from (mark for mark in marks if isinstance(mark, Ge | Gt | Le | Lt))
+
+
+def check_bounds(options: type[Any], values: Mapping[str, Any], owner: str = "", flag: str = "") -> None:
+    """Raise UserError, one line that begins with `owner`, for the first value beyond its field's declared bounds.
+
+    A value of None is an option that was not given. flag: what stands before a field's name in the complaint, as '--'.
+    """
+    for name, bounds in bounds_of(options).items():
+        value = values.get(name)
+        if value is not None and not bounds.hold(value):
+            raise UserError(f"{owner}{': ' * bool(owner)}{flag}{name} must be {bounds}, not {value}")
+
+
+class Bounded:
+    """Base of options that hold to their declared bounds however they are made.
+
+    owner: the method or trainer that complaints name first; '' where several share the options. Values that do not go
+    together are refused by `check_together`.
+    """
+
+    __slots__ = ()
+    owner: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        kind = type(self)
+        check_bounds(kind, {name: getattr(self, name) for name in bounds_of(kind)}, self.owner)
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Raise UserError for values that are each within their bounds and do not go together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +136,7 @@ class OptionInfo:
 
 def describe_options(options: type[Any]) -> list[OptionInfo]:
     """The options of an `Options` dataclass, in order of definition. Help comes from metadata={"help": ...}."""
-    hints = get_type_hints(options)
+    hints = get_type_hints(options, include_extras=True)
     return [
         OptionInfo(f.name, type_name(hints[f.name]), _default_text(f), str(f.metadata.get("help", "")))
         for f in dataclasses.fields(options)
@@ -49,6 +158,16 @@ def parse_options(options: type[Any], given: Mapping[str, str], owner: str) -> A
             values[name] = _read(hints[name], text)
         except ValueError:
             raise UserError(f"{owner}: option {name}={text!r} is not {_wanted(hints[name])}") from None
+    return make_options(options, values, owner)
+
+
+def make_options(options: type[Any], values: Mapping[str, Any], owner: str) -> Any:
+    """An instance of the dataclass `options`. Raises UserError, one line, for values that it cannot have.
+
+    The line begins with the options' own owner, where they are `Bounded` and name one, else with `owner`.
+    """
+    own = options.owner if issubclass(options, Bounded) else ""
+    check_bounds(options, values, own or owner)
     try:
         return options(**values)
     except (TypeError, ValueError) as error:  # __post_init__ checks, missing options
@@ -92,7 +211,10 @@ def value_text(value: Any) -> str:
 
 
 def type_name(kind: Any) -> str:
-    """'int', 'on|off', 'a|b', 'path or none': a type for people."""
+    """'int, 1 to 64', 'on|off', 'a|b', 'path or none': a type for people."""
+    if get_origin(kind) is Annotated:
+        bounds = Bounds(tuple(_marks(kind)))
+        return type_name(kind.__origin__) + (f", {bounds}" if bounds.marks else "")
     if kind is bool:
         return "on|off"
     if get_origin(kind) is Literal:

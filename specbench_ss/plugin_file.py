@@ -1,4 +1,4 @@
-"""Methods in a single Python file that a user gives with --plugin. Light: the file decides what is imported."""
+"""Load methods from a single Python file that a user gives with --plugin. What is imported is up to that file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def load_plugin(path: Path) -> PluginFile:
     """Register every Decoder that a file defines, under its `name`, until the next command.
 
-    Raises UserError where the file cannot be read or does not load, where it defines no method, or one of a name that
-    is taken or that nothing could be decoded with.
+    Raises UserError where the file cannot be read or does not load, where it defines no method, or where a method's
+    name is taken or nothing can be decoded with the method.
     """
     content = read_bytes(path)
     sha256 = hashlib.sha256(content).hexdigest()
@@ -46,7 +46,7 @@ def load_plugin(path: Path) -> PluginFile:
 
 
 def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
-    """The file as a module of its own, whatever else is called like it."""
+    """Load the file as a module with a name of its own, so that it replaces no other module."""
     name = f"ssbench_file_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}_{sha256[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -66,7 +66,10 @@ def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
 
 
 def _methods(module: ModuleType) -> list[type[Decoder]]:
-    """The decoders defined here, not imported; an abstract one, or a nameless base of others, only if it is all."""
+    """Return the decoders that the file defines itself, not those that it imports.
+
+    An abstract one, or a base of others without a name, is returned only if there is nothing else.
+    """
     from specbench_ss.decoding.decoder import Decoder
 
     own = [

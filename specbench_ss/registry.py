@@ -1,6 +1,6 @@
-"""Finds plugins (methods, trainers, suites, reports, experiments) by name, through entry points.
+"""Find plugins (methods, trainers, suites, reports, experiments) by name, through entry points.
 
-One is loaded when it is asked for. Light: listing names imports no plugin. Knows none of them by name.
+A plugin is loaded when it is asked for: listing names imports none. This module knows no plugin by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """'method', 'trainer', 'suite', 'report' or 'experiment', for messages."""
+        """Return 'method', 'trainer', 'suite', 'report' or 'experiment', for messages."""
         return self.entry_points.rpartition(".")[2].removesuffix("s")
 
 
@@ -51,16 +51,16 @@ TRAINERS = Group("specbench_ss.trainers", "specbench_ss.training.trainer:Trainer
 
 
 class PluginWarning(UserWarning):
-    """A registered plugin that cannot be used; the others go on."""
+    """Warns of a registered plugin that cannot be used. The other plugins still work."""
 
 
-_of_files: dict[str, EntryPoint] = {}  # methods of files that the command at hand was given
+_of_files: dict[str, EntryPoint] = {}  # methods from the --plugin files of the present command
 
 
 def register_methods(values: Mapping[str, str], owner: str) -> None:
-    """Have names stand for 'module:Class' of a module that is loaded.
+    """Register methods of a loaded module: values maps a method's name to 'module:Class'.
 
-    Raises UserError where one stands for another already, and then registers none.
+    Raises UserError where a name already stands for another class; then none of them is registered.
     """
     known = _registered(METHODS)
     for name, value in values.items():
@@ -69,13 +69,13 @@ def register_methods(values: Mapping[str, str], owner: str) -> None:
     _of_files.update({name: EntryPoint(name, value, METHODS.entry_points) for name, value in values.items()})
 
 
-def forget_files() -> None:
-    """A new command: methods of files are registered anew."""
+def clear_file_methods() -> None:
+    """Forget methods registered from --plugin files."""
     _of_files.clear()
 
 
 def _registered(group: Group) -> dict[str, EntryPoint]:
-    """Name -> entry point, in order of names. A name registered twice keeps its first owner."""
+    """Return {name: entry point} in order of names. A name that is registered twice keeps its first entry point."""
     found: dict[str, EntryPoint] = dict(_of_files) if group == METHODS else {}
     for point in entry_points(group=group.entry_points):
         first = found.setdefault(point.name, point)
@@ -85,38 +85,42 @@ def _registered(group: Group) -> dict[str, EntryPoint]:
 
 
 def names(group: Group) -> list[str]:
-    """The registered names, sorted; loads none of them."""
+    """Return the registered names, sorted, without loading any plugin."""
     return list(_registered(group))
 
 
 def load(group: Group, name: str) -> type[Any]:
-    """The class registered under `name`. Raises UserError for an unknown name or a plugin that does not load."""
+    """Return the class registered under `name`. Raises UserError where it is unknown or does not load."""
     registered = _registered(group)
     if name not in registered:
         raise UserError(f"no {group.kind} {name!r}{known_words(name, registered)}")
+    return _loaded(group, registered[name])
+
+
+def _loaded(group: Group, point: EntryPoint) -> type[Any]:
     try:
-        return _checked(group, registered[name])
+        return _checked(group, point)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
-        raise UserError(f"{group.kind} {name!r} does not load: {first_line(error)}") from error
+        raise UserError(f"{group.kind} {point.name!r} does not load: {first_line(error)}") from error
 
 
 def load_all(group: Group) -> dict[str, type[Any]]:
-    """Every plugin that loads. One that does not is named in a PluginWarning and left out."""
+    """Load every plugin of a group. One that does not load is named in a PluginWarning and left out."""
     loaded = {}
-    for name in names(group):
+    for name, point in _registered(group).items():
         try:
-            loaded[name] = load(group, name)
+            loaded[name] = _loaded(group, point)
         except UserError as error:
             _warn(str(error))
     return loaded
 
 
 def load_commands() -> dict[str, Any]:
-    """Every command group that plugins add to `ssbench`: name -> `typer.Typer`.
+    """Return {name: `typer.Typer`} with every command group that plugins add to `ssbench`.
 
-    One that does not load, or that is none, is named in a PluginWarning and left out.
+    One that does not load, or is no `typer.Typer`, is named in a PluginWarning and left out.
     """
     import typer
 
@@ -135,7 +139,7 @@ def load_commands() -> dict[str, Any]:
 
 
 def _checked(group: Group, point: EntryPoint) -> type[Any]:
-    """The class behind an entry point, once it is known to derive from the group's base class."""
+    """Load the class behind an entry point and check that it derives from the group's base class."""
     module, _, attribute = group.base.partition(":")
     base = getattr(import_module(module), attribute)
     found = point.load()
@@ -148,7 +152,7 @@ def _checked(group: Group, point: EntryPoint) -> type[Any]:
 
 
 def method_problem(kind: type[Any], name: Any) -> str:
-    """Why nothing can be decoded with this subclass of Decoder, registered as `name`; '' where something can."""
+    """Say why nothing can be decoded with this subclass of Decoder, registered as `name`; '' where it can be used."""
     if problem := abstract_problem(kind):
         return problem
     for attribute in ("name", "summary"):
@@ -162,43 +166,43 @@ def method_problem(kind: type[Any], name: Any) -> str:
 
 
 def abstract_problem(kind: type[Any]) -> str:
-    """What an abstract class lacks; '' for one that is none."""
+    """Say what an abstract class lacks; '' for a class that is not abstract."""
     lacking = sorted(getattr(kind, "__abstractmethods__", ())) if inspect.isabstract(kind) else []
     return f"it is abstract: it lacks {', '.join(lacking)}" if lacking else ""
 
 
 def method_class(name: str) -> type[Decoder]:
-    """The class of a method."""
+    """Return the class of a method. Raises UserError as `load` does."""
     return cast("type[Decoder]", load(METHODS, name))
 
 
 def method_options(spec: MethodSpec) -> Any:
-    """The method's `Options`, filled from the text given for it; needs no model."""
+    """Return the method's `Options`, filled from the text that was given for it. No model is needed."""
     return parse_options(method_class(spec.name).Options, spec.options, f"method {spec.name!r}")
 
 
 def load_method(spec: MethodSpec, target: Target) -> Decoder:
-    """The method with its options and weights, bound to a target."""
+    """Return the method with its options and weights, bound to a target."""
     return method_class(spec.name).load(target, method_options(spec))
 
 
 def load_suite(name: str) -> Suite:
-    """A suite."""
+    """Return a new instance of a suite. Raises UserError as `load` does."""
     return cast("type[Suite]", load(SUITES, name))()
 
 
 def load_report(name: str) -> Report:
-    """A report writer."""
+    """Return a new instance of a report. Raises UserError as `load` does."""
     return cast("type[Report]", load(REPORTS, name))()
 
 
 def trainer_class(name: str) -> type[Trainer]:
-    """The class of a trainer."""
+    """Return the class of a trainer. Raises UserError as `load` does."""
     return cast("type[Trainer]", load(TRAINERS, name))
 
 
 def load_experiment(name: str) -> Experiment:
-    """An experiment of a paper."""
+    """Return a new instance of an experiment of a paper. Raises UserError as `load` does."""
     return cast("type[Experiment]", load(EXPERIMENTS, name))()
 
 

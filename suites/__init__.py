@@ -1,1 +1,1 @@
-"""Tasks, prompts, references and scorers. Knows the core; the core does not know it."""
+"""Tasks with their prompts, references and scorers. The suites know the core; the core does not know them."""

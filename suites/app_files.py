@@ -1,4 +1,4 @@
-"""The files of Spider, E2E NLG and DialogSum as questions."""
+"""Read the files of Spider, E2E NLG and DialogSum as questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbench_ss.runs.suite import Question
 
 
 def read_spider(path: Path) -> tuple[Question, ...]:
-    """Questions on databases whose schemas are in the `tables.json` next to the file."""
+    """Read Spider's questions on databases; their schemas are in the `tables.json` next to the file."""
     tables = path.with_name("tables.json")
     schemas = {name: _schema(entry) for name, entry in _spider_tables(tables).items()}
     questions = []
@@ -29,7 +29,7 @@ def read_spider(path: Path) -> tuple[Question, ...]:
 
 
 def read_e2e(path: Path) -> tuple[Question, ...]:
-    """Restaurant attributes; rows of equal attributes are one question with several references."""
+    """Read E2E NLG's restaurant attributes. Rows with equal attributes become one question with several references."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     columns = {str(name).strip().lower(): name for name in reader.fieldnames or ()}
     if not {"mr", "ref"} <= set(columns):
@@ -44,7 +44,7 @@ def read_e2e(path: Path) -> tuple[Question, ...]:
 
 
 def read_dialogsum(path: Path) -> tuple[Question, ...]:
-    """Dialogues with one summary, or with `summary1`, `summary2`, ..."""
+    """Read DialogSum's dialogues, each with one `summary` or with `summary1`, `summary2` and so on."""
     questions = []
     for index, (place, row) in enumerate(read_rows(path)):
         dialogue = row.get("dialogue")
@@ -91,7 +91,7 @@ def _spider_tables(path: Path) -> dict[str, Any]:
 
 
 def _schema(entry: dict[str, Any]) -> str:
-    """A database as CREATE TABLE statements."""
+    """Return a database's schema as CREATE TABLE statements."""
     try:
         columns: list[list[str]] = [[] for _ in entry["table_names_original"]]
         for (table, name), kind in zip(entry["column_names_original"], entry["column_types"], strict=True):

@@ -1,6 +1,7 @@
-"""Three applications: a question to SQL, attributes to text, a dialogue to its summary.
+"""Three applications: a question becomes SQL, attributes become text, a dialogue becomes its summary.
 
-Generated for the lab's models; for other models read from the files of Spider, E2E NLG and DialogSum.
+The questions are generated for the lab's models. For other models they are read from the files of Spider, E2E NLG and
+DialogSum.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ SUFFIXES = {".json": "sql", ".csv": "meaning_representation", ".jsonl": "dialogu
 
 
 class Apps(LabSuite):
-    """`apps`."""
+    """The suite `apps`."""
 
     name = "apps"
     summary = "three applications: SQL from questions, text from attributes, dialogue summaries"
     categories = catalog.APP_CATEGORIES
 
     def fetch(self, source: str | None = None) -> Path:
-        """Nothing: each data set has its own terms."""
+        """Raise UserError, because each data set has its own terms and cannot be fetched."""
         raise UserError("suite 'apps' fetches nothing: get Spider, E2E NLG or DialogSum and give --data")
 
     def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
-        """Lab models get generated questions unless files are given; other models need files."""
+        """Return generated questions for lab models unless files are given; for other models read the given files."""
         check_limit(request.limit)
         check_categories(request.categories, self.categories, f"suite {self.name!r}")
         if request.data is not None:
@@ -69,7 +70,7 @@ class Apps(LabSuite):
 
 
 def _find(data: Path) -> dict[str, Path]:
-    """The file of each category that is there."""
+    """Return the file of each category that is there."""
     if data.is_dir():
         found = {name: path for name in PATTERNS if (path := _first(data, PATTERNS[name])) is not None}
         if not found:
@@ -90,5 +91,8 @@ def _first(folder: Path, patterns: tuple[str, ...]) -> Path | None:
 
 
 def _mixed(questions: tuple[Question, ...]) -> list[Question]:
-    """In a fixed order that is not the file's: neighbours in the files are alike, and a limit takes the first."""
+    """Shuffle the questions, always alike.
+
+    Neighbours in the files resemble each other, and a limit takes the first ones.
+    """
     return sorted(questions, key=lambda question: hashlib.sha256(question.turns[0].encode()).digest())

@@ -1,4 +1,4 @@
-"""Fetching a file of known content, and where fetched files are kept. Knows no suite."""
+"""Download a file whose content is known by its sha256. This module knows no suite."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _TIMEOUT_S = 30.0
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file's bytes, as hex digits."""
+    """Return the sha256 of a file's bytes as hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
-    """Put the file at `url` at `path`. Whatever goes wrong, `path` is as it was before.
+    """Download `url` to the file `path`. If anything goes wrong, `path` stays as it was. Raises UserError.
 
-    sha256: what the content must be. pause: seconds before the first retry, doubled for each further one.
+    sha256: what the content must have. pause: seconds before the first retry, doubled for each further one.
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -47,7 +47,7 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
 
 
 def _fetch(url: str, part: Path, pause: float) -> None:
-    """Stream the body into `part`; what may pass by itself is tried again."""
+    """Stream the body into `part`. Errors that may pass by themselves are tried again."""
     import httpx
 
     # httpx's own transport retries only cover connecting, and a custom transport would ignore proxy settings.
@@ -73,7 +73,7 @@ def _stream(client: httpx.Client, url: str, part: Path) -> None:
 
 
 def _attempts(pause: float) -> tenacity.Retrying:
-    """Calls a function again, up to `ATTEMPTS` times in all, while what it raises may pass by itself."""
+    """Return a retrier that calls a function up to `ATTEMPTS` times in all, while its errors may pass by themselves."""
     import tenacity
 
     return tenacity.Retrying(
@@ -85,7 +85,7 @@ def _attempts(pause: float) -> tenacity.Retrying:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed a little later."""
+    """Say whether the same request may succeed a little later."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):

@@ -1,7 +1,7 @@
-"""Reading question files: one JSON object a line, in the shape of MT-Bench and Spec-Bench.
+"""Read question files: one JSON object a line, in the form of MT-Bench and Spec-Bench.
 
-`question_id`, `category`, `turns`; and where there are some, `reference` (for each turn a text or a
-list of acceptable texts) and `metric`. Knows no suite.
+An object has `question_id`, `category` and `turns`. It may have `reference` (for each turn a text or a list of
+acceptable texts) and `metric`. This module knows no suite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specbench_ss.suites.scorers import METRICS
 
 
 def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ...]:
-    """The questions in the order of the file. metrics: by category, for rows that name none."""
+    """Return the questions in the order of the file. metrics: the metric of each category, for rows that name none."""
     questions: dict[str, Question] = {}
     for place, row in read_rows(path):
         question = _question(place, row, metrics)
@@ -57,7 +57,7 @@ def _references(place: str, value: object, turns: int) -> tuple[tuple[str, ...],
 
 
 def _acceptable(place: str, entry: object) -> tuple[str, ...]:
-    """The acceptable answers of one turn; an empty text stands for none."""
+    """Return the acceptable answers of one turn. An empty text means that there is none."""
     entries = entry if isinstance(entry, list) else [entry]
     texts = [text for text in entries if isinstance(text, str)]
     if len(texts) < len(entries):
@@ -66,7 +66,10 @@ def _acceptable(place: str, entry: object) -> tuple[str, ...]:
 
 
 def select(questions: Sequence[Question], categories: Sequence[str], limit: int | None) -> tuple[Question, ...]:
-    """The first `limit` questions (0 or None: all) of each asked category (empty: every one), in order."""
+    """Return the first `limit` questions of each asked category, in order.
+
+    A limit of 0 or None takes all questions; an empty list of categories takes every category.
+    """
     check_limit(limit)
     present = list(dict.fromkeys(question.category for question in questions))
     check_categories(categories, present, "the data")
@@ -80,7 +83,7 @@ def select(questions: Sequence[Question], categories: Sequence[str], limit: int 
 
 
 def check_categories(asked: Sequence[str], known: Sequence[str], owner: str) -> None:
-    """Raise UserError for a category that is not among the known ones; `owner` has them: 'suite X', 'the data'."""
+    """Raise UserError for an unknown category. owner: whose categories they are, 'suite X' or 'the data'."""
     for name in asked:
         if name not in known:
             raise UserError(f"{owner} has no category {name!r}{known_words(name, known)}")

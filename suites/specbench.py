@@ -31,21 +31,21 @@ LAB_LIMIT = 4
 
 
 class SpecBench(LabSuite):
-    """`specbench`."""
+    """The suite `specbench`."""
 
     name = "specbench"
     summary = "Spec-Bench: multi-turn chat, translation, summarization, QA, math and RAG (480 questions)"
     categories = catalog.SPECBENCH_CATEGORIES
 
     def fetch(self, source: str | None = None) -> Path:
-        """The official file, downloaded unless it is there. source: another URL of the same content."""
+        """Return the official file, which is downloaded unless it is there. source: another URL of the same content."""
         path = _cached()
         if source is None and path.is_file() and file_sha256(path) == SHA256:
             return path
         return download(source or os.environ.get("SSBENCH_SPECBENCH_URL") or URL, SHA256, path)
 
     def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
-        """Lab models get the generated questions, other models the official ones; a given file comes first."""
+        """Return the questions of a given file, else generated ones for lab models and the official ones for others."""
         check_limit(request.limit)
         if request.data is not None:
             return self._from_file(request.data, request)
@@ -72,7 +72,7 @@ class SpecBench(LabSuite):
         )
 
     def _generated(self, request: SuiteRequest, split: str) -> SuiteData:
-        """The same questions whatever the seed of the run, so that runs can be compared."""
+        """Generate questions. They are the same whatever the seed of the run, so that runs can be compared."""
         limit = LAB_LIMIT if request.limit is None else request.limit
         questions: list[Question] = []
         for name in (name for name in self.categories if name in (request.categories or self.categories)):

@@ -96,7 +96,8 @@ def training_rows(
     name = f"rows-{size.tokens}-{size.row_length}-{seed}-{lab.tokenizer_hash()}.npy"
     path = lab.folder("text") / name
     if path.exists():
-        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+        rows: NDArray[np.int32] = np.load(path, mmap_mode="r")
+        return rows
     tokenizer = lab.tokenizer()
     docs: list[NDArray[np.int32]] = []
     tokens, source = 0, conversations("train", seed, weights)

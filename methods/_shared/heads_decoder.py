@@ -9,10 +9,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -34,6 +33,11 @@ from specbench_ss.methods._shared.static_trees import (
 from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
 from specbench_ss.models.weight_hash import hash_weights
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Read = Callable[..., dict[str, Tensor]]  # `read_tensors` or `read_shapes`
+
 NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
 
 
@@ -45,13 +49,10 @@ class Heads(Protocol):
         """How many."""
 
 
-Read = Callable[..., dict[str, Tensor]]  # `read_tensors` or `read_shapes`
-
-
 class TreeHeads(Decoder):
     """Heads on a fixed tree, drafted from the last state. At T=0 every rule of acceptance is greedy."""
 
-    Options = HeadsOptions  # type: ignore[assignment]
+    Options: ClassVar[type[Any]] = HeadsOptions
 
     def __init__(
         self,
@@ -63,7 +64,6 @@ class TreeHeads(Decoder):
     ) -> None:
         super().__init__(target, options)
         self.config = config or {}  # what came with the heads
-        self._check_rule(options)
         check_tree(tree, heads.count, target.vocab_size, self.name)
         self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
         self.tree, self.depth = tree, tree.depth
@@ -88,8 +88,7 @@ class TreeHeads(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The heads' file and shapes, the tree and the rule of acceptance."""
-        cls._check_rule(options)
+        """The heads' file and shapes, and the tree."""
         path = drafter_here(options.weights, cls.name, base)
         if path is None:
             return
@@ -113,12 +112,6 @@ class TreeHeads(Decoder):
         other = type(self)(self.target, options, self.heads, tree, self.config)
         other.heads_hash = self.heads_hash
         return other
-
-    @classmethod
-    def _check_rule(cls, options: HeadsOptions) -> None:
-        for name in ("epsilon", "alpha"):
-            if getattr(options, name) <= 0:
-                raise UserError(f"{cls.name}: {name} must be above 0, not {getattr(options, name)}")
 
     @classmethod
     def choices(cls, options: HeadsOptions, config: dict[str, Any], count: int) -> list[Choice]:

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-LOSSY = "exact; or, at T>0 and lossy: typical (Medusa sec. 2.3.1)"
+from annotated_types import Gt
+
+from specbench_ss.options import Bounded
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsOptions:
-    """Which heads, which tree, what is accepted."""
+class HeadsOptions(Bounded):
+    """Which heads draft, on which tree, and which drafted tokens are accepted."""
 
-    weights: str = field(default="", metadata={"help": "folder or file with the heads; empty = those of the model"})
+    weights: str = field(
+        default="", metadata={"help": "Folder or file with the heads. Empty: those that came with the model."}
+    )
     tree: str = field(
         default="auto",
         metadata={
-            "help": "auto (from the heads' measured accuracies, else published), published, or a JSON file: a tree, "
-            "or accuracies measured by `ssbench train NAME --measure`"
+            "help": "Draft tree. auto: built from the measured accuracies that came with the heads, else the "
+            "published one. published: that one. Else a JSON file with a tree, or with accuracies from "
+            "`ssbench train NAME --measure`."
         },
     )
-    nodes: int = field(default=0, metadata={"help": "drafted nodes of the auto tree; 0 = as the heads' config says"})
-    heads: int = field(default=0, metadata={"help": "use only this many heads; 0 = all"})
-    accept: Literal["exact", "typical"] = field(default="exact", metadata={"help": LOSSY})
-    epsilon: float = field(default=0.09, metadata={"help": "of typical: accepted where p(x) > min(epsilon, ..)"})
-    alpha: float = field(default=0.3, metadata={"help": "of typical: .., alpha exp(-H(p)))"})
+    nodes: int = field(
+        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the heads' configuration says."}
+    )
+    heads: int = field(default=0, metadata={"help": "How many of the heads are used, the first ones. 0: all."})
+    accept: Literal["exact", "typical", "nucleus"] = field(
+        default="exact",
+        metadata={
+            "help": "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
+            "and nucleus (every path is judged by itself) are lossy."
+        },
+    )
+    epsilon: Annotated[float, Gt(0)] = field(
+        default=0.09,
+        metadata={
+            "help": "With accept=typical: a drafted token of probability p is accepted where p is above the smaller of "
+            "epsilon and alpha * exp(-H), H the entropy of the model's distribution."
+        },
+    )
+    alpha: Annotated[float, Gt(0)] = field(
+        default=0.3, metadata={"help": "With accept=typical: the factor before exp(-H); see epsilon."}
+    )

@@ -9,15 +9,18 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.files.user_files import read_json
 from specbench_ss.methods._shared.models_in_use import one_in_use
 from specbench_ss.models.drafter_folder import read_shapes
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
@@ -91,7 +94,7 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
         if name not in modules or not hasattr(modules[name], "weight"):
             raise UserError(f"{method}: {folder / ADAPTER} adapts {name}, which the model does not have")
         weight = modules[name].weight
-        modules[name].weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+        modules[name].weight = torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
     try:
         with quiet_peft():
             merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()

@@ -7,13 +7,16 @@ change is measured in tests/methods/test_scorecard.py. Exact verification is in 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.tree import DraftTree, TreeShape
 from specbench_ss.decoding.verify import Verdict, verify_greedy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def accept_typical(

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.tree import DraftTree, shape_of
 
-IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# tokens [k], what of the tree each sees [k, level * k] bool, the place of its parent's row among the last level's [k],
-# level from 1 -> logits [k, V]
-Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-# logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are drawn from [m, V] or None
-Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+    # tokens [k], what of the tree each sees [k, level * k] bool, the place of its parent's row among the last level's
+    # [k], level from 1 -> logits [k, V]
+    Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+    # logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are drawn from [m, V] or
+    # None
+    Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+
+IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
@@ -19,10 +18,13 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
-from specbench_ss.methods.eagle.drafter import Drafter, Rotary
-from specbench_ss.methods.eagle.published_files import drafter_config, read_drafter
 from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
 from specbench_ss.models.weight_hash import hash_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.eagle.drafter import Drafter
 
 
 class FeatureDrafting(Decoder):
@@ -33,6 +35,8 @@ class FeatureDrafting(Decoder):
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
     ) -> None:
+        from specbench_ss.methods.eagle.drafter import Rotary
+
         super().__init__(target, options)
         self.config, self.layers = config, tuple(layers)
         self.taps = tuple(layer for layer in layers if layer != FINAL)
@@ -62,6 +66,8 @@ class FeatureDrafting(Decoder):
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
         """The drafter's file and shapes, the layers it reads, and the tree."""
+        from specbench_ss.methods.eagle.published_files import drafter_config, read_drafter
+
         path = drafter_here(options.weights, cls.name, base, cls.companion)
         if path is None:
             return
@@ -74,6 +80,8 @@ class FeatureDrafting(Decoder):
     @classmethod
     def load(cls, target: Target, options: Any) -> FeatureDrafting:
         """The drafter from the folder or file that the user named, or the one that came with the model."""
+        from specbench_ss.methods.eagle.published_files import drafter_config, read_drafter
+
         path = drafter_folder(options.weights, cls.name, target, cls.companion)
         config = drafter_config(path)
         check_base(config, target, cls.name)

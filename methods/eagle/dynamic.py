@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
-from torch import Tensor
+from annotated_types import Ge, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -17,53 +17,61 @@ from specbench_ss.errors import UserError
 from specbench_ss.files import records
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.eagle.common import FeatureDrafting
-from specbench_ss.methods.eagle.drafter import Drafter
-from specbench_ss.methods.eagle.new_weights import random_eagle, random_eagle3
-from specbench_ss.methods.eagle.published_files import published_levels
+from specbench_ss.methods.eagle.feature_layers import published_levels
 from specbench_ss.methods.eagle.trees import MOST_DEPTH
+from specbench_ss.options import Bounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.eagle.drafter import Drafter
 
 TOTALS = (4, 6, 8, 12, 16, 24, 32, 48, 60)  # worth trying
 BEAMS = (1, 2, 3, 4, 6, 10)
 DEPTHS = (0, 1, 2, 3, 4, 5, 7)
-MOST = {"total_tokens": MOST_NODES, "depth": MOST_DEPTH, "top_k": 64}
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicOptions:
-    """Options of `eagle2`. 0 or -1: as the checkpoint advises, else as published."""
+class DynamicOptions(Bounded):
+    """Options of `eagle2`, and the advice in a checkpoint's configuration. Raises UserError for impossible values."""
 
-    weights: str = field(default="", metadata={"help": "folder or file with the drafter; empty = that of the model"})
-    total_tokens: int = field(
-        default=0, metadata={"help": "nodes verified, root included; 0 = the checkpoint's, else 60"}
+    owner: ClassVar[str] = "eagle2"
+    weights: str = field(
+        default="", metadata={"help": "Folder or file with the drafter. Empty: the one that came with the model."}
     )
-    depth: int = field(
-        default=-1, metadata={"help": "passes over beams after the first level; -1 = the checkpoint's, else published"}
+    total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
+        default=0,
+        metadata={"help": "How many nodes are verified, the root included. 0: as the checkpoint advises, else 60."},
     )
-    top_k: int = field(
-        default=0, metadata={"help": "beams a level, and candidates of each; 0 = the checkpoint's, else 10"}
+    depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = field(
+        default=-1,
+        metadata={
+            "help": "How many levels are drafted after the first. -1: as the checkpoint advises, else as published."
+        },
+    )
+    top_k: Annotated[int, Ge(0), Le(64)] = field(
+        default=0,
+        metadata={"help": "Beams of a level, and candidates of each. 0: as the checkpoint advises, else 10."},
     )
 
-    method: ClassVar[str] = "eagle2"
-
-    def __post_init__(self) -> None:
-        for name, least in (("total_tokens", 0), ("depth", -1), ("top_k", 0)):
-            value = getattr(self, name)
-            if not least <= value <= MOST[name]:
-                raise UserError(f"{self.method}: {name} must be {least} to {MOST[name]}, not {value}")
+    def check_together(self) -> None:
+        """A tree of more than its root."""
         if self.total_tokens == 1:
-            raise UserError(f"{self.method}: total_tokens counts the root: it must be at least 2")
+            raise UserError(f"{self.owner}: total_tokens counts the root: it must be at least 2")
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Options(DynamicOptions):
     """Options of `eagle3`."""
 
+    owner: ClassVar[str] = "eagle3"
     layers: str = field(
         default="auto",
-        metadata={"help": "layers whose inputs are read, as 2:16:29, -1 = the final state; auto = as configured"},
+        metadata={
+            "help": "Layers of the target whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
+            "auto: as the checkpoint's configuration says."
+        },
     )
-
-    method: ClassVar[str] = "eagle3"
 
 
 class _Advice(msgspec.Struct):
@@ -94,7 +102,7 @@ class Eagle2(FeatureDrafting):
     companion = "eagle"
     summary = "EAGLE-2: EAGLE's drafter, dynamic tree"
     paper = "Li et al. 2024, arXiv:2406.16858"
-    Options = DynamicOptions  # type: ignore[assignment]
+    Options = DynamicOptions
     published_depth: ClassVar[int] = 5
 
     def __init__(
@@ -126,6 +134,7 @@ class Eagle2(FeatureDrafting):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random weights, trees of several forms."""
+        from specbench_ss.methods.eagle.new_weights import random_eagle
 
         def make(**options: Any) -> Callable[[], Decoder]:
             return lambda: cls(target, DynamicOptions(**options), random_eagle(target), {})
@@ -220,6 +229,7 @@ class Eagle3(Eagle2):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random weights, a reduced vocabulary and a whole one."""
+        from specbench_ss.methods.eagle.new_weights import random_eagle3
 
         def make(reduced: bool, **options: Any) -> Callable[[], Decoder]:
             def build() -> Decoder:

@@ -10,7 +10,7 @@ import torch
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.eagle.drafter import Eagle1Drafter, Eagle3Drafter, Shape
-from specbench_ss.methods.eagle.published_files import published_levels
+from specbench_ss.methods.eagle.feature_layers import published_levels
 from specbench_ss.testing.tiny import randomise
 
 SPREAD = 0.15  # of random weights: with more, a drafter is sure of one word

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import FINAL
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Rotary, Shape
 from specbench_ss.models.drafter_folder import load_into, read_config, weight_file
@@ -43,17 +42,6 @@ def drafter_config(path: Path) -> dict[str, Any]:
     about = read_config(path if path.is_dir() else path.parent)
     layer = about.get("transformer_layer_config")
     return {**layer, **about} if isinstance(layer, dict) else about
-
-
-def published_levels(n_layers: int) -> tuple[int, ...]:
-    """The layers whose inputs EAGLE-3 reads: 2, N/2, N - 3; in a shallow model outputs of the first, middle and last.
-
-    FINAL stands for the last one's, normed.
-    """
-    if n_layers >= 7:  # fewer, and two would be the same
-        return 2, n_layers // 2, n_layers - 3
-    outputs = (*range(1, n_layers), FINAL)
-    return tuple(outputs[i] for i in sorted({0, len(outputs) // 2, len(outputs) - 1}))
 
 
 def drafter_from_tensors(given: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Drafter:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from annotated_types import Ge, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.static_trees import (
     MedusaTree,
     asked_tree,
@@ -24,34 +23,42 @@ from specbench_ss.methods._shared.static_trees import (
 )
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.eagle.common import FeatureDrafting
-from specbench_ss.methods.eagle.drafter import Drafter
-from specbench_ss.methods.eagle.new_weights import random_eagle
 from specbench_ss.methods.eagle.trees import MOST_DEPTH, PUBLISHED, Plan, plan_of
+from specbench_ss.options import Bounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.eagle.drafter import Drafter
 
 NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, worth trying; 25 is the published size
 
 
 @dataclass(frozen=True, slots=True)
-class EagleOptions:
-    """Options of `eagle`."""
+class EagleOptions(Bounded):
+    """Options of `eagle`. Raises UserError for values beyond their bounds."""
 
-    weights: str = field(default="", metadata={"help": "folder or file with the drafter; empty = that of the model"})
+    owner: ClassVar[str] = "eagle"
+    weights: str = field(
+        default="", metadata={"help": "Folder or file with the drafter. Empty: the one that came with the model."}
+    )
     tree: str = field(
         default="auto",
         metadata={
-            "help": "auto (from the drafter's measured accuracies, else published), published, or a JSON file: a tree, "
-            "or measured accuracies"
+            "help": "Draft tree. auto: built from the measured accuracies that came with the drafter, else the "
+            "published one. published: that one. Else a JSON file with a tree or with measured accuracies."
         },
     )
-    nodes: int = field(default=0, metadata={"help": "drafted nodes of the auto tree; 0 = as the drafter's config says"})
-    depth: int = field(default=0, metadata={"help": "draft at most this many levels; 0 = as deep as the tree is"})
-    sample: Literal["on", "off"] = field(
-        default="off", metadata={"help": "at T>0 draw candidates from the draft's distribution, as published"}
+    nodes: int = field(
+        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the drafter's configuration says."}
     )
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.depth <= MOST_DEPTH:
-            raise UserError(f"eagle: depth must be 1 to {MOST_DEPTH}, or 0 for the tree's own, not {self.depth}")
+    depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = field(
+        default=0, metadata={"help": "How many levels are drafted at most. 0: as many as the tree has."}
+    )
+    sample: Literal["on", "off"] = field(
+        default="off",
+        metadata={"help": "Where tokens are sampled: draw candidates from the draft's distribution, as published."},
+    )
 
 
 class Eagle(FeatureDrafting):
@@ -61,7 +68,7 @@ class Eagle(FeatureDrafting):
     companion = "eagle"
     summary = "EAGLE: one layer drafts features, static tree"
     paper = "Li et al. 2024, arXiv:2401.15077"
-    Options = EagleOptions  # type: ignore[assignment]
+    Options = EagleOptions
 
     def __init__(
         self,
@@ -86,6 +93,7 @@ class Eagle(FeatureDrafting):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random weights on the published tree and on a deep one, and with drawn candidates."""
+        from specbench_ss.methods.eagle.new_weights import random_eagle
 
         def make(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
             return lambda: cls(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt
 
 from specbench_ss.errors import UserError
+from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accuracies
 
 if TYPE_CHECKING:
@@ -18,17 +21,22 @@ PUBLISHED_DEPTH = 5  # of the static tree: levels for which accuracies are measu
 
 
 @dataclass(frozen=True, slots=True)
-class EagleTrainOptions:
-    """Options of `ssbench train eagle`."""
+class EagleTrainOptions(Bounded):
+    """Options of `ssbench train eagle`. Raises UserError for values beyond their bounds."""
 
-    feature_weight: float = field(default=1.0, metadata={"help": "of the smooth L1 loss between features"})
-    token_weight: float = field(default=0.1, metadata={"help": "of the cross-entropy from the target's distribution"})
-    noise: float = field(default=0.2, metadata={"help": "width of uniform noise on features, at rows of 512 tokens"})
+    owner: ClassVar[str] = "eagle"
+    feature_weight: Annotated[float, Ge(0)] = field(
+        default=1.0, metadata={"help": "Weight of the smooth L1 loss between features."}
+    )
+    token_weight: Annotated[float, Ge(0)] = field(
+        default=0.1, metadata={"help": "Weight of the cross-entropy from the target's distribution."}
+    )
+    noise: Annotated[float, Ge(0)] = field(
+        default=0.2, metadata={"help": "Width of the uniform noise on features, for rows of 512 tokens."}
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("feature_weight", "token_weight", "noise"):
-            if getattr(self, name) < 0:
-                raise UserError(f"eagle: {name} must be 0 or more, not {getattr(self, name)}")
+    def check_together(self) -> None:
+        """Something to learn."""
         if not self.feature_weight + self.token_weight:
             raise UserError("eagle: with feature_weight and token_weight 0 there is nothing to learn")
 
@@ -70,19 +78,19 @@ class EagleTrainer(DrafterTrainer):
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3TrainOptions:
-    """Options of `ssbench train eagle3`."""
+class Eagle3TrainOptions(Bounded):
+    """Options of `ssbench train eagle3`. Raises UserError for values beyond their bounds."""
 
-    levels: int = field(default=7, metadata={"help": "levels of its own outputs that it learns from"})
-    draft_vocab: int = field(default=32000, metadata={"help": "words that it can draft: the most frequent ones"})
-    decay: float = field(default=0.8, metadata={"help": "weight of a level's loss beside the one before it"})
-
-    def __post_init__(self) -> None:
-        for name in ("levels", "draft_vocab"):
-            if getattr(self, name) < 1:
-                raise UserError(f"eagle3: {name} must be at least 1, not {getattr(self, name)}")
-        if self.decay <= 0:
-            raise UserError(f"eagle3: decay must be above 0, not {self.decay}")
+    owner: ClassVar[str] = "eagle3"
+    levels: Annotated[int, Ge(1)] = field(
+        default=7, metadata={"help": "Number of passes in which the drafter learns from its own outputs."}
+    )
+    draft_vocab: Annotated[int, Ge(1)] = field(
+        default=32000, metadata={"help": "How many words it can draft: the most frequent ones of the text."}
+    )
+    decay: Annotated[float, Gt(0)] = field(
+        default=0.8, metadata={"help": "Weight of a level's loss as a multiple of the weight of the one before it."}
+    )
 
 
 class Eagle3Trainer(DrafterTrainer):

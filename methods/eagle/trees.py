@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.tree import TreeShape, indices
 from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_DEPTH = 64  # levels that may be drafted in a step, a pass of the drafter each
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
@@ -18,11 +16,16 @@ from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads_decoder import Read, TreeHeads
-from specbench_ss.methods._shared.heads_options import HeadsOptions
+from specbench_ss.methods._shared.heads_decoder import TreeHeads
 from specbench_ss.methods._shared.static_trees import MedusaTree
 from specbench_ss.methods.hydra.files import read_heads
-from specbench_ss.methods.hydra.heads import HydraHeads
+from specbench_ss.methods.hydra.options import HydraOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods._shared.heads_decoder import Read
+    from specbench_ss.methods.hydra.heads import HydraHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,12 @@ class Hydra(TreeHeads):
     name = "hydra"
     summary = "Hydra and Hydra++: sequential heads on the frozen base, sparse tree"
     paper = "Ankner et al. 2024, arXiv:2402.05109"
-    Options = HeadsOptions
+    Options = HydraOptions
 
     def __init__(
         self,
         target: Target,
-        options: HeadsOptions,
+        options: HydraOptions,
         heads: HydraHeads,
         tree: MedusaTree,
         config: dict[str, Any] | None = None,
@@ -100,7 +103,7 @@ class Hydra(TreeHeads):
         """Head by head: each sees the tokens that the one before it drafted, on every path that goes on."""
         tokens = state.root  # [1], then [1 + nodes so far]
         for head, level in enumerate(self.levels):
-            path = F.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
+            path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
             logits = self.heads.logits(head, self.prefix_state, path, self.unembed)  # [m, V]
             best = logits.topk(level.width).indices.flatten()
             tokens = torch.cat((tokens, best[level.pick]))

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from transformers import LlamaConfig
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads_decoder import Read
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.models.drafter_folder import load_into, weight_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LlamaConfig
+
+    from specbench_ss.methods._shared.heads_decoder import Read
+    from specbench_ss.methods.hydra.heads import HydraHeads
 
 HEADS_FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 ARCHITECTURES = ("mlp", "prefix-mlp")
@@ -51,6 +54,8 @@ def read_heads(path: Path, base: Outline, read: Read) -> tuple[HydraHeads, dict[
 
 def heads_from_tensors(tensors: dict[str, Tensor], base: Outline, what: str) -> HydraHeads:
     """Raises UserError that names unknown, missing or misshapen tensors."""
+    from specbench_ss.methods.hydra.heads import HydraHeads
+
     places: dict[int, set[int]] = {}
     for name in tensors:
         if match := _BLOCK.match(name):

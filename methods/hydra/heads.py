@@ -86,6 +86,7 @@ class HydraHeads(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
+        self.layers = layers
 
         def plain() -> list[ResBlock]:
             more = layers - 1

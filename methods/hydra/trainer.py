@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Ge
+
 from specbench_ss.training.heads_trainer import MeasurableHeads, MeasurableHeadsTrainer
 
 if TYPE_CHECKING:
@@ -15,11 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HydraTraining(MeasurableHeads):
-    """Defaults: Hydra++ as published."""
+    """Options of `ssbench train hydra`; defaults make Hydra++ as published.
 
-    layers: int = field(default=4, metadata={"help": "blocks of a head"})
-    prefix: bool = field(default=True, metadata={"help": "Hydra++: one more layer before the heads"})
-    own_unembed: bool = field(default=True, metadata={"help": "an LM head for every head, or the base's for all"})
+    Raises UserError for values beyond their bounds.
+    """
+
+    owner: ClassVar[str] = "hydra"
+    layers: Annotated[int, Ge(1)] = field(default=4, metadata={"help": "Number of residual blocks of a head."})
+    prefix: bool = field(default=True, metadata={"help": "Put one more decoder layer before the heads (Hydra++)."})
+    own_unembed: bool = field(
+        default=True, metadata={"help": "Give every head an LM head of its own, or let all use the base's."}
+    )
 
 
 class HydraTrainer(MeasurableHeadsTrainer):
@@ -30,11 +37,6 @@ class HydraTrainer(MeasurableHeadsTrainer):
     method = "hydra"
     weights_file = "hydra_lm_head.safetensors"
     Options = HydraTraining
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        if options.layers < 1:
-            raise UserError(f"hydra: layers must be at least 1, not {options.layers}")
 
     def build(self, target: Target, lr: float) -> HydraTrainee:
         """Heads that begin as the base's LM head."""

@@ -52,7 +52,7 @@ class HydraTrainee(Trainee):
         self.module: HydraHeads = heads
         self.config = {  # as published configs have it
             "hydra_num_heads": heads.count,
-            "hydra_num_layers": len(heads.hydra_mlp[0]),  # type: ignore[arg-type]
+            "hydra_num_layers": heads.layers,
             "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
         }
         self.target, self.lr, self.tap = target, lr, tap
@@ -108,6 +108,7 @@ class HydraTrainee(Trainee):
         if layer is None:
             return x
         t = x.shape[1]
-        if documents is None:
-            return layer(x, torch.arange(t, device=x.device)[None], t, None, None)  # type: ignore[no-any-return]
-        return layer(x, documents.places, t, None, documents.masks((None,), x.dtype)[None])  # type: ignore[no-any-return]
+        places = torch.arange(t, device=x.device)[None] if documents is None else documents.places
+        mask = None if documents is None else documents.masks((None,), x.dtype)[None]
+        out: Tensor = layer(x, places, t, None, mask)
+        return out

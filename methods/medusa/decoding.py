@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,12 +14,15 @@ from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import holds_model
-from specbench_ss.methods._shared.heads_decoder import Read, TreeHeads
+from specbench_ss.methods._shared.heads_decoder import TreeHeads
 from specbench_ss.methods._shared.lora import ADAPTER
 from specbench_ss.methods._shared.static_trees import MedusaTree
 from specbench_ss.methods.medusa.files import read_heads
-from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.methods.medusa.options import MedusaOptions
+
+if TYPE_CHECKING:
+    from specbench_ss.methods._shared.heads_decoder import Read
+    from specbench_ss.methods.medusa.heads import MedusaHeads
 
 
 class Medusa(TreeHeads):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads_decoder import Read
-from specbench_ss.methods.medusa.heads import MedusaHeads, heads_from_tensors
 from specbench_ss.models.drafter_folder import read_config, read_shapes
 from specbench_ss.models.weight_files import weight_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods._shared.heads_decoder import Read
+    from specbench_ss.methods.medusa.heads import MedusaHeads
 
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 INSIDE = "medusa_head."  # what the names of heads begin with in a whole model
@@ -23,6 +25,8 @@ def read_heads(path: Path, base: Outline, read: Read, method: str) -> tuple[Medu
 
     Raises UserError, naming the file, where there are none or they do not fit the base.
     """
+    from specbench_ss.methods.medusa.heads import heads_from_tensors
+
     files = heads_files(path, method)
     config = read_config(path) if path.is_dir() else {}
     names = [name for file in files for name in read_shapes(file)]

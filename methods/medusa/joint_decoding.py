@@ -32,9 +32,11 @@ NAME = "medusa2"
 
 @dataclass(frozen=True, slots=True)
 class Medusa2AROptions:
-    """Which model."""
+    """Options of `medusa2-ar`: which model it is."""
 
-    weights: str = field(default="", metadata={"help": "folder as for medusa2; empty = the model's own"})
+    weights: str = field(
+        default="", metadata={"help": "Folder as for `medusa2`. Empty: the one that came with the model."}
+    )
 
 
 class Medusa2(OwnModel, Medusa):
@@ -71,7 +73,7 @@ class Medusa2Autoregressive(OwnAutoregressive):
 
     name = "medusa2-ar"
     summary = "plain decoding of the backbone of medusa2: its reference"
-    Options = Medusa2AROptions  # type: ignore[assignment]
+    Options = Medusa2AROptions
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:

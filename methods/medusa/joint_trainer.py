@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Ge, Gt
+
 from specbench_ss.training.heads_trainer import HeadsTrainer, HeadsTraining
 
 if TYPE_CHECKING:
@@ -17,13 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JointTraining(HeadsTraining):
-    """Options of `ssbench train medusa2`."""
+    """Options of `ssbench train medusa2`. Raises UserError for values beyond their bounds."""
 
-    lora_rank: int = field(default=32, metadata={"help": "LoRA of the backbone; 0: all its weights learn"})
-    own_unembed: bool = field(default=True, metadata={"help": "an LM head for every head, or the model's for all"})
-    coefficient: float = field(default=0.2, metadata={"help": "weight of the heads' loss beside the next token's"})
-    ramp: int = field(default=100, metadata={"help": "steps in which that weight rises from 0"})
-    head_lr: float = field(default=4.0, metadata={"help": "learning rate of the heads, times the backbone's"})
+    owner: ClassVar[str] = "medusa2"
+    lora_rank: Annotated[int, Ge(0)] = field(
+        default=32, metadata={"help": "Rank of the backbone's LoRA. 0: all weights of the backbone are trained."}
+    )
+    own_unembed: bool = field(
+        default=True, metadata={"help": "Give every head an LM head of its own, or let all use the model's."}
+    )
+    coefficient: Annotated[float, Gt(0)] = field(
+        default=0.2, metadata={"help": "Weight of the heads' loss, where the loss of the next token has 1."}
+    )
+    ramp: Annotated[int, Ge(0)] = field(
+        default=100, metadata={"help": "Number of steps in which that weight rises from 0."}
+    )
+    head_lr: Annotated[float, Gt(0)] = field(
+        default=4.0, metadata={"help": "Learning rate of the heads, as a multiple of the backbone's."}
+    )
 
 
 class Medusa2Trainer(HeadsTrainer):
@@ -33,15 +45,6 @@ class Medusa2Trainer(HeadsTrainer):
     summary = "Medusa-2: heads and backbone together, which changes the model"
     method = "medusa2"
     Options = JointTraining
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        for name, least in {"lora_rank": 0, "ramp": 0}.items():
-            if getattr(options, name) < least:
-                raise UserError(f"medusa2: {name} must be at least {least}, not {getattr(options, name)}")
-        for name in ("coefficient", "head_lr"):
-            if not getattr(options, name) > 0:
-                raise UserError(f"medusa2: {name} must be above 0, not {getattr(options, name)}")
 
     def build(self, target: Target, lr: float) -> Medusa2Trainee:
         """Copies of the base's LM head behind an identity block, on the base as it is."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specbench_ss import __version__
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.methods.rest.datastore import FORMAT, HEADER, SEPARATOR, Chunk, Datastore, vocabulary_hash
 
 CHUNK = 1 << 26  # tokens of a chunk: sorting takes some twenty bytes of memory for each
@@ -41,7 +41,7 @@ def build(
         (part / HEADER).write_text(json.dumps(header, indent=1) + "\n")
         part.rename(out)
     except OSError as error:
-        raise UserError(f"cannot write the datastore {out}: {error.strerror or error}") from None
+        raise UserError(f"cannot write the datastore {out}: {os_reason(error)}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return header

@@ -11,11 +11,10 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, first_line
@@ -23,11 +22,14 @@ from specbench_ss.files import records
 from specbench_ss.files.user_files import read_json
 from specbench_ss.methods.rest.published import read_idx
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.signedinteger[Any]] | NDArray[np.unsignedinteger[Any]]
+
 HEADER, FORMAT = "datastore.json", 1
 SEPARATOR = -1  # no token: what is matched never holds it, and a continuation ends at it
 PROBES, PROBED = 64, 32  # suffixes of a chunk that are looked at when it is opened, and tokens of each
-
-Ids = NDArray[np.signedinteger[Any]] | NDArray[np.unsignedinteger[Any]]
 
 
 class _Advice(msgspec.Struct):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from annotated_types import Ge, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -21,35 +20,54 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows
 from specbench_ss.methods.rest.datastore import Datastore, open_datastore
 from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
+from specbench_ss.options import Bounded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 PUBLISHED_DRAFT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class RESTOptions:
-    """Options of `rest`; defaults as published."""
+class RESTOptions(Bounded):
+    """Options of `rest`; defaults as published. Raises UserError for values beyond their bounds."""
 
+    owner: ClassVar[str] = "rest"
     datastore: str = field(
         default="",
-        metadata={"help": "of `ssbench datastore build`, or REST's own .idx file; empty = the model's own"},
+        metadata={
+            "help": "Folder that `ssbench datastore build` wrote, or an .idx file of REST itself. "
+            "Empty: the datastore that came with the model."
+        },
     )
-    draft: int = field(default=0, metadata={"help": "drafted nodes at most; 0 = as the datastore advises, else 64"})
-    span: int = field(default=16, metadata={"help": "longest suffix of the text that is looked up"})
-    shortest: int = field(default=2, metadata={"help": "shortest suffix that is looked up"})
-    occurrences: int = field(default=5000, metadata={"help": "occurrences that are read, in each chunk"})
-    length: int = field(default=10, metadata={"help": "tokens read behind each"})
+    draft: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
+        default=0, metadata={"help": "How many nodes are drafted at most. 0: as the datastore advises, else 64."}
+    )
+    span: Annotated[int, Ge(1)] = field(
+        default=16, metadata={"help": "Longest suffix of the text, in tokens, that is looked up."}
+    )
+    shortest: Annotated[int, Ge(1)] = field(
+        default=2, metadata={"help": "Shortest suffix of the text, in tokens, that is looked up."}
+    )
+    occurrences: Annotated[int, Ge(1)] = field(
+        default=5000, metadata={"help": "How many occurrences are read at most in each chunk of the datastore."}
+    )
+    length: Annotated[int, Ge(1)] = field(
+        default=10, metadata={"help": "How many tokens are read behind each occurrence."}
+    )
     accept: Literal["exact", "rows"] = field(
-        default="exact", metadata={"help": "rows: as published, each path on its own; lossy where tokens are sampled"}
+        default="exact",
+        metadata={
+            "help": "Rule by which drafted tokens are accepted. rows: each path on its own, as published, "
+            "which is lossy where tokens are sampled."
+        },
     )
 
-    def __post_init__(self) -> None:
-        for name in ("span", "shortest", "occurrences", "length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"rest: {name} must be at least 1, not {getattr(self, name)}")
+    def check_together(self) -> None:
+        """The two lengths of suffixes."""
         if self.shortest > self.span:
             raise UserError(f"rest: shortest {self.shortest} is above span {self.span}")
-        if not 0 <= self.draft <= MOST_NODES:
-            raise UserError(f"rest: draft must be 1 to {MOST_NODES}, or 0 for the datastore's own, not {self.draft}")
 
 
 class REST(Decoder):
@@ -58,7 +76,7 @@ class REST(Decoder):
     name = "rest"
     summary = "retrieval: what followed the newest tokens in a datastore of text, as a tree"
     paper = "He et al. 2023, arXiv:2311.08252"
-    Options = RESTOptions  # type: ignore[assignment]
+    Options = RESTOptions
 
     def __init__(self, target: Target, options: RESTOptions, store: Datastore) -> None:
         super().__init__(target, options)

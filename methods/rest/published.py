@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
-ENTRY = np.dtype("<i4")
-IDS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ENTRY, ENTRY_BYTES = "<i4", 4
+IDS = {2: "<u2", 4: "<i4"}  # bytes of an id -> its type
 SAMPLED = 1 << 16  # bytes in each of SAMPLES places: whole files have tens of gigabytes
 SAMPLES = 64
 
@@ -30,7 +32,7 @@ def read_idx(path: Path) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], dict[
             raise UserError(f"rest: datastore {path} is empty")
         raw = np.asarray(np.memmap(path, np.uint8, "r"))
     except OSError as error:
-        raise UserError(f"rest: cannot read datastore {path}: {error.strerror or error}") from None
+        raise UserError(f"rest: cannot read datastore {path}: {os_reason(error)}") from None
     chunks: list[tuple[NDArray[Any], NDArray[Any]]] = []
     at = 0
     while at < size:
@@ -48,7 +50,7 @@ def read_idx(path: Path) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], dict[
 
 
 def _chunk(path: Path, number: int, ids: NDArray[Any], suffixes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    count, rest = divmod(len(suffixes), ENTRY.itemsize)
+    count, rest = divmod(len(suffixes), ENTRY_BYTES)
     width = len(ids) // count if count else 0
     if rest or width not in IDS or width * count != len(ids):
         raise UserError(

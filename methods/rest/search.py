@@ -8,13 +8,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbench_ss.methods.rest.datastore import SEPARATOR, Chunk, Datastore
 
-Rows = NDArray[np.int32]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

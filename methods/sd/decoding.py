@@ -42,7 +42,7 @@ class TwoModel(Decoder):
     name = "sd"
     summary = "two-model speculative decoding: a small model drafts a chain or a tree"
     paper = "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318"
-    Options = TwoModelOptions  # type: ignore[assignment]
+    Options = TwoModelOptions
     companion: ClassVar[str] = "draft"  # the folder beside a model that has the weights
 
     def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.target import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Draft:
@@ -87,4 +90,4 @@ class Draft:
     def _fit(self, logits: Tensor) -> Tensor:
         """[.., the draft's width] -> [.., V]."""
         more = self.vocab - logits.shape[-1]
-        return logits if more == 0 else pad(logits, (0, more), value=float("-inf"))
+        return logits if more == 0 else torch.nn.functional.pad(logits, (0, more), value=float("-inf"))

@@ -3,46 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Lt
 
 from specbench_ss.decoding.tree import MOST_NODES
 from specbench_ss.errors import UserError
+from specbench_ss.options import Bounded
 
 LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
 
 
 @dataclass(frozen=True, slots=True)
-class TwoModelOptions:
-    """Raises UserError for what cannot be drafted."""
+class TwoModelOptions(Bounded):
+    """Options of `sd`. Raises UserError for what cannot be drafted."""
 
-    weights: str = field(default="", metadata={"help": "the draft: folder or hub id; empty = the model's own"})
-    form: Literal["chain", "tree"] = field(default="chain", metadata={"help": "of the draft"})
-    gamma: int = field(default=4, metadata={"help": "tokens of a chain, at first where it adapts; depth of a tree"})
-    threshold: float = field(
+    owner: ClassVar[str] = "sd"
+    weights: str = field(
+        default="", metadata={"help": "The draft model: folder or hub id. Empty: the one that came with the model."}
+    )
+    form: Literal["chain", "tree"] = field(default="chain", metadata={"help": "Form of the draft."})
+    gamma: Annotated[int, Ge(1)] = field(
+        default=4,
+        metadata={"help": "Length of a chain, at first where a schedule changes it; or depth of a tree."},
+    )
+    threshold: Annotated[float, Ge(0), Lt(1)] = field(
         default=0.0,
-        metadata={"help": "chain: ends with a token less probable to the draft than this; 0 = fixed length"},
+        metadata={
+            "help": "Chains only: end the chain with a token that is less probable to the draft model than this. "
+            "0: chains of a fixed length."
+        },
     )
     schedule: Literal["constant", "heuristic"] = field(
-        default="constant", metadata={"help": "chain: heuristic = 2 longer where all were accepted, else 1 shorter"}
+        default="constant",
+        metadata={
+            "help": "Chains only: how the length changes. heuristic: 2 longer after a chain that was accepted whole, "
+            "else 1 shorter."
+        },
     )
-    k: int = field(default=3, metadata={"help": "tree: candidates of a node, and nodes of a level that have some"})
-    nodes: int = field(default=12, metadata={"help": "tree: drafted nodes, the best by joint probability; 0 = all"})
+    k: Annotated[int, Ge(1)] = field(
+        default=3,
+        metadata={"help": "Trees only: candidates of a node, and how many nodes of a level are given candidates."},
+    )
+    nodes: Annotated[int, Ge(0)] = field(
+        default=12,
+        metadata={"help": "Trees only: how many nodes are drafted, the best by joint probability. 0: all of them."},
+    )
     candidates: Literal["auto", "top", "drawn"] = field(
         default="auto",
-        metadata={"help": "at T>0: drawn from the draft (auto for chains), or its best (auto for trees)"},
+        metadata={
+            "help": "Where tokens are sampled: whether candidates are drawn from the draft model's distribution or are "
+            "its likeliest tokens (top). auto: drawn for chains, top for trees."
+        },
     )
     retokenise: bool = field(
         default=False,
-        metadata={"help": "where the vocabularies differ: draft through text, the best tokens as a chain"},
+        metadata={
+            "help": "Accept a draft model of another vocabulary: its likeliest tokens are turned into text, and that "
+            "into the target's tokens, which are the draft (a chain)."
+        },
     )
-    lookbehind: int = field(default=10, metadata={"help": "tokens that new text is re-tokenised with"})
+    lookbehind: Annotated[int, Ge(1)] = field(
+        default=10, metadata={"help": "With `retokenise`: how many earlier tokens new text is tokenised together with."}
+    )
 
-    def __post_init__(self) -> None:
-        for name, least in (("gamma", 1), ("k", 1), ("nodes", 0), ("lookbehind", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"sd: {name} must be at least {least}, not {getattr(self, name)}")
-        if not 0 <= self.threshold < 1:
-            raise UserError(f"sd: threshold must be 0 or more and below 1, not {self.threshold}")
+    def check_together(self) -> None:
+        """What only a chain can have, and the size of the whole draft."""
         if self.form == "tree" and (self.threshold or self.schedule != "constant"):
             raise UserError("sd: threshold and schedule are for chains, not for form=tree")
         if self.form == "tree" and self.retokenise:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Ge, Gt, Le
+
+from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 
 if TYPE_CHECKING:
@@ -16,32 +18,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOptions:
-    """Options of `ssbench train draft`."""
+class DraftOptions(Bounded):
+    """Options of `ssbench train draft`. Raises UserError for values beyond their bounds."""
 
-    layers: int = field(default=2, metadata={"help": "decoder layers"})
-    hidden: int = field(default=256, metadata={"help": "hidden size"})
-    n_heads: int = field(default=0, metadata={"help": "attention heads; 0: of 64 each"})
-    ffn: int = field(default=0, metadata={"help": "width of the MLP; 0: 8/3 of hidden"})
-    gamma: int = field(default=4, metadata={"help": "tokens a draft has in the estimated tau"})
+    owner: ClassVar[str] = "draft"
+    layers: Annotated[int, Ge(1)] = field(default=2, metadata={"help": "Number of decoder layers."})
+    hidden: Annotated[int, Ge(1)] = field(default=256, metadata={"help": "Hidden size."})
+    n_heads: Annotated[int, Ge(0)] = field(
+        default=0, metadata={"help": "Number of attention heads. 0: as many as have 64 dimensions each."}
+    )
+    ffn: Annotated[int, Ge(0)] = field(default=0, metadata={"help": "Width of the MLP. 0: 8/3 of the hidden size."})
+    gamma: Annotated[int, Ge(1)] = field(
+        default=4, metadata={"help": "Length of a draft for which tau is estimated while training."}
+    )
     distill: bool = field(
         default=False,
-        metadata={"help": "learn the target's distributions, or the text alone", "flag": "--distill/--from-scratch"},
+        metadata={
+            "help": "Learn the target's distributions beside the text, or the text alone.",
+            "flag": "--distill/--from-scratch",
+        },
     )
-    distill_share: float = field(default=0.9, metadata={"help": "of the loss, where distilled"})
-    prompt_weight: float = field(default=0.2, metadata={"help": "of a prompt's tokens, beside an answer's"})
+    distill_share: Annotated[float, Gt(0), Le(1)] = field(
+        default=0.9, metadata={"help": "With --distill: share of the loss that the target's distributions have."}
+    )
+    prompt_weight: Annotated[float, Ge(0), Le(1)] = field(
+        default=0.2, metadata={"help": "Weight of a prompt's tokens in the loss, where an answer's tokens have 1."}
+    )
     gradient_checkpointing: bool = field(
         default=False,
-        metadata={"help": "compute activations twice to save memory", "flag": "--gradient-checkpointing"},
+        metadata={
+            "help": "Save memory by computing activations a second time in the backward pass.",
+            "flag": "--gradient-checkpointing",
+        },
     )
-
-    def __post_init__(self) -> None:
-        if self.gamma < 1:
-            raise UserError(f"draft: gamma must be at least 1, not {self.gamma}")
-        if not 0 < self.distill_share <= 1:
-            raise UserError(f"draft: distill_share must be above 0 and at most 1, not {self.distill_share}")
-        if not 0 <= self.prompt_weight <= 1:
-            raise UserError(f"draft: prompt_weight must be 0 to 1, not {self.prompt_weight}")
 
 
 class DraftTrainer(DrafterTrainer):

@@ -7,32 +7,34 @@ to answer (Hinton et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import new_llama
+from specbench_ss.options import Bounded
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.losses import weighted_loss
 from specbench_ss.training.trainee import BaseStates, Trainee
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSize:
+class DraftSize(Bounded):
     """Shape of a draft: a Llama. ffn 0: 8/3 of hidden, in steps of 32; heads 0: of 64 each."""
 
-    layers: int = 2
-    hidden: int = 256
-    heads: int = 0
-    ffn: int = 0
+    owner: ClassVar[str] = "draft"
+    layers: Annotated[int, Ge(1)] = 2
+    hidden: Annotated[int, Ge(1)] = 256
+    heads: Annotated[int, Ge(0)] = 0
+    ffn: Annotated[int, Ge(0)] = 0
 
-    def __post_init__(self) -> None:
-        if min(self.layers, self.hidden) < 1 or min(self.heads, self.ffn) < 0:
-            raise UserError("draft: layers and hidden must be at least 1, heads and ffn 0 (chosen) or more")
+    def check_together(self) -> None:
+        """Whether the heads divide the hidden size."""
         if self.hidden % self.attention_heads or (self.hidden // self.attention_heads) % 2:
             raise UserError(f"draft: hidden {self.hidden} cannot be divided into {self.attention_heads} even heads")
 

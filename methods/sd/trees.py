@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from specbench_ss.decoding.decoder import State
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.methods._shared.tree_growth import Choose, Grown, best, draw, grow
+from specbench_ss.methods._shared.tree_growth import Grown, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from specbench_ss.methods._shared.tree_growth import Choose
 
 
 def draft_tree(

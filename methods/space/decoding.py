@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -23,9 +22,14 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
-from specbench_ss.methods.space.masks import MASKS, MaskToken, rows_of
 from specbench_ss.methods.space.model import check_model, is_target, load_model
+from specbench_ss.methods.space.rows import MASKS, rows_of
 from specbench_ss.models.weight_hash import hash_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.space.masks import MaskToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +37,43 @@ class SPACEOptions:
     """Options of `space`."""
 
     weights: str = field(
-        default="", metadata={"help": "folder with LoRA and mask, or a whole model; empty = those of the model"}
+        default="",
+        metadata={
+            "help": "Folder with the LoRA and the mask, or with a whole fine-tuned model. "
+            "Empty: those that came with the model."
+        },
     )
     mask_id: int = field(
         default=0,
-        metadata={"help": "a whole model's mask token (published: 32002); without weights: of the target itself"},
+        metadata={
+            "help": "Token that is the mask of a whole fine-tuned model (published: 32002). With `weights` empty: of "
+            "the target itself, which is then the fine-tuned model. 0: there is none."
+        },
     )
-    k: int = field(default=0, metadata={"help": "candidates a step; 0 = as many masks as were trained (published: 5)"})
+    k: int = field(
+        default=0,
+        metadata={"help": "Candidates of a step. 0: as many as masks were trained (published: 5)."},
+    )
     accept: Literal["exact", "resample"] = field(
-        default="exact", metadata={"help": "resample: as published, from p after a refusal; lossy where sampled"}
+        default="exact",
+        metadata={
+            "help": "Rule by which candidates are accepted. resample: after a refusal draw from the model's "
+            "distribution, as published, which is lossy where tokens are sampled."
+        },
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SPACEAROptions:
-    """Which model."""
+    """Options of `space-ar`: which model it is."""
 
-    weights: str = field(default="", metadata={"help": "folder as for space; empty = the model's own"})
-    mask_id: int = field(default=0, metadata={"help": "as for space"})
+    weights: str = field(
+        default="",
+        metadata={"help": "Folder as for `space`. Empty: the one that came with the model."},
+    )
+    mask_id: int = field(
+        default=0, metadata={"help": "Token that is the mask of a whole fine-tuned model, as for `space`."}
+    )
 
 
 class SPACE(OwnModel):
@@ -59,7 +82,7 @@ class SPACE(OwnModel):
     name = "space"
     summary = "SPACE: mask tokens behind every candidate draft the next ones; the model itself changes"
     paper = "Yi et al. 2024, arXiv:2402.11809"
-    Options = SPACEOptions  # type: ignore[assignment]
+    Options = SPACEOptions
     own_reference = "space-ar"
     model_options = SPACEAROptions
 
@@ -94,6 +117,7 @@ class SPACE(OwnModel):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """A random mask on the target as it is: another model would be another target."""
+        from specbench_ss.methods.space.masks import MaskToken
 
         def made(k: int, accept: Literal["exact", "resample"] = "exact") -> Callable[[], Decoder]:
             mask = MaskToken(target.hidden_size, k, min(2, target.vocab_size - 1))
@@ -177,7 +201,7 @@ class SPACEAutoregressive(OwnAutoregressive):
 
     name = "space-ar"
     summary = "plain decoding of the model of space: its reference"
-    Options = SPACEAROptions  # type: ignore[assignment]
+    Options = SPACEAROptions
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:

@@ -1,21 +1,13 @@
-"""Mask tokens: k of them behind a token predict the k tokens after the next one. Knows rows, no decoding.
-
-Row j of a group stands where the token j places on will stand, sees all that the token sees, itself included, and rows
-1..j of its own group: so rows and groups are a tree, and positions and visibility follow from it.
-"""
+"""The mask token: k of them behind a token predict the k tokens after the next one. Knows no decoding."""
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import TreeShape, shape_of
 from specbench_ss.errors import UserError
-
-MASKS = 5  # as published
+from specbench_ss.methods.space.rows import MASKS
 
 
 class MaskToken(nn.Module):
@@ -36,12 +28,3 @@ class MaskToken(nn.Module):
         tokens = torch.cat((ids, ids.new_full((ids.shape[0], masks), self.mask_id)), 1)
         x = target.embed(tokens, positions)
         return torch.cat((x[:, : ids.shape[1]], x[:, ids.shape[1] :] + self.offset.to(x.dtype)), 1)
-
-
-@lru_cache(maxsize=64)
-def rows_of(nodes: int, masks: int) -> TreeShape:
-    """A chain of `nodes` tokens, then the group of each: node 0's masks, node 1's, ..."""
-    chain = range(-1, nodes - 1)
-    first = (nodes + g * masks for g in range(nodes))
-    groups = ((g, *range(start, start + masks - 1)) for g, start in enumerate(first))
-    return shape_of((*chain, *(parent for group in groups for parent in group)))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
@@ -16,7 +15,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.files import records
 from specbench_ss.methods._shared.fine_tuned import holds_model, outline_beside, target_beside
 from specbench_ss.methods._shared.lora import check_lora, merged_target, save_lora
-from specbench_ss.methods.space.masks import MASKS, MaskToken
+from specbench_ss.methods.space.rows import MASKS
 from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
@@ -27,6 +26,11 @@ from specbench_ss.models.drafter_folder import (
     read_tensors,
     write_checkpoint,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.space.masks import MaskToken
 
 WEIGHTS = "model.safetensors"
 
@@ -104,6 +108,8 @@ def _is_whole(folder: Path, options: Chosen) -> bool:
 
 def _of_whole(options: Chosen, own: Outline, base: Outline | None = None) -> MaskToken:
     """The mask of a whole model. Raises UserError where its vocabulary has no such token, or not all of the base's."""
+    from specbench_ss.methods.space.masks import MaskToken
+
     if not 0 < options.mask_id < own.vocab_size:
         raise UserError(f"space: mask_id must be 1 to {own.vocab_size - 1}, not {options.mask_id}")
     if base is not None and own.vocab_size < base.vocab_size:
@@ -115,6 +121,8 @@ def _of_whole(options: Chosen, own: Outline, base: Outline | None = None) -> Mas
 
 def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[MaskToken, dict[str, Any]]:
     """The mask of a folder, and its config."""
+    from specbench_ss.methods.space.masks import MaskToken
+
     config, file = read_config(folder), folder / WEIGHTS
     try:
         described = records.convert(config, _Config).space

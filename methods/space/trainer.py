@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Ge, Gt, Lt
+
+from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 
 if TYPE_CHECKING:
@@ -16,22 +18,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskOptions:
-    """Options of `ssbench train space`."""
+class MaskOptions(Bounded):
+    """Options of `ssbench train space`. Raises UserError for values beyond their bounds."""
 
-    masks: int = field(default=5, metadata={"help": "masks: tokens drafted after the next one"})
-    lora_rank: int = field(default=32, metadata={"help": "LoRA in every linear layer but the LM head"})
-    mask_share: float = field(default=0.5, metadata={"help": "of the loss, beside next tokens"})
-    mask_lr: float = field(default=5e-3, metadata={"help": "peak learning rate of the mask's embedding"})
-
-    def __post_init__(self) -> None:
-        for name in ("masks", "lora_rank"):
-            if getattr(self, name) < 1:
-                raise UserError(f"space: {name} must be at least 1, not {getattr(self, name)}")
-        if not 0 < self.mask_share < 1:
-            raise UserError(f"space: mask_share must be above 0 and below 1, not {self.mask_share}")
-        if self.mask_lr <= 0:
-            raise UserError(f"space: mask_lr must be above 0, not {self.mask_lr}")
+    owner: ClassVar[str] = "space"
+    masks: Annotated[int, Ge(1)] = field(
+        default=5, metadata={"help": "Number of masks: how many tokens are drafted after the next one."}
+    )
+    lora_rank: Annotated[int, Ge(1)] = field(
+        default=32, metadata={"help": "Rank of the LoRA in every linear layer but the LM head."}
+    )
+    mask_share: Annotated[float, Gt(0), Lt(1)] = field(
+        default=0.5, metadata={"help": "Share of the loss that the masks have; next tokens have the rest."}
+    )
+    mask_lr: Annotated[float, Gt(0)] = field(
+        default=5e-3, metadata={"help": "Peak learning rate of the mask's embedding."}
+    )
 
 
 class SPACETrainer(DrafterTrainer):

@@ -17,8 +17,9 @@ from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
-from specbench_ss.methods.space.masks import MASKS, MaskToken
-from specbench_ss.methods.ss.streams import own_streams
+from specbench_ss.methods.space.masks import MaskToken
+from specbench_ss.methods.space.rows import MASKS
+from specbench_ss.methods.ss.layout import own_streams
 from specbench_ss.methods.ss.training import stream_positions
 from specbench_ss.training.batches import Batch, Documents, additive
 from specbench_ss.training.losses import head_loss

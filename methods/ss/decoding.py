@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
@@ -23,9 +22,9 @@ from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
 from specbench_ss.methods.ss.drafting import draft_tree, prune
+from specbench_ss.methods.ss.layout import Layout, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Layout, Streams, run_msa, stream_visibility
 from specbench_ss.methods.ss.worth_tuning import worth_trying
 from specbench_ss.models.drafter_folder import (
     check_base,
@@ -37,6 +36,11 @@ from specbench_ss.models.drafter_folder import (
     read_tensors,
 )
 from specbench_ss.models.weight_hash import hash_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.ss.streams import Streams
 
 WEIGHTS = "model.safetensors"
 
@@ -60,7 +64,7 @@ class SpeculativeStreaming(Decoder):
     name = "ss"
     summary = "Speculative Streaming, lossless: streams in the frozen base, tree, pruning, fused pass"
     paper = "Bhendawade et al., arXiv:2402.11131 and ACL"
-    Options = SSOptions  # type: ignore[assignment]
+    Options: ClassVar[type[Any]] = SSOptions
     companion: ClassVar[str] = "ss"  # the method whose folder beside a model has the weights
     mode: ClassVar[str] = "lossless"
 
@@ -139,6 +143,8 @@ class SpeculativeStreaming(Decoder):
         cls, folder: Path, shape: StreamConfig, base: Outline, read: Callable[[Path], dict[str, Tensor]]
     ) -> Streams:
         """The streams of a folder. Raises UserError where they are damaged or of another base."""
+        from specbench_ss.methods.ss.streams import Streams
+
         streams = Streams(shape, base.hidden_size)
         file = folder / WEIGHTS
         load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
@@ -187,7 +193,7 @@ class SpeculativeStreaming(Decoder):
         rows, places = self._with_streams(out.taps[self.lo], last, slice(None))
         mask = target.causal_mask(g, s)
         rotary = target.rotary(places[None, 1:], s + g)
-        x = run_msa(target, self.streams, rows[:, 1:], Layout(0, g), cache, mask, rotary)
+        x = self.streams.run(target, rows[:, 1:], Layout(0, g), cache, mask, rotary)
         self.next_streams = target.family.norm(x[0])
         return out
 
@@ -200,7 +206,7 @@ class SpeculativeStreaming(Decoder):
         rows, places = self._with_streams(x, positions, slice(s - 1, s))
         causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
         mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
-        x = run_msa(target, self.streams, rows, Layout(s, g), cache, mask, target.rotary(places[None], s + g))
+        x = self.streams.run(target, rows, Layout(s, g), cache, mask, target.rotary(places[None], s + g))
         cache.advance(s)
         final = target.family.norm(x[:, s - 1 :])  # the last main row, then its streams
         self.next_streams = final[0, 1:]
@@ -237,7 +243,7 @@ class SpeculativeStreaming(Decoder):
         msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
         longest = past + kept.shape.depth + g
         layout = Layout(m, g, self.settings.top_p)
-        x = run_msa(target, self.streams, rows, layout, cache, msa_mask, target.rotary(places[None], longest))
+        x = self.streams.run(target, rows, layout, cache, msa_mask, target.rotary(places[None], longest))
         final = target.family.norm(x[:, :m])
         ranges = [(0, at, keep), (at, target.n_layers, range(m))]
         return Output(target.logits(final), kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))

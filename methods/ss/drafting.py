@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.tree import DraftTree, TreeShape, shape_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # breaks ties between a node and its parent when a transition has probability one: the parent wins
 DEPTH_PENALTY = 1e-4

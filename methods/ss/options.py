@@ -3,54 +3,84 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Lt
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.options import Bounded
 
-LEAST = {"gamma": 0, "k": 0, "n_draft": -1, "n_keep": 0, "prune_layer": -1, "stream_attention_top_p": 0}
 TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
 
 
 @dataclass(frozen=True, slots=True)
-class SSOptions:
-    """0, -1 or auto = as trained, or as the checkpoint advises. Raises ValueError for what no checkpoint can mean."""
+class SSOptions(Bounded):
+    """Options of `ss` and `ss-shared`. Raises UserError for values beyond their bounds.
 
-    weights: str = field(default="", metadata={"help": "folder with the streams; empty = those of the model"})
-    gamma: int = field(default=0, metadata={"help": "streams used per step, at most the trained number; 0 = all"})
-    k: int = field(default=0, metadata={"help": "candidates per stream; 1 = chain; 0 = the checkpoint's"})
-    n_draft: int = field(
+    0, -1 or auto mean: as the streams were trained, or as their checkpoint advises.
+    """
+
+    weights: str = field(
+        default="", metadata={"help": "Folder with the streams. Empty: those that came with the model."}
+    )
+    gamma: Annotated[int, Ge(0)] = field(
+        default=0, metadata={"help": "How many streams a step uses, at most as many as were trained. 0: all of them."}
+    )
+    k: Annotated[int, Ge(0)] = field(
+        default=0, metadata={"help": "Candidates of a stream; 1 drafts a chain. 0: as the checkpoint advises."}
+    )
+    n_draft: Annotated[int, Ge(-1)] = field(
         default=-1,
-        metadata={"help": "draft only this many nodes, the best by joint probability; 0 = all, -1 = the checkpoint's"},
+        metadata={
+            "help": "How many nodes are drafted, the best by joint probability. 0: all. -1: as the checkpoint advises."
+        },
     )
-    n_keep: int = field(default=0, metadata={"help": "most nodes after pruning, root included; 0 = the checkpoint's"})
-    prune: Literal["on", "off"] = field(default="on", metadata={"help": "prune the tree at the pruning layer"})
-    prune_layer: int = field(default=-1, metadata={"help": "prune before this layer; -1 = as trained"})
-    prune_threshold: float = field(default=0.0, metadata={"help": "drop nodes of smaller transition probability"})
-    mode: Literal["tree", "chain"] = field(default="tree", metadata={"help": "chain = the single best path (k=1)"})
-    stream_attention_top_p: int = field(
-        default=0, metadata={"help": "streams see the p tokens their main row attends to most; 0 = all"}
+    n_keep: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={"help": "How many nodes stay after pruning, the root included. 0: as the checkpoint advises."},
     )
-    n_msa_layers: int = field(default=-1, metadata={"help": "as trained (-1), or an error"})
+    prune: Literal["on", "off"] = field(
+        default="on", metadata={"help": "Whether the tree is pruned at the pruning layer."}
+    )
+    prune_layer: Annotated[int, Ge(-1)] = field(
+        default=-1, metadata={"help": "Layer before which the tree is pruned. -1: as trained."}
+    )
+    prune_threshold: Annotated[float, Ge(0), Lt(1)] = field(
+        default=0.0, metadata={"help": "Prune nodes whose transition probability is below this."}
+    )
+    mode: Literal["tree", "chain"] = field(
+        default="tree", metadata={"help": "Form of the draft: a tree, or as a chain the single best path (k=1)."}
+    )
+    stream_attention_top_p: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={"help": "Streams see only so many tokens, those that their main row attends to most. 0: all."},
+    )
+    n_msa_layers: int = field(
+        default=-1,
+        metadata={"help": "Number of top layers that streams pass. Only as trained, else an error. -1: as trained."},
+    )
     adapter_rank: int = field(
-        default=-1, metadata={"help": "rank of the stream adapters: as trained (-1), or an error"}
+        default=-1,
+        metadata={"help": "Rank of the stream adapters. Only as trained, else an error. -1: as trained."},
     )
-    lora_rank: int = field(default=-1, metadata={"help": "rank of the LoRA (shared): as trained (-1), or an error"})
+    lora_rank: int = field(
+        default=-1,
+        metadata={"help": "Rank of the LoRA of shared mode. Only as trained, else an error. -1: as trained."},
+    )
     main_attends_streams: Literal["auto", "on", "off"] = field(
-        default="auto", metadata={"help": "main sees its streams (shared, eq. 3): as trained (auto), or an error"}
+        default="auto",
+        metadata={
+            "help": "Whether the main stream sees its streams (shared mode, eq. 3). Only as trained, else an error. "
+            "auto: as trained."
+        },
     )
     stream_init: Literal["auto", "embedding", "rotation"] = field(
-        default="auto", metadata={"help": "what tells streams apart: as trained (auto), or an error"}
+        default="auto",
+        metadata={"help": "What tells streams apart. Only as trained, else an error. auto: as trained."},
     )
-
-    def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not 0 <= self.prune_threshold < 1:
-            raise ValueError(f"prune_threshold must be 0 or more and below 1, not {self.prune_threshold}")
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
@@ -110,15 +140,20 @@ def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], ba
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAROptions:
-    """Which model: what the output of ss-shared depends on."""
+class SharedAROptions(Bounded):
+    """Options of `ss-shared-ar`: which model it is. They are what the output of `ss-shared` depends on."""
 
-    weights: str = field(default="", metadata={"help": "folder as for ss-shared; empty = the model's own"})
-    gamma: int = field(default=0, metadata={"help": "as for ss-shared"})
-    stream_attention_top_p: int = field(default=0, metadata={"help": "as for ss-shared"})
-
-    def __post_init__(self) -> None:
-        self.step()  # raises for values that ss-shared has not either
+    weights: str = field(
+        default="", metadata={"help": "Folder as for `ss-shared`. Empty: the one that came with the model."}
+    )
+    gamma: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={"help": "How many streams run along, where the main stream sees them (eq. 3). 0: all of them."},
+    )
+    stream_attention_top_p: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={"help": "Streams see only so many tokens, those that their main row attends to most. 0: all."},
+    )
 
     def step(self) -> SSOptions:
         """One candidate a stream, nothing pruned."""

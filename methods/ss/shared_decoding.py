@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
@@ -24,8 +23,12 @@ from specbench_ss.methods._shared.fine_tuned import OwnModel
 from specbench_ss.methods._shared.lora import check_lora, merged_target
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
-from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.models.drafter_folder import drafter_here
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.ss.streams import Streams
 
 
 class SharedStreaming(OwnModel, SpeculativeStreaming):
@@ -87,7 +90,7 @@ class SharedAutoregressive(SharedStreaming):
     name = "ss-shared-ar"
     summary = "plain decoding of the model of ss-shared: its reference"
     lossless = False
-    Options = SharedAROptions  # type: ignore[assignment]
+    Options = SharedAROptions
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, self.step_options(options), streams, advice)
@@ -111,7 +114,9 @@ class SharedAutoregressive(SharedStreaming):
 
         return shared_ar_shapes(cls, target)
 
-    tunable = Decoder.tunable  # nothing  # type: ignore[assignment]
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """Nothing: it drafts nothing."""
+        return {}
 
     def max_rows(self) -> int:
         """The root, and its streams where they run along."""

@@ -21,8 +21,9 @@ from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
+from specbench_ss.methods.ss.layout import Layout, own_streams
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
+from specbench_ss.methods.ss.streams import Streams, run_masked
 from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups, stream_positions
 from specbench_ss.models.drafter_folder import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents, additive

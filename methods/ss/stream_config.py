@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
 
 from specbench_ss.errors import UserError
-
-LEAST = {"gamma": 1, "n_msa_layers": 1, "prune_rank": 1, "adapter_rank": 0, "init_rank": 0, "lora_rank": 0}
+from specbench_ss.options import Bounded
 
 
 @dataclass(frozen=True, slots=True)
-class StreamConfig:
+class StreamConfig(Bounded):
     """Letters of the papers: gamma streams, N_s MSA layers, adapter_rank R_s, init_rank eta, prune_rank theta.
 
     adapter_rank: of the stream adapter that stands in place of the MLP; 0 = streams pass the layer's own MLP.
@@ -22,30 +23,27 @@ class StreamConfig:
     ACL text (False = eq. 1 of 2024).
     """
 
-    gamma: int = 4
-    n_msa_layers: int = 4
-    adapter_rank: int = 8
-    init_rank: int = 0
-    prune_rank: int = 8
+    owner: ClassVar[str] = "ss"
+    gamma: Annotated[int, Ge(1)] = 4
+    n_msa_layers: Annotated[int, Ge(1)] = 4
+    adapter_rank: Annotated[int, Ge(0)] = 8
+    init_rank: Annotated[int, Ge(0)] = 0
+    prune_rank: Annotated[int, Ge(1)] = 8
     prune_layer: int = -1
     stream_init: Literal["embedding", "rotation"] = "embedding"
-    rotation_step: float = 0.0
+    rotation_step: Annotated[float, Ge(0), Le(math.pi / 2)] = 0.0
     mode: Literal["lossless", "shared"] = "lossless"
     main_attends_streams: bool = False
-    lora_rank: int = 0
+    lora_rank: Annotated[int, Ge(0)] = 0
 
-    def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise UserError(f"ss: {name} must be at least {least}, not {getattr(self, name)}")
+    def check_together(self) -> None:
+        """What each mode has."""
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank):
             raise UserError(
                 "ss: main_attends_streams and lora_rank belong to mode shared; lossless leaves the base alone"
             )
         if self.mode == "shared" and not self.lora_rank:
             raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
-        if not 0 <= self.rotation_step <= math.pi / 2:
-            raise UserError(f"ss: rotation_step must be 0 to pi/2, not {self.rotation_step}")
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p
+from specbench_ss.methods.ss.layout import Layout
 from specbench_ss.methods.ss.stream_config import StreamConfig
 
 
@@ -70,26 +69,11 @@ class Streams(nn.Module):
         parts.append(self.adapt(layer, block.norm2(source[:, mains:])))
         return total + torch.cat(parts, 1)
 
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The rows of an MSA layer: `mains` main rows, then gamma streams of each row that carries them.
-
-    stream_top_p: streams see only so many main keys (ACL H.1), 0 = all; then every main row carries streams.
-    """
-
-    mains: int
-    gamma: int
-    stream_top_p: int = 0
-
-
-def run_msa(
-    target: Target, streams: Streams, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any
-) -> Tensor:
-    """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2 or 3 as the mask says."""
-    lo, rows = target.n_layers - streams.config.n_msa_layers, x.shape[1]
-    masks = [target.windowed(mask, b.window, rows, cache, lo + i) for i, b in enumerate(target.family.blocks[lo:])]
-    return run_masked(target, streams, x, layout, cache, masks, rotary)
+    def run(self, target: Target, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
+        """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2 or 3 as the mask says."""
+        lo, rows = target.n_layers - self.config.n_msa_layers, x.shape[1]
+        masks = [target.windowed(mask, b.window, rows, cache, lo + i) for i, b in enumerate(target.family.blocks[lo:])]
+        return run_masked(target, self, x, layout, cache, masks, rotary)
 
 
 def run_masked(
@@ -101,7 +85,7 @@ def run_masked(
     masks: Sequence[Tensor | None],
     rotary: Any,
 ) -> Tensor:
-    """The same with a mask for each of the top N_s layers. layout.mains may be 0: the cache gives keys."""
+    """`Streams.run` with a mask for each of the top N_s layers. layout.mains may be 0: the cache gives keys."""
     c = streams.config
     if c.stream_init == "rotation":
         cache = TurnedValues(cache, layout.mains, layout.gamma, c.angle(target.context_length))
@@ -110,30 +94,3 @@ def run_masked(
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
             x = streams.pass_layer(layer, block, x, layout.mains, block.attend(x, cache, mask, rotary))
     return x
-
-
-def own_streams(rows: int, gamma: int, device: torch.device) -> Tensor:
-    """Bool [rows * gamma, rows * gamma]: stream j of a row sees streams 1..j of that row and no other's."""
-    own = torch.ones(gamma, gamma, dtype=torch.bool, device=device).tril()
-    same = torch.eye(rows, dtype=torch.bool, device=device)
-    return (same[:, None, :, None] & own[:, None]).reshape(rows * gamma, rows * gamma)
-
-
-own_streams_of_step = lru_cache(maxsize=256)(own_streams)  # trees are of few and small sizes, unlike training's rows
-
-
-def stream_visibility(visible: Tensor, gamma: int, carriers: Tensor | None = None, attends: bool = False) -> Tensor:
-    """Who sees whom among m main rows and the streams of c of them, bool [m + c*gamma, m + c*gamma].
-
-    visible [m, m]: main rows. carriers int64 [c]: rows that carry streams, None = all. Stream j of row i sees what
-    row i sees, and streams 1..j of row i, no other's. A main row sees its own streams where it attends to them
-    (eq. 3), and no stream otherwise.
-    """
-    m = visible.shape[0]
-    carriers = torch.arange(m, device=visible.device) if carriers is None else carriers
-    upper = F.pad(visible, (0, len(carriers) * gamma))
-    if attends:
-        own = torch.arange(m, device=visible.device)[:, None] == carriers  # [m, c]
-        upper = torch.cat((visible, own.repeat_interleave(gamma, 1)), 1)
-    own = own_streams_of_step(len(carriers), gamma, visible.device)
-    return torch.cat((upper, torch.cat((visible[carriers].repeat_interleave(gamma, 0), own), 1)))

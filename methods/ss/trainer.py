@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt
 
 from specbench_ss.errors import UserError
+from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 
 if TYPE_CHECKING:
@@ -20,44 +23,68 @@ LOSSLESS_RANK = 8  # R_s, ACL sec. 2.1
 
 
 @dataclass(frozen=True, slots=True)
-class StreamsOptions:
-    """Letters as in methods/ss/stream_config.py. -1 = what the papers use in the mode."""
+class StreamsOptions(Bounded):
+    """Options of `ssbench train ss`. Raises UserError for values beyond their bounds. -1: as the papers have it."""
 
+    owner: ClassVar[str] = "ss"
     mode: Literal["lossless", "shared"] = field(
-        default="lossless", metadata={"help": "lossless: the base stays; shared: LoRA trained with the streams"}
+        default="lossless",
+        metadata={
+            "help": "lossless: the base stays as it is. shared: the base is changed by a LoRA that is trained together "
+            "with the streams."
+        },
     )
-    gamma: int = field(default=4, metadata={"help": "streams: tokens drafted after the next one"})
-    n_msa_layers: int = field(default=4, metadata={"help": "top layers that streams pass, N_s"})
+    gamma: Annotated[int, Ge(1)] = field(
+        default=4, metadata={"help": "Number of streams: how many tokens are drafted after the next one."}
+    )
+    n_msa_layers: int = field(default=4, metadata={"help": "Number of top layers that streams pass (N_s)."})
     adapter_rank: int = field(
         default=-1,
-        metadata={"help": "stream adapter in place of the MLP; 0: the MLP; -1: 8, shared 0"},
+        metadata={
+            "help": "Rank of the stream adapters, which streams pass in place of the MLP. 0: they pass the MLP. "
+            "-1: 8 in lossless mode, 0 in shared mode."
+        },
     )
-    init_rank: int = field(default=0, metadata={"help": "rank of the map before the streams; 0: identity"})
-    prune_rank: int = field(default=8, metadata={"help": "rank of the pruning map"})
-    prune_layer: int = field(default=-1, metadata={"help": "prune before this layer; -1: where streams begin"})
-    lora_rank: int = field(default=-1, metadata={"help": "LoRA of shared mode; -1: 32"})
+    init_rank: int = field(
+        default=0, metadata={"help": "Rank of the map from main states to the first stream states. 0: the identity."}
+    )
+    prune_rank: int = field(default=8, metadata={"help": "Rank of the pruning map."})
+    prune_layer: int = field(
+        default=-1, metadata={"help": "Layer before which the tree is pruned. -1: the first one that streams pass."}
+    )
+    lora_rank: int = field(default=-1, metadata={"help": "Rank of the LoRA in shared mode. -1: 32."})
     main_attends_streams: bool | None = field(
-        default=None, metadata={"help": "main sees its streams (eq. 3); none: in shared mode"}
+        default=None,
+        metadata={"help": "Whether the main stream sees its streams (eq. 3). Default: in shared mode only."},
     )
     stream_init: Literal["embedding", "rotation"] = field(
-        default="embedding", metadata={"help": "what tells streams apart"}
+        default="embedding",
+        metadata={"help": "What tells streams apart: an embedding of each, or values rotated by an angle of each."},
     )
-    rotation_step: float = field(default=0.0, metadata={"help": "radians a stream, for rotation; 0: the largest"})
-    alpha: float = field(default=0.1, metadata={"help": "weight of a stream's loss in shared mode"})
-    embedding_lr: float = field(default=5e-2, metadata={"help": "peak learning rate of the stream embeddings"})
-    segment: int = field(default=0, metadata={"help": "positions a row whose streams are in memory at once; 0: all"})
+    rotation_step: float = field(
+        default=0.0,
+        metadata={"help": "With rotation: angle in radians from one stream to the next. 0: the largest possible."},
+    )
+    alpha: Annotated[float, Gt(0)] = field(
+        default=0.1, metadata={"help": "Weight of each stream's loss in shared mode, where the next token's has 1."}
+    )
+    embedding_lr: float = field(default=5e-2, metadata={"help": "Peak learning rate of the stream embeddings."})
+    segment: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={
+            "help": "Save memory: so many positions of a row have their streams in memory at a time. 0: all of them."
+        },
+    )
     gradient_checkpointing: bool = field(
         default=False,
-        metadata={"help": "compute activations twice to save memory", "flag": "--gradient-checkpointing"},
+        metadata={
+            "help": "Save memory by computing activations a second time in the backward pass.",
+            "flag": "--gradient-checkpointing",
+        },
     )
 
-    def __post_init__(self) -> None:
-        if self.gamma < 1:
-            raise UserError(f"ss: gamma must be at least 1, not {self.gamma}")
-        if self.segment < 0:
-            raise UserError(f"ss: segment must be 0 (all) or more, not {self.segment}")
-        if self.alpha <= 0:
-            raise UserError(f"ss: alpha must be above 0, not {self.alpha}")
+    def check_together(self) -> None:
+        """What each mode has."""
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank > 0):
             raise UserError(
                 "ss: main_attends_streams and lora_rank are for --mode shared; lossless leaves the base alone"

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
+from specbench_ss.methods.ss.layout import Layout, own_streams
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Layout, Streams, own_streams, run_masked
+from specbench_ss.methods.ss.streams import Streams, run_masked
 from specbench_ss.training.batches import Batch, Documents, additive
 from specbench_ss.training.losses import head_loss, head_sums, mean_loss
 from specbench_ss.training.trainee import BaseStates, Trainee

@@ -8,40 +8,50 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.errors import UserError
 from specbench_ss.methods.suffix.automaton import Draft, SuffixAutomaton
+from specbench_ss.options import Bounded
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixOptions:
-    """Options of `suffix`: the published defaults; the past is off."""
+class SuffixOptions(Bounded):
+    """Options of `suffix`; defaults as published, but that earlier answers are not looked into.
 
-    form: Literal["tree", "chain"] = field(default="tree", metadata={"help": "chain = the likeliest path only"})
-    factor: float = field(default=1.0, metadata={"help": "drafted nodes per matched token"})
-    offset: float = field(default=0.0, metadata={"help": "drafted nodes beside those"})
-    min_prob: float = field(default=0.1, metadata={"help": "least path probability of a drafted node"})
-    depth: int = field(default=64, metadata={"help": "longest match that counts"})
-    nodes: int = field(default=64, metadata={"help": "most drafted nodes of a step"})
-    past: bool = field(default=False, metadata={"help": "look into the answers to earlier prompts too"})
-    requests: int = field(default=512, metadata={"help": "past: most answers kept; then the older half goes"})
+    Raises UserError for values beyond their bounds.
+    """
 
-    def __post_init__(self) -> None:
-        for name in ("depth", "nodes", "requests"):
-            if getattr(self, name) < 1:
-                raise UserError(f"suffix: {name} must be at least 1, not {getattr(self, name)}")
-        if self.nodes > MOST_NODES:
-            raise UserError(f"suffix: nodes must be at most {MOST_NODES}, not {self.nodes}")
-        if self.factor < 0:
-            raise UserError(f"suffix: factor must be 0 or more, not {self.factor}")
-        if not 0 < self.min_prob <= 1:
-            raise UserError(f"suffix: min_prob must be above 0 and at most 1, not {self.min_prob}")
+    owner: ClassVar[str] = "suffix"
+    form: Literal["tree", "chain"] = field(
+        default="tree", metadata={"help": "Form of the draft: a tree, or as a chain only its likeliest path."}
+    )
+    factor: Annotated[float, Ge(0)] = field(
+        default=1.0, metadata={"help": "How many nodes are drafted for every token that matched."}
+    )
+    offset: float = field(
+        default=0.0, metadata={"help": "How many nodes are drafted in addition, however many tokens matched."}
+    )
+    min_prob: Annotated[float, Gt(0), Le(1)] = field(
+        default=0.1, metadata={"help": "A node is drafted only if its path is estimated to be at least this probable."}
+    )
+    depth: Annotated[int, Ge(1)] = field(
+        default=64, metadata={"help": "How many of the newest tokens are compared at most."}
+    )
+    nodes: Annotated[int, Ge(1), Le(MOST_NODES)] = field(
+        default=64, metadata={"help": "How many nodes a step drafts at most."}
+    )
+    past: bool = field(default=False, metadata={"help": "Look into the answers to earlier prompts as well."})
+    requests: Annotated[int, Ge(1)] = field(
+        default=512,
+        metadata={"help": "With `past`: how many answers are kept at most. Beyond that the older half is forgotten."},
+    )
 
     def budget(self, matched: int) -> int:
         """Nodes to draft after a match of this length."""
@@ -54,7 +64,7 @@ class Suffix(Decoder):
     name = "suffix"
     summary = "SuffixDecoding: suffix automaton of the request, as an option of past answers; no training"
     paper = "Oliaro et al. 2024, arXiv:2411.04975"
-    Options = SuffixOptions  # type: ignore[assignment]
+    Options = SuffixOptions
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -74,7 +84,7 @@ class Suffix(Decoder):
             "eager": SuffixOptions(offset=8, min_prob=0.01),
             "past": SuffixOptions(past=True, requests=2, offset=4),
         }
-        return {label: lambda o=options: cls(target, o) for label, options in shapes.items()}  # type: ignore[misc]
+        return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """How long and how wide a draft is worth its rows."""

@@ -37,7 +37,7 @@ class Watched(Decoder):
         self.inner, self.taps = inner, inner.taps
         self.drafts: list[list[int]] = []
 
-    def max_rows(self) -> int:
+    def max_rows(self) -> int | None:
         """As the inner one."""
         return self.inner.max_rows()
 

@@ -83,9 +83,8 @@ def _loaded(given: dict[str, Any]) -> Target:
 
     target = given["model"]
     if not isinstance(target, Target):
-        raise UserError(
-            f"model= is a name, a folder or a target, as load_model gives it, not a {type(target).__name__}"
-        )
+        kind = f"an object of type {type(target).__name__}"
+        raise UserError(f"model= is a name, a folder or a target, as load_model gives it, not {kind}")
     idle = [name for name in OF_A_MODEL if given[name] != DEFAULTS[name]]
     if idle:
         raise UserError(f"{idle[0]}= makes no difference to a model that is loaded already: give it to load_model")
@@ -111,7 +110,7 @@ def _plugins(files: Sequence[str]) -> tuple[PluginFile, ...]:
     """Methods of these files, and of no others, are known from now on."""
     from specbench_ss.plugin_file import load_plugin
 
-    registry.forget_files()
+    registry.clear_file_methods()
     return tuple(load_plugin(Path(file)) for file in dict.fromkeys(files))
 
 

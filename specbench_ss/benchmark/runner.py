@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from specbench_ss.benchmark.measuring import frozen_heap, peak_memory, quiet_collector, warm_up
+from specbench_ss.benchmark.quiet_timing import frozen_heap, peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
 from specbench_ss.benchmark.schedule import Sample, plan, sample_seed
 from specbench_ss.decoding.decoder import Decoder
@@ -38,25 +38,34 @@ Decode = Callable[[Decoder, list[int], Limits, Sampling, Callable[[int], None] |
 
 
 class Events(Protocol):
-    """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample."""
+    """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample.
+
+    A subclass hears what it overrides, and nothing else.
+    """
 
     def on_start(self, total: int) -> None:
         """Samples still to be made."""
+        return
 
     def on_warm_up(self, label: str) -> None:
         """A method begins to answer a prompt, unmeasured."""
+        return
 
     def on_sample_start(self, label: str, question_id: str) -> None:
         """A method begins to answer."""
+        return
 
     def on_tokens(self, n: int) -> None:
         """n more tokens of the sample at hand."""
+        return
 
     def on_sample(self, row: Row) -> None:
         """A sample is committed."""
+        return
 
     def on_warning(self, text: str) -> None:
         """Something that the user should know; the run goes on."""
+        return
 
 
 def run(

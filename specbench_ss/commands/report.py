@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 if TYPE_CHECKING:
     from specbench_ss.runs.rows import Run
@@ -53,7 +53,7 @@ def write_report(run: Run, name: str = "html", out: Path | None = None) -> Path:
     try:
         report.write(run, path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
     return path
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, literal
 from specbench_ss.errors import UserError
+from specbench_ss.options import Bounds, bounds_of, make_options
 from specbench_ss.training.trainer import TrainConfig, Trainer
 
 DEFAULT = TrainConfig(Path(), ())
@@ -146,14 +148,25 @@ def options(
 class _Trainers(TyperGroup):
     """The registered trainers as commands; each is loaded when it is named."""
 
+    listed: Mapping[str, type[Trainer]] = MappingProxyType({})
+
     def list_commands(self, ctx: Any) -> list[str]:
         from specbench_ss import registry
 
         return list(registry.load_all(registry.TRAINERS))
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Of each trainer only its summary is shown: its options are not read for that."""
+        from specbench_ss import registry
+
+        self.listed = registry.load_all(registry.TRAINERS)
+        super().format_help(ctx, formatter)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from specbench_ss import registry
 
+        if cmd_name in self.listed:
+            return literal(TyperCommand(cmd_name, help=_summary(self.listed[cmd_name])))
         return _command(registry.trainer_class(cmd_name), cmd_name)
 
 
@@ -169,6 +182,10 @@ def _group() -> None:
     pass
 
 
+def _summary(trainer: type[Trainer]) -> str:
+    return f"{trainer.summary[:1].upper()}{trainer.summary[1:]}."
+
+
 def _command(trainer: type[Trainer], name: str) -> Any:
     own = _own_options(trainer.Options, name)
 
@@ -176,7 +193,7 @@ def _command(trainer: type[Trainer], name: str) -> Any:
         chosen = {p.name: given.pop(p.name) for p in own}
         config = _config(given)
         try:
-            made = trainer(trainer.Options(**chosen))
+            made = trainer(make_options(trainer.Options, chosen, name))
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: {error}") from error
         try:
@@ -190,22 +207,24 @@ def _command(trainer: type[Trainer], name: str) -> Any:
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in keywords}
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name, help=f"{trainer.summary[:1].upper()}{trainer.summary[1:]}.")(run)
+    single.command(name, help=_summary(trainer))(run)
     command: Any = literal(typer.main.get_command(single))
     command.context_settings = {"help_option_names": ["-h", "--help"]}
     return command
 
 
 def _own_options(kind: type[Any], name: str) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind)
-    return [_parameter(f, hints[f.name], f"Options of {name}") for f in dataclasses.fields(kind) if f.init]
+    hints, bounds = get_type_hints(kind), bounds_of(kind)
+    own = [f for f in dataclasses.fields(kind) if f.init]
+    return [_parameter(f, hints[f.name], bounds.get(f.name), f"Options of {name}") for f in own]
 
 
-def _parameter(field: dataclasses.Field[Any], kind: Any, panel: str) -> inspect.Parameter:
+def _parameter(field: dataclasses.Field[Any], kind: Any, bounds: Bounds | None, panel: str) -> inspect.Parameter:
     """A field of an Options dataclass as an option. metadata: help; flag, in place of the one made of the name."""
+    help = " ".join([str(field.metadata.get("help", "")), *([f"({bounds})"] if bounds else [])])
     flags: list[str] = [field.metadata["flag"]] if "flag" in field.metadata else []
     option: Callable[..., Any] = typer.Option
-    annotation = Annotated[kind, option(*flags, help=str(field.metadata.get("help", "")), rich_help_panel=panel)]
+    annotation = Annotated[kind, option(*flags, help=help, rich_help_panel=panel)]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
 
 

@@ -33,7 +33,7 @@ FEW = 4  # prompts per task, unless they come from a file of the user's
 
 def run(config: TuneConfig, out: Path | None) -> None:
     """Tune, write the preset, print what was tried. The user's mistakes are found before anything is measured."""
-    from specbench_ss.benchmark.measuring import frozen_heap
+    from specbench_ss.benchmark.quiet_timing import frozen_heap
     from specbench_ss.benchmark.requests import check_room
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.devices import resolve_device

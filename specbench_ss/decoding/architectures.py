@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(slots=True)
@@ -78,7 +80,9 @@ def _opt(model: Any) -> Family:
         x = decoder.embed_tokens(ids)
         if decoder.project_in is not None:
             x = decoder.project_in(x)
-        out: Tensor = x + nn.Embedding.forward(decoder.embed_positions, positions + decoder.embed_positions.offset)
+        out: Tensor = x + torch.nn.Embedding.forward(
+            decoder.embed_positions, positions + decoder.embed_positions.offset
+        )
         return out
 
     def norm(x: Tensor) -> Tensor:
@@ -177,9 +181,9 @@ def family_of(model: Any) -> Family:
     return _BUILDERS[base.config.model_type](base)
 
 
-@torch.no_grad()
 def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos, sin [length, head_dim] for positions 0..length-1."""
-    positions = torch.arange(length, device=like.device)[None]
-    cos, sin = rotary(like, position_ids=positions)
-    return cos[0], sin[0]
+    with torch.no_grad():
+        positions = torch.arange(length, device=like.device)[None]
+        cos, sin = rotary(like, position_ids=positions)
+        return cos[0], sin[0]

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.tree import indices
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Cache:
@@ -19,9 +21,11 @@ class Cache:
 
     lengths[layer] is the number of rows that exist in that layer; rows beyond it are scratch that the next
     write overwrites, so dropping rows costs nothing. The host owns the lengths: no device synchronisation.
+    grows: whether rows beyond the capacity make it larger, as where a method states no `max_rows`, or are an error.
     """
 
     is_compileable = False
+    grows = False
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
@@ -38,18 +42,15 @@ class Cache:
 
         The length does not move: `advance` says how many of the new rows stay.
         """
+        start = self.lengths[layer]
+        end = start + k.shape[2]
+        if end > self.capacity:
+            self._grow(start, end, layer)
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             shape = (k.shape[0], k.shape[1], self.capacity, k.shape[3])
             keys = self.keys[layer] = k.new_empty(shape)
             values = self.values[layer] = v.new_empty((*shape[:3], v.shape[3]))
-        start = self.lengths[layer]
-        end = start + k.shape[2]
-        if end > self.capacity:
-            raise RuntimeError(
-                f"cache of {self.capacity} rows cannot take rows {start} to {end} in layer {layer}: "
-                "a step put more rows through the model than the method's max_rows() says"
-            )
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
@@ -84,6 +85,27 @@ class Cache:
             self.keys = [self._larger(k) for k in self.keys]
             self.values = [self._larger(v) for v in self.values]
         self.clear()
+
+    def _grow(self, start: int, end: int, layer: int) -> None:
+        """Make room for rows up to `end`, and half as many again as there were; what is held stays.
+
+        Raises RuntimeError where the cache does not grow.
+        """
+        if not self.grows:
+            raise RuntimeError(
+                f"cache of {self.capacity} rows cannot take rows {start} to {end} in layer {layer}: "
+                "a step put more rows through the model than the method's max_rows() says"
+            )
+        self.capacity = max(end, self.capacity * 3 // 2)
+        self.keys = [self._moved(k) for k in self.keys]
+        self.values = [self._moved(v) for v in self.values]
+
+    def _moved(self, rows: Tensor | None) -> Tensor | None:
+        """A larger buffer with the same rows: with those of this pass, too, which no length counts yet."""
+        larger = self._larger(rows)
+        if larger is not None and rows is not None:
+            larger[:, :, : rows.shape[2]] = rows
+        return larger
 
     def _larger(self, rows: Tensor | None) -> Tensor | None:
         """A fresh buffer, its pages touched now rather than in a timed step."""

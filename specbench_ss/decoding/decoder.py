@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.options import NoOptions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specbench_ss.decoding.cache import Cache
     from specbench_ss.decoding.outline import Outline
     from specbench_ss.decoding.sampling import Sampling
@@ -42,7 +44,7 @@ class State:
     cache: Cache
     sampling: Sampling
     taps: dict[int, Tensor] = field(default_factory=dict)
-    rng: torch.Generator = field(default_factory=torch.Generator)
+    rng: torch.Generator = field(default_factory=lambda: torch.Generator())
     draft_calls: int = 0  # forward passes of a draft model, counted by the method that makes them
 
     @property
@@ -66,10 +68,7 @@ class Decoder(ABC):
     lossless: bool = True
     remembers: bool = False
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """No options."""
-
+    Options: ClassVar[type[Any]] = NoOptions
     taps: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: Any = None) -> None:
@@ -134,9 +133,13 @@ class Decoder(ABC):
         """
         return type(self).load(self.target, options)
 
-    def max_rows(self) -> int:
-        """The most rows one step may put through the target (root included): the cache reserves them."""
-        return 64
+    def max_rows(self) -> int | None:
+        """The most rows that one step may put through the target, the root included; None where that is not known.
+
+        The cache reserves as many as are stated, and a step that needs more ends the run with an error. Of a method
+        that states none the cache grows when a step needs it to, which takes time within that step.
+        """
+        return None
 
     def prefill(self, state: State, ids: Tensor) -> Output:
         """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""

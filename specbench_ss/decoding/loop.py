@@ -20,6 +20,8 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict, verify
 from specbench_ss.errors import UserError
 
+FIRST_GUESS = 64  # rows of a step that the cache reserves where a method does not say how many it needs
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -141,7 +143,6 @@ class Session:
         self.overshoot += len(verdict.tokens) - kept
 
 
-@torch.inference_mode()
 def generate(
     decoder: Decoder,
     prompt: Sequence[int],
@@ -160,8 +161,11 @@ def generate(
         raise UserError(
             f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
         )
-    rows = decoder.max_rows()
-    cache = target.request_cache(min(target.context_length, len(prompt) + limits.max_new_tokens) + rows)
-    result = Session(decoder, prompt, limits, sampling, cache).run(on_step)
+    stated = decoder.max_rows()
+    rows = FIRST_GUESS if stated is None else stated
+    with torch.inference_mode():
+        most = min(target.context_length, len(prompt) + limits.max_new_tokens)
+        cache = target.request_cache(most + rows, grows=stated is None)
+        result = Session(decoder, prompt, limits, sampling, cache).run(on_step)
     result.check()
     return result

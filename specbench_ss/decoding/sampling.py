@@ -5,29 +5,29 @@ Knows no tree and no method. T=0 is greedy and never builds a distribution.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from torch import Tensor
+from annotated_types import Ge, Gt, Le, Lt
 
-from specbench_ss.errors import UserError
+from specbench_ss.options import Bounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """temperature 0 = greedy; top_k 0 and top_p 1 switch the filters off."""
+class Sampling(Bounded):
+    """How tokens are chosen. Temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
+    Raises UserError for values beyond their bounds.
+    """
+
+    temperature: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_k: Annotated[int, Ge(0)] = 0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature must be zero or more, not {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top-p must be in (0, 1], not {self.top_p}")
-        if self.top_k < 0:
-            raise UserError(f"top-k must be zero (off) or more, not {self.top_k}")
 
     @property
     def greedy(self) -> bool:

@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import family_of, rotary_table
 from specbench_ss.decoding.cache import Cache, StreamCache
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.tree import DraftTree
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Rotary = tuple[Tensor, Tensor] | None
+
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
 AnyCache = Cache | StreamCache | None
-Rotary = tuple[Tensor, Tensor] | None
 
 
 @dataclass(slots=True)
@@ -31,14 +33,15 @@ class Output:
 
     logits [1, n, V] of the rows of `tree`; taps {layer: [1, n, h]} (input of that layer, or FINAL);
     rows: for each node of `tree`, its offset among the rows this pass wrote into the cache, by layer range
-    [(lo, hi, offsets)]; None = node i is row i in every layer. extra: whatever the method wants back.
+    [(lo, hi, offsets)]; None = node i is row i in every layer. extra: a tensor that the method's `forward` hands to
+    its `observe`; empty where there is none.
     """
 
     logits: Tensor
     tree: DraftTree | None = None
     taps: dict[int, Tensor] = field(default_factory=dict)
     rows: list[tuple[int, int, Sequence[int]]] | None = None
-    extra: Any = None
+    extra: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class Target(Outline):
@@ -47,6 +50,8 @@ class Target(Outline):
     def __init__(self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None) -> None:
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
+        from specbench_ss.decoding import grouped_attention
+
         self.model = model.eval().requires_grad_(False)
         self.weights_hash = ""
         self.family = family_of(model)
@@ -78,10 +83,14 @@ class Target(Outline):
         """An empty cache for this many rows a layer."""
         return Cache(self.n_layers, capacity)
 
-    def request_cache(self, capacity: int) -> Cache:
-        """The target's own cache, emptied, with room for this many rows: memory is reused from prompt to prompt."""
+    def request_cache(self, capacity: int, grows: bool = False) -> Cache:
+        """The target's own cache, emptied, with room for this many rows: memory is reused from prompt to prompt.
+
+        grows: whether it takes more rows than that.
+        """
         if self._cache is None:
             self._cache = self.new_cache(capacity)
+        self._cache.grows = grows
         self._cache.expand(capacity)
         return self._cache
 
@@ -193,8 +202,8 @@ class Target(Outline):
         tapped[FINAL] = self.family.norm(x)
         return Output(self.logits(tapped[FINAL]), tree, tapped)
 
-    @torch.inference_mode()
     def next_logits(self, ids: Sequence[int], cache: Cache | None = None) -> Tensor:
         """float32 logits [V] after these ids, from a fresh forward pass, not timed. cache: an empty one to use."""
-        cache = cache or self.new_cache(len(ids))
-        return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()
+        with torch.inference_mode():
+            cache = cache or self.new_cache(len(ids))
+            return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import index
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_NODES = 4096  # that a method may draft in a step; far more than has ever paid
 
@@ -81,7 +84,7 @@ def listed(tokens: Sequence[Tensor | int]) -> Tensor:
     """int64 [n] from a list of tokens, on the device of the first one where that is a tensor, else on the CPU."""
     if not tokens:
         raise ValueError("a tree has at least its root")
-    first = tokens[0] if isinstance(tokens[0], Tensor) else torch.tensor(index(tokens[0]))
+    first = tokens[0] if isinstance(tokens[0], torch.Tensor) else torch.tensor(index(tokens[0]))
     return torch.cat((first.reshape(1), indices([index(token) for token in tokens[1:]], first.device)))
 
 
@@ -123,8 +126,8 @@ class DraftTree:
         `DraftTree.of([state.root, 5, 9, 7], [-1, 0, 0, 1])` drafts 5 and 9 after the root, and 7 after 5. A list of
         plain numbers makes a tree on the CPU. draft_probs: [n, V], see above. Raises ValueError where they fit no tree.
         """
-        numbers = tuple(map(index, parents.tolist() if isinstance(parents, Tensor) else parents))
-        nodes = tokens if isinstance(tokens, Tensor) else listed(tokens)
+        numbers = tuple(map(index, parents.tolist() if isinstance(parents, torch.Tensor) else parents))
+        nodes = tokens if isinstance(tokens, torch.Tensor) else listed(tokens)
         if nodes.ndim != 1 or nodes.dtype != torch.long:
             raise ValueError(f"tokens of a tree are int64 [n], not {nodes.dtype} {list(nodes.shape)}")
         if len(numbers) != len(nodes):

@@ -7,12 +7,15 @@ the tokens it yields are distributed as the target's own, whatever the draft.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.tree import DraftTree, indices
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""Crash-safe files, files that a user gives, the cache folder. Knows no run and no model."""
+"""Crash-safe files, files that a user gives, and the cache folder. This package knows no run and no model."""

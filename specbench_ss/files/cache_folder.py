@@ -1,4 +1,4 @@
-"""Where fetched files are kept."""
+"""The folder that fetched files are kept in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept: SSBENCH_CACHE, else the user's cache folder (XDG_CACHE_HOME on Linux)."""
+    """Return the folder for fetched files: SSBENCH_CACHE, else the user's cache folder (XDG_CACHE_HOME on Linux)."""
     import platformdirs
 
     given = os.environ.get("SSBENCH_CACHE")

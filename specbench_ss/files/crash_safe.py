@@ -15,10 +15,12 @@ T = TypeVar("T")
 
 
 def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> tuple[list[T], int]:
-    """(records, bytes they take): up to a half-written last line or the first record that is not to be kept.
+    """Return the whole records of a file of JSON lines, and the number of bytes that they take.
 
-    read: makes a record of a line (see `records.decoder`), and raises ValueError for a line that is none. Raises
-    UserError, with the line's number, for such a line.
+    Reading stops at a half-written last line, or at the first record for which `keep` is false.
+
+    read: makes a record of a line (see `records.decoder`), and raises ValueError for a line that is not one. For such a
+    line, UserError is raised with the line's number.
     """
     records: list[T] = []
     end = 0
@@ -38,7 +40,7 @@ def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lam
 
 
 def cut(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
-    """scan, then truncate the file to what was read: what a killed process left half-written is gone."""
+    """Read the file as `scan` does, then cut it there: this removes what a killed process left half-written."""
     records, end = scan(file, read, keep)
     if file.exists() and file.stat().st_size > end:
         with open(file, "r+b") as f:
@@ -48,7 +50,10 @@ def cut(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lamb
 
 
 def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append lines to a file opened unbuffered, down to the disk. Raises ValueError for a number that is not finite."""
+    """Append lines to a file that was opened unbuffered, and flush them to the disk.
+
+    Raises ValueError for a number that is not finite.
+    """
     data = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode()
     while data:
         data = data[file.write(data) :]
@@ -56,14 +61,17 @@ def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a JSON file so that a reader sees the old content or the new, and nothing between."""
+    """Write a JSON file so that a reader sees either the old content or the new, and nothing in between."""
     with replacing(file) as f:
         f.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write into that takes the path's place when the block ends, and is gone where the block fails."""
+    """Give a file to write into.
+
+    It takes the place of `path` when the block ends, and is removed if the block fails.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -77,7 +85,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(path: Path) -> None:
-    """Names that were given in this folder are on the disk."""
+    """Flush the folder to the disk, so that files which were created or renamed in it are found there after a crash."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,6 +1,6 @@
-"""JSON data as the types that it was written from, for files that somebody may have cut or changed. Knows no file.
+"""Read JSON data back as the types that it was written from, from files that somebody may have cut or changed.
 
-msgspec reads and checks; what does not fit is told in plain English, with the name of the field.
+msgspec reads and checks; a problem is reported in plain English, with the name of the field. This module knows no file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ IN_WORDS = {
 
 
 def decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """A function that reads a JSON document as an instance of a dataclass, a msgspec.Struct or another type.
+    """Return a function that reads a JSON document as an instance of a dataclass, a msgspec.Struct or another type.
 
-    Fields that the type does not have are left out, those with a default may be missing, and a whole number will do for
-    a float. The function raises ValueError for anything else: "it is not JSON", "it lacks model.name",
+    Fields that the type does not have are ignored, fields with a default may be missing, and a whole number is accepted
+    for a float. For anything else the function raises ValueError: "it is not JSON", "it lacks model.name",
     "methods[0].label is not a text". NaN and the infinities are not JSON.
     """
     decode = msgspec.json.Decoder(kind).decode
@@ -46,7 +46,7 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
 
 
 def convert(data: Any, kind: type[T]) -> T:
-    """Data as read from JSON or YAML, as an instance of the type. Raises ValueError as a `decoder` does."""
+    """Return data that was read from JSON or YAML as an instance of the type. Raises ValueError as a `decoder` does."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -54,7 +54,7 @@ def convert(data: Any, kind: type[T]) -> T:
 
 
 def parse(document: bytes) -> Any:
-    """A JSON document as dictionaries and lists. Raises ValueError for what is not JSON, as NaN is not."""
+    """Return a JSON document as dictionaries and lists. Raises ValueError for what is not JSON, NaN included."""
     try:
         return json.loads(document, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
@@ -69,7 +69,10 @@ def _finite(text: str) -> float:
 
 
 def _in_words(error: msgspec.ValidationError) -> str:
-    """'Expected `int | null`, got `str` - at `$.model.name`' -> 'model.name is not a whole number'."""
+    """Say msgspec's message in plain words.
+
+    'Expected `int | null`, got `str` - at `$.model.name`' becomes 'model.name is not a whole number'.
+    """
     what, _, path = str(error).partition(" - at `$")
     place = path.removesuffix("`").removeprefix(".")
     quoted = what.split("`")[1] if "`" in what else ""

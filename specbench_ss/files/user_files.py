@@ -1,4 +1,4 @@
-"""Files that a user gives: text, JSON lines, JSON, YAML. Whatever is wrong with one is one clear line."""
+"""Files that a user gives: text, JSON lines, JSON and YAML. Whatever is wrong with one becomes a one-line UserError."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ Row = dict[str, Any]
 
 
 def read_text(path: Path) -> str:
-    """The file as text; UserError where it is missing or not UTF-8."""
+    """Return the file as text. Raises UserError where it is missing or not UTF-8."""
     return "".join(_lines(path))
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Every JSON object of a JSONL file with its place, `FILE:LINE`; holds one line at a time."""
+    """Yield every JSON object of a JSONL file with its place, `FILE:LINE`.
+
+    Only one line is held in memory at a time.
+    """
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             place = f"{path}:{number}"
@@ -46,7 +49,7 @@ def _row(place: str, line: str) -> Row:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's content. Raises UserError where it cannot be read."""
+    """Return the file's content. Raises UserError where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -54,7 +57,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises UserError where it holds none."""
+    """Return the JSON object in a file. Raises UserError where there is none."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -65,7 +68,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def mapping(content: bytes, path: Path) -> Mapping[Any, Any]:
-    """The content of `path` as YAML; an empty file is an empty mapping. Raises UserError for anything else."""
+    """Return the content of `path`, read as YAML; an empty file gives an empty mapping.
+
+    Raises UserError for anything that is not a mapping.
+    """
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""Loading models and drafters, hashing weights, chat templates."""
+"""Loading models and drafters, hashing weights, and chat templates."""
 
 from importlib import import_module
 from typing import Any
@@ -14,7 +14,7 @@ _MOVED = {  # module -> names of the one file that `specbench_ss.models` was bef
 
 
 def __getattr__(name: str) -> Any:
-    """A name of before, from the module that has it now, with a DeprecationWarning that names that module."""
+    """Return a name that this package used to hold, with a DeprecationWarning that names the module it has moved to."""
     for module, names in _MOVED.items():
         if name in names.split():
             home = f"{__name__}.{module}"

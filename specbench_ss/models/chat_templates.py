@@ -1,6 +1,6 @@
-"""Chat templates for models whose tokenizer brings none: three conversation forms by name, or a Jinja file.
+"""Chat templates for models whose tokenizer has none: three conversation forms by name, or a Jinja file.
 
-Knows text and tokenizers, no model.
+This module knows text and tokenizers, but no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIAL = [  # what every run asks of a template: several turns, and room for the
 
 
 def template_text(given: str) -> str:
-    """The Jinja text of a name or file. Raises UserError where it is neither."""
+    """Return the Jinja text of a template's name or file. Raises UserError for what is neither."""
     path = FOLDER / f"{given}.jinja" if given in NAMES else Path(given)
     if not path.is_file():
         hint = did_you_mean(given, NAMES)
@@ -35,7 +35,7 @@ def template_text(given: str) -> str:
 
 
 def check_template(tokenizer: Any, model: str) -> None:
-    """Raises UserError where the tokenizer has no chat template, or one that cannot be filled in."""
+    """Raise UserError where the tokenizer has no chat template, or one that cannot be filled in."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise UserError(f"the tokenizer of {model} has no chat template; give one with --chat-template {CHOICES}")
     try:
@@ -49,7 +49,7 @@ def check_template(tokenizer: Any, model: str) -> None:
 
 
 def template_hash(tokenizer: Any) -> str | None:
-    """A short sha256 of the tokenizer's chat template; None where there is none."""
+    """Return a short sha256 of the tokenizer's chat template; None where there is none."""
     template = getattr(tokenizer, "chat_template", None)
     if template is None:
         return None

@@ -1,4 +1,4 @@
-"""The device and the dtype that a model is computed in, as `--device` and `--dtype` name them."""
+"""The device and the dtype that a model is computed with, as `--device` and `--dtype` name them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def resolve_device(device: str) -> str:
-    """'auto' -> cuda where there is one, else cpu. Raises UserError for a device that is not there."""
+    """Return the device's name; 'auto' is cuda where there is one, else cpu. Raises UserError for a missing device."""
     import torch
 
     if device == "auto":
@@ -28,7 +28,7 @@ def resolve_device(device: str) -> str:
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
-    """'auto' -> float32 on CPU, bfloat16 elsewhere."""
+    """Return the torch dtype of a name; 'auto' is float32 on a CPU and bfloat16 elsewhere."""
     import torch
 
     if dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""Reading and writing a drafter's folder: safetensors, a JSON config, a hash of the base it belongs to."""
+"""Read and write a drafter's folder: safetensors, a JSON config, and a hash of the base model that it belongs to."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import pickle
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
@@ -25,15 +27,18 @@ Keep = Callable[[str], bool]
 
 
 def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
-    """Tensors of a .safetensors or (weights only) .pt/.bin file, or those to keep by their names.
+    """Return the tensors of a .safetensors or .pt/.bin file, or those whose names `keep` accepts.
 
-    Raises UserError where it cannot be read.
+    Of .pt and .bin files only tensors are read, never code. Raises UserError where the file cannot be read.
     """
     return _read(path, "cpu", keep)
 
 
 def read_shapes(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
-    """The same tensors without their numbers, on torch's meta device: of large files only the headers are read."""
+    """Return the same tensors without their values, on torch's meta device.
+
+    Only the headers of large files are read.
+    """
     return _read(path, "meta", keep)
 
 
@@ -49,13 +54,18 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
     except Exception as error:  # truncated, or not a weight file
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"cannot read weights {path}: {first}") from error
-    if not isinstance(loaded, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()):
+    if not isinstance(loaded, dict) or not all(
+        isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in loaded.items()
+    ):
         raise UserError(f"{path} holds no dictionary of tensors")
     return {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
 
 
 def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
-    """One tensor under several names is stored under one; the others are in the header, as `save_model` puts them."""
+    """Read a safetensors file.
+
+    A tensor with several names is stored once; `save_model` puts the others in the header.
+    """
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -68,7 +78,7 @@ def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, T
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a drafter's folder. Raises UserError where it is missing or no JSON object."""
+    """Return config.json of a drafter's folder. Raises UserError where it is missing or not a JSON object."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"no config.json in {folder}")
@@ -76,7 +86,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], name: str = "model.safetensors") -> None:
-    """The module's parameters in float16, its tables of whole numbers as they are, and its config."""
+    """Write the module's parameters in float16, its integer tables unchanged, and its config."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,9 +98,9 @@ def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], na
 def load_into(
     module: nn.Module, tensors: dict[str, Tensor], what: str, called: Callable[[str], str] = lambda name: name
 ) -> None:
-    """Copy tensors into the module; names and shapes must match exactly. Raises UserError that names what does not.
+    """Copy tensors into the module. Raises UserError that names a tensor whose name or shape does not match.
 
-    called: how a file calls the module's tensor of a name.
+    called: returns a file's name for the module's tensor of a given name.
     """
     own = module.state_dict()
     expected = {called(name): tensor for name, tensor in own.items()}
@@ -106,9 +116,10 @@ def load_into(
 
 
 def drafter_here(given: str, method: str, base: Outline, companion: str = "") -> Path | None:
-    """The file or folder the user named, or what came with the base (of the method `companion`); None for a hub id.
+    """Return the file or folder that the user named, or else the drafter that is shipped with the base.
 
-    Raises UserError where there is none. A hub id (OWNER/NAME) is one only where no file or folder has that name.
+    companion: the method whose shipped drafter is taken, by default `method` itself. None is returned for a hub id,
+    which is OWNER/NAME where no file or folder has that name. Raises UserError where there is no drafter.
     """
     if given:
         path = Path(given)
@@ -124,14 +135,14 @@ def drafter_here(given: str, method: str, base: Outline, companion: str = "") ->
 
 
 def drafter_folder(given: str, method: str, base: Outline, companion: str = "") -> Path:
-    """As `drafter_here`; a hub id is downloaded."""
+    """Return the drafter's file or folder as `drafter_here` does; a hub id is downloaded."""
     return drafter_here(given, method, base, companion) or _from_hub(given, method)
 
 
 def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, dict[str, Any]]:
-    """The weight file of a drafter's folder, by the first of these names, and its config; a file alone has none.
+    """Return the weight file of a drafter's folder, the first of these names that is there, and the folder's config.
 
-    Raises UserError where there is no such file.
+    A `path` that is itself a file has no config. Raises UserError where there is no such file.
     """
     if not path.is_dir():
         return path, {}
@@ -142,7 +153,7 @@ def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, di
 
 
 def _from_hub(name: str, method: str) -> Path:
-    """The hub's folder on this disk, downloaded if need be."""
+    """Return the local folder of a hub repository, which is downloaded if need be."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -154,12 +165,12 @@ def _from_hub(name: str, method: str) -> Path:
 
 
 def belongs_to(target: Target) -> dict[str, str]:
-    """What a drafter's config says of the base that it was trained for, for `check_base` to compare."""
+    """Return what a drafter's config records of the base that it was trained for. `check_base` compares it."""
     return {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
 
 
 def check_base(config: dict[str, Any], target: Target, what: str) -> None:
-    """Raise UserError where the drafter was trained for another base (its config carries the base's hash)."""
+    """Raise UserError where the drafter was trained for another base: its config holds the hash of that base."""
     trained_for = config.get("base_hash")
     comparable = config.get("base_dtype") in (None, str(target.dtype))  # rounding changes the hash
     if comparable and trained_for and target.weights_hash and trained_for != target.weights_hash:

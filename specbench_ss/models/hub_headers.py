@@ -1,7 +1,8 @@
-"""A hub repository without its weights: what it says of itself, and the headers of its safetensors files.
+"""A hub repository without its weights: its small files, and the headers of its safetensors files.
 
-A folder of it reads as the whole does wherever only names and shapes are looked at: whether a pair fits is known before
-gigabytes are downloaded. Knows no method. The network is used because the user named a hub id.
+A folder of these reads as the whole repository does wherever only names and shapes matter. So it is known before a
+download of gigabytes whether a model and a drafter fit together. This module knows no method. It uses the network only
+because the user named a hub id.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PICKLES = (".pt", ".bin", ".pth")  # layout and content are one: only known once
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """folder: what is known; weights: {file: bytes} on the hub; unread: those of them whose shapes are not known."""
+    """folder: holds the small files and headers. weights: {file: bytes} on the hub. unread: files of unknown shapes."""
 
     folder: Path
     weights: dict[str, int]
@@ -27,7 +28,7 @@ class Skeleton:
 
 
 def fetch(repo: str, folder: Path) -> Skeleton:
-    """Fill the folder. Raises UserError where the hub does not give it."""
+    """Fill the folder from the hub. Raises UserError where the hub does not give the repository."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -45,7 +46,7 @@ def fetch(repo: str, folder: Path) -> Skeleton:
 
 
 def write_header(path: Path, about: Any) -> None:
-    """A safetensors file of these tensors that holds a hole instead of numbers: it takes no room on the disk."""
+    """Write a safetensors file of these tensors with a hole in place of the values, which takes no disk space."""
     header: dict[str, Any] = {
         name: {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": list(t.data_offsets)}
         for name, t in about.tensors.items()

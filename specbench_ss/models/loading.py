@@ -1,6 +1,6 @@
-"""Loading a target, or its outline without weights. Weights only through safetensors or torch's weights_only.
+"""Load a target, or its outline without weights. Weights are read only from safetensors or by torch's weights_only.
 
-Knows how models are loaded, not what is done with them.
+This module knows how models are loaded, not what is done with them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")  # what 
 
 
 def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Outline:
-    """What can be known of a target without its weights. Raises UserError where it cannot be loaded.
+    """Return what can be known of a target without its weights. Raises UserError where it cannot be loaded.
 
-    Of a hub id, its configuration and tokenizer are downloaded where they are not here yet.
+    For a hub id, the configuration and the tokenizer are downloaded if they are not in the cache.
     """
     from specbench_ss.decoding.outline import Outline
 
@@ -52,10 +52,10 @@ def load_target(
     chat_template: str | None = None,
     nf4: bool = False,
 ) -> Target:
-    """A target by name of an embedded model, folder or hub id. Raises UserError where it cannot be loaded.
+    """Load a target: an embedded model by name, a folder, or a hub id. Raises UserError where it cannot be loaded.
 
-    chat_template: name or Jinja file of the one to use instead of the tokenizer's own. nf4: linear layers in 4 bits
-    (NF4, double quantisation) by bitsandbytes, computed in `dtype`.
+    chat_template: name or Jinja file of a template that replaces the tokenizer's own. nf4: hold linear layers in 4 bits
+    (NF4, double quantisation) with bitsandbytes and compute in `dtype`.
     """
     from specbench_ss.decoding.target import Target
 
@@ -74,7 +74,7 @@ def load_target(
 
 
 def config_of(source: str, trust_remote_code: bool = False) -> Any:
-    """The model's configuration; of an adapter's folder, that of the model that it names. Raises UserError."""
+    """Return the model's configuration. For an adapter's folder it is that of the adapted model. Raises UserError."""
     from transformers import AutoConfig
 
     _quiet()
@@ -91,7 +91,7 @@ def config_of(source: str, trust_remote_code: bool = False) -> Any:
 
 
 def _tokenizer(source: str, trust_remote_code: bool, template: str | None) -> Any:
-    """The tokenizer, with another chat template where one is given."""
+    """Load the tokenizer, with another chat template where one is given."""
     from transformers import AutoTokenizer
 
     _quiet()
@@ -118,7 +118,7 @@ def _quiet() -> None:
 
 
 def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool = False, nf4: bool = False) -> Any:
-    """A causal LM from a folder or hub id, without tokenizer. Raises UserError where it cannot be loaded."""
+    """Load a causal LM from a folder or hub id, without its tokenizer. Raises UserError where it cannot be loaded."""
     from transformers import AutoModelForCausalLM
 
     _quiet()
@@ -143,13 +143,13 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
 
 
 def _cannot_load(source: str, error: Exception) -> UserError:
-    """The loaders raise a dozen kinds; every one of them is about what the user named."""
+    """Return a UserError for any of the many kinds that the loaders raise, since all are about what the user named."""
     _check_download(source)
     return UserError(f"cannot load model {source!r}: {first_line(error)}")
 
 
 def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained`: quantised as it is read, straight onto the device."""
+    """Return the arguments of `from_pretrained` that quantise weights as they are read, straight onto the device."""
     from transformers import BitsAndBytesConfig
 
     config: Any = BitsAndBytesConfig
@@ -163,7 +163,7 @@ def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
 
 
 def _check_download(source: str) -> None:
-    """Raises UserError that names the file where a weight file in the hub's cache is damaged."""
+    """Raise UserError where a weight file in the hub's cache is damaged, and name that file."""
     from huggingface_hub import try_to_load_from_cache
 
     config = None if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
@@ -172,7 +172,7 @@ def _check_download(source: str) -> None:
 
 
 def _placed(model: Any, source: str, device: str) -> Any:
-    """The model on the device. Raises UserError where it does not fit there."""
+    """Move the model to the device. Raises UserError where it does not fit there."""
     import torch
 
     try:

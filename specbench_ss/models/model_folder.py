@@ -1,4 +1,4 @@
-"""Where a model is: one of the embedded ones, a folder, or nowhere yet, as a hub id. Loads nothing."""
+"""Find a model: an embedded one, a folder, or a hub id that is not downloaded yet. This module loads nothing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class ModelInfo:
 
 
 def available() -> list[ModelInfo]:
-    """The embedded models."""
+    """Return the embedded models."""
     base = LAB / "base"
     return [ModelInfo("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
 
 
 def find_folder(model: str) -> Path | None:
-    """The folder of an embedded or local model; None for what can only be a hub id.
+    """Return the folder of an embedded or local model; None for what can only be a hub id.
 
-    Raises UserError, without loading anything, for what can be neither.
+    Raises UserError, without loading anything, for what can be none of these.
     """
     embedded = {m.name: m.folder for m in available()}
     folder = embedded.get(model, Path(model))
@@ -44,13 +44,13 @@ def find_folder(model: str) -> Path | None:
 
 
 def is_lab(model: str) -> bool:
-    """Whether the model is one of the project's own family, told without loading it."""
+    """Say, without loading it, whether the model is one of the project's own family."""
     folder = find_folder(model)
     return folder is not None and (folder.parent / "lab.json").exists()
 
 
 def check_model(model: str) -> None:
-    """Raises UserError, without loading anything, for a model that is not there or a folder that holds none."""
+    """Raise UserError, without loading anything, for a missing model or a folder that holds none."""
     folder = find_folder(model)
     if folder is not None:
         check_folder(folder)

@@ -1,4 +1,4 @@
-"""The weight files of a model's folder, looked at without loading them. Knows files, no model."""
+"""Look at the weight files of a model's folder without loading them. This module knows files, but no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WHOLE = ("model.safetensors", "pytorch_model.bin")
 
 
 def check_folder(folder: Path) -> None:
-    """Raises UserError where the folder cannot hold a model: no config.json, or weights missing or damaged."""
+    """Raise UserError where the folder cannot hold a model: no config.json, or weights missing or damaged."""
     if (folder / "adapter_config.json").is_file():  # the loader knows where the rest is
         return
     if not (folder / "config.json").is_file():
@@ -24,13 +24,13 @@ def check_folder(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raises UserError where a weight file of the folder is missing or damaged; reads only their headers."""
+    """Raise UserError where a weight file of the folder is missing or damaged. Only the headers are read."""
     for file in weight_files(folder):
         _check_file(file)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that the weights are loaded from, safetensors before pickles; none where there are no weights.
+    """Return the files that the weights are loaded from, safetensors before pickles; an empty list without weights.
 
     Raises UserError for an index that cannot be read.
     """
@@ -63,6 +63,6 @@ def _check_file(file: Path) -> None:
 
 
 def _is_pickle(file: Path) -> bool:
-    """Whether it begins as torch wrote its files until 2020."""
+    """Say whether the file begins as torch wrote its files until 2020."""
     with file.open("rb") as f:
         return f.read(1) == b"\x80"

@@ -1,4 +1,4 @@
-"""A short hash of all of a model's weights: tells bases, drafters and runs apart."""
+"""A short hash of all of a model's weights. It tells bases, drafters and runs apart."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ HASH_WORDS = 1 << 18  # 64-bit words in one checksum: 2 MiB, which stay in a cac
 
 
 def hash_weights(model: Any) -> str:
-    """A short sha256 over names, shapes and a checksum of all bits of every parameter: no change goes unseen.
+    """Return a short sha256 over the names, shapes and a checksum of all bits of every parameter.
 
-    A checksum is a sum over the tensor's 64-bit words, each times an odd random number, modulo 2^64: exact, so that it
-    is the same on every device, and different for any single word that changes. It is taken where the tensor lies, one
-    pass over memory: hundredths of a second for the lab, a few seconds for 7B parameters on a CPU, less on a GPU.
+    The checksum of a tensor is the sum of its 64-bit words, each times an odd random number, modulo 2^64. It is exact,
+    so it is the same on every device, and it differs whenever any single word changes. It is computed on the tensor's
+    own device in one pass over memory: hundredths of a second for the lab's models, a few seconds for 7B parameters on
+    a CPU, less on a GPU.
     """
     return hash_tensors(dict(model.named_parameters()))
 
 
 def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The same over any tensors: buffers too, where they say something that no parameter does."""
+    """Hash any tensors as `hash_weights` does; buffers too, where they hold what no parameter does."""
     digest = hashlib.sha256()
     for name, p in sorted(tensors.items()):
         digest.update(f"{name}{tuple(p.shape)}".encode())
@@ -34,7 +35,7 @@ def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def _checksums(tensor: torch.Tensor) -> list[int]:
-    """One for each HASH_WORDS words of a tensor; its last word is filled up with zeros."""
+    """Return one checksum for each HASH_WORDS words of a tensor. Its last word is filled up with zeros."""
     import torch
 
     bits = tensor.reshape(-1).view(torch.uint8)
@@ -47,7 +48,7 @@ def _checksums(tensor: torch.Tensor) -> list[int]:
 
 
 def _odd_factors(n: int) -> torch.Tensor:
-    """The first n of a fixed sequence of odd random int64, the same with every version of every library."""
+    """Return the first n of a fixed sequence of odd random int64 that no version of any library changes."""
     import numpy as np
     import torch
 

@@ -1,1 +1,1 @@
-"""What a run is: configuration, suite, rows, directory, manifest, preset."""
+"""What a run consists of: its configuration, suite, rows, directory, manifest and presets."""

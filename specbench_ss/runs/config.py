@@ -1,4 +1,4 @@
-"""What one run is asked to do. Light: imports nothing heavy, so that `ssbench --help` stays fast."""
+"""What one run is asked to do. This module imports nothing heavy, so that `ssbench --help` stays fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbench_ss.runs.preset import Preset
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Everything that decides what a run measures; goes into its manifest."""
+    """Everything that decides what a run measures. It is stored in the run's manifest."""
 
     methods: tuple[MethodSpec, ...]
     suite: str = "specbench"
@@ -40,21 +40,21 @@ class RunConfig:
     plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the configuration as JSON-ready data."""
         files = {"presets": self.presets, "plugin": self.plugin}
         return asdict(self) | {name: [file.as_dict() for file in given] for name, given in files.items()}  # type: ignore[attr-defined]
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of everything that decides what a run measures."""
+        """Return a sha256 of everything that decides what a run measures."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class TuneConfig:
-    """Everything that decides what a tuning session measures. limit: None = what is usual for where prompts come from.
+    """Everything that decides what a tuning session measures.
 
-    budget: seconds of measuring.
+    limit: prompts of each task; None takes the usual number for the source of the prompts. budget: seconds to measure.
     """
 
     method: MethodSpec
@@ -75,9 +75,9 @@ class TuneConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunTarget:
-    """Where a run's results go, which is no part of what it measures.
+    """Where a run's results are written. This is no part of what the run measures.
 
-    optional: labels of methods that are left out, with a word, where they cannot decode with the model.
+    optional: labels of methods that are left out, with a message, where they cannot decode with the model.
     """
 
     out: Path
@@ -86,7 +86,7 @@ class RunTarget:
 
 
 def decoding(config: Mapping[str, Any]) -> str:
-    """How tokens are chosen and what ends an answer: 'greedy', 'temperature 0.7, top-p 0.9, stop at "Q:"'."""
+    """Say how tokens are chosen and what ends an answer: 'greedy', or 'temperature 0.7, top-p 0.9, stop at "Q:"'."""
     parts = ["greedy"]
     if config["temperature"]:
         parts = [f"temperature {config['temperature']:g}"]

@@ -1,4 +1,7 @@
-"""On what a run was made: versions, processor, memory, GPU, revision. Never fails: what is unknown is None."""
+"""The environment of a run: versions, processor, memory, GPU and code revision.
+
+Reading it never fails: whatever cannot be found out is None.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ T = TypeVar("T")
 
 
 def environment() -> dict[str, Any]:
-    """A JSON-ready description; memory in bytes, clocks in MHz, power limits in watts."""
+    """Describe this machine as JSON-ready data, with memory in bytes, clocks in MHz and power limits in watts."""
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -40,25 +43,28 @@ def environment() -> dict[str, Any]:
 
 
 def machine_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Names of the parts that differ between two environments in a way that makes timings incomparable."""
+    """Name the parts that differ between two environments in a way that makes their timings incomparable."""
     return [name for name, keys in CONDITIONS.items() if _stable(_at(old, keys)) != _stable(_at(new, keys))]
 
 
 def changed_since(manifest: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """What differs between here and any earlier session of a run."""
+    """Name the parts that differ between this machine now and any earlier session of a run."""
     earlier = [manifest.get("environment", {}), *(s["environment"] for s in manifest.get("sessions", []))]
     changed = {name for old in earlier for name in machine_changes(old, here)}
     return [name for name in CONDITIONS if name in changed]
 
 
 def between_sessions(manifest: dict[str, Any]) -> list[str]:
-    """What differs between the sessions of a run, so that its times do not compare."""
+    """Name the parts that differ between the sessions of a run, so that its times do not compare."""
     later = [machine_changes(manifest["environment"], s["environment"]) for s in manifest.get("sessions", [])]
     return [name for name in CONDITIONS if any(name in changed for changed in later)]
 
 
 def busy() -> str:
-    """'the machine is busy (load 6.1 on 2 cores): times will be unstable'; '' where it is not, or nobody knows."""
+    """Return 'the machine is busy (load 6.1 on 2 cores): times will be unstable'.
+
+    The text is '' where the machine is not busy, or where the load is not known.
+    """
     load, cores = _or_none(lambda: os.getloadavg()[0]), _usable_cores()
     if load is None or cores is None or load <= cores:
         return ""
@@ -68,7 +74,7 @@ def busy() -> str:
 
 
 def revision() -> dict[str, Any] | None:
-    """Commit of the checkout that the code runs from and whether it is changed; None outside a checkout."""
+    """Return the commit of the checkout that the code runs from and whether it has changes; None outside a checkout."""
     folder = Path(__file__).resolve().parent
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None or _git(folder, "ls-files", "--error-unmatch", __file__) is None:
@@ -83,7 +89,7 @@ def _at(part: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _stable(part: Any) -> Any:
-    """Without what changes from minute to minute."""
+    """Leave out what changes from minute to minute."""
     if isinstance(part, list):
         return [_stable(entry) for entry in part]
     return {k: v for k, v in part.items() if not k.endswith("_now")} if isinstance(part, dict) else part
@@ -177,7 +183,7 @@ def _text(value: Any) -> str:
 
 
 class _Nvml:
-    """The management library, initialised; raises where there is none."""
+    """NVIDIA's management library, initialised while the block lasts. Entering it raises where there is no library."""
 
     def __enter__(self) -> Any:
         import pynvml

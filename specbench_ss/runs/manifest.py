@@ -1,4 +1,4 @@
-"""What a run directory says about its run: who was measured, on what, with which questions and settings."""
+"""What a run directory says about its run: which methods were measured, on which model, questions and settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def manifest_for(
     config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
 ) -> dict[str, Any]:
-    """The manifest of a run that is about to start. JSON-ready."""
+    """Return the manifest of a run that is about to start, as JSON-ready data."""
     here, started = environment(), now()
     return {
         "format": FORMAT,
@@ -75,10 +75,10 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
 
 
 def plain(values: dict[str, Any]) -> Any:
-    """As it will be read back from the file."""
+    """Return the values as they will be read back from the file."""
     return json.loads(json.dumps(values, default=str))
 
 
 def now() -> str:
-    """The time, UTC, to the second, as ISO 8601."""
+    """Return the current time in UTC, to the second, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

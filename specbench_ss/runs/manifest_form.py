@@ -1,6 +1,7 @@
-"""The form that a stored manifest must have to be read: what reports and --resume rely on. A manifest may hold more.
+"""The form that a stored manifest must have to be read: the fields that reports and --resume rely on.
 
-Fields with a default may be missing, as they are in manifests of older versions; null is only for those that say so.
+A manifest may hold more. Fields with a default may be missing, as they are in manifests of older versions; only fields
+that allow it may be null.
 """
 
 from __future__ import annotations

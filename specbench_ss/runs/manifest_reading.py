@@ -1,6 +1,6 @@
-"""The manifest that a run directory holds: read, found whole, and held against the run that is wanted.
+"""Read the manifest of a run directory, check that it is whole, and compare it with the run that is wanted.
 
-Knows the file, nothing of how a manifest is made.
+This module knows the file, but not how a manifest is made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HASH_SHOWN = 16  # characters
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the run directory `path`. Raises UserError where it cannot be read or is not whole."""
+    """Return the manifest of the run directory `path`. Raises UserError where it cannot be read or is not whole."""
     file = path / MANIFEST
     try:
         manifest = records.parse(file.read_bytes())
@@ -46,7 +46,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_whole(manifest: dict[str, Any]) -> None:
-    """Raises ValueError where something is missing or of another type, or where methods do not fit together."""
+    """Raise ValueError where a field is missing or of another type, or where the methods do not fit together."""
     records.convert(manifest, ManifestForm)
     labels = [method["label"] for method in manifest["methods"]]
     if not labels or len(set(labels)) < len(labels):
@@ -57,7 +57,7 @@ def _check_whole(manifest: dict[str, Any]) -> None:
 
 
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises UserError where two `RunConfig`s, as in a manifest, differ, with every field that does and both values."""
+    """Compare two `RunConfig`s as manifests hold them. Raises UserError with each differing field and both values."""
     check_same_plugins(path, stored, wanted)
     default = _plain(RunConfig(methods=()).as_dict())
     old, new = default | dict(stored), default | _plain(wanted)
@@ -66,7 +66,7 @@ def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str
 
 
 def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """As `check_same_config`, of the files that methods are defined in: their content counts, not where they lie."""
+    """Compare the files that methods are defined in, as `check_same_config` does: by content, not by path."""
     old, new = ({file["sha256"]: file["file"] for file in config.get("plugin", ())} for config in (stored, wanted))
     if set(old) != set(new):
         told = [" ".join(f"--plugin {file} ({sha256[:12]})" for sha256, file in files.items()) for files in (old, new)]
@@ -77,7 +77,10 @@ def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[st
 
 
 def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored manifest, once it is known to describe the wanted run, and the new session in it. Raises UserError."""
+    """Return the stored manifest with the new session added to it.
+
+    Raises UserError where the stored manifest does not describe the wanted run.
+    """
     stored = read_manifest(path)
     check_same_config(path, stored["config"], wanted["config"])
     differing = [(name, _at(stored, keys), _at(wanted, keys)) for keys, name in IDENTITY.items()]
@@ -87,14 +90,14 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(path: Path, differing: list[tuple[str, str, str]]) -> None:
-    """differing: what, as it is stored, as it is wanted."""
+    """Raise UserError if anything differs. differing: a name, its stored value and its wanted value, for each."""
     if differing:
         what = "; ".join(f"{name} {old}, not {new}" for name, old, new in differing)
         raise UserError(f"--resume: the run in {path} has {what}")
 
 
 def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Weights and settings of methods that are not those that the run was begun with."""
+    """Yield the weights and settings of methods that are not those that the run was begun with."""
     old, new = _resolved(stored), _resolved(wanted)
     if list(old) != list(new):
         yield "methods", ", ".join(old), ", ".join(new)
@@ -111,13 +114,13 @@ def _resolved(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is read back from a file: tuples are lists."""
+    """Return the configuration as it is read back from a file, where tuples are lists."""
     plain: dict[str, Any] = json.loads(json.dumps(config))
     return plain
 
 
 def _text(value: Any) -> str:
-    """A value for the eye: methods by their labels, texts with spaces in quotes."""
+    """Return a value as text for people: methods by their labels, and texts with spaces in quotes."""
     if isinstance(value, list):
         return ",".join(_label(entry) for entry in value) or "none"
     return (value if value.split() == [value] else repr(value)) if isinstance(value, str) else value_text(value)

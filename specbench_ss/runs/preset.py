@@ -1,6 +1,6 @@
-"""Presets: a method's options as chosen by measurement on one model and device, in a file. Knows no method by name.
+"""Presets: files with a method's options, as chosen by measurement on one model and device.
 
-Light: imports nothing heavy.
+This module knows no method by name and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Plugin(msgspec.Struct):
 
 
 class _Content(msgspec.Struct, kw_only=True):
-    """What a preset's file holds. Method and options are enough: presets may be written by hand."""
+    """The content of a preset's file. Only method and options are required, since presets may be written by hand."""
 
     preset: int = FORMAT
     method: str
@@ -46,11 +46,11 @@ class _Content(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A preset as read. options: text, as on the command line. The rest may be empty where it was written by hand.
+    """A preset as it was read. Fields other than method and options may be empty where it was written by hand.
 
-    made_for: the `preset_notes.conditions` that it was measured under. resolved: what the options came down to there
-    (`Decoder.described`). prompts: marks of the questions that it was chosen on.
-    plugin: file and sha256 where the method came from a file.
+    options: values as text, as on the command line. made_for: the conditions that it was measured under, as
+    `preset_notes.conditions` gives them. resolved: the settings that the options led to there (`Decoder.described`).
+    prompts: marks of the questions that it was chosen on. plugin: file and sha256, where the method came from a file.
     """
 
     file: str
@@ -63,12 +63,12 @@ class Preset:
     plugin: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, str]:
-        """What a run's manifest says of it."""
+        """Return what a run's manifest records of the preset."""
         return {"file": self.file, "sha256": self.sha256, "method": self.method}
 
 
 def read_preset(path: Path) -> Preset:
-    """The preset in a file. Raises UserError where it is none, or one that this version cannot read."""
+    """Return the preset in a file. Raises UserError where it is no preset, or one that this version cannot read."""
     content = read_bytes(path)
     try:
         stored = _checked(mapping(content, path))
@@ -87,7 +87,7 @@ def read_preset(path: Path) -> Preset:
 
 
 def _checked(data: Mapping[Any, Any]) -> _Content:
-    """Raises ValueError for what is no preset, or one of another format."""
+    """Check the content of a preset's file. Raises ValueError for what is no preset, or one of another format."""
     content = records.convert({str(name): value for name, value in data.items()}, _Content)
     if content.preset != FORMAT:
         raise ValueError(f"its format is {content.preset}, this version reads {FORMAT}")
@@ -98,7 +98,7 @@ def _checked(data: Mapping[Any, Any]) -> _Content:
 
 
 def check_writable(path: Path) -> None:
-    """Raises UserError where a preset cannot go there: no such folder, no permission, or a file that is none."""
+    """Raise UserError where no preset can be written: no such folder, no permission, or another kind of file."""
     if path.exists():
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
@@ -112,7 +112,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_preset(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a preset, whole or not at all; one that was there is kept as FILE.old. Raises UserError on failure."""
+    """Write a preset, whole or not at all, and keep an earlier one as FILE.old. Raises UserError on failure."""
     import yaml
 
     head = f"# Made by `ssbench tune`. Use: ssbench run --methods {content['method']} --preset {path.name}\n"

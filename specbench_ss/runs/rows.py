@@ -1,4 +1,4 @@
-"""What a run directory holds, as dataclasses: samples, steps, sameness verdicts. Knows JSON, but no file.
+"""What a run directory holds, as dataclasses: samples, steps and sameness verdicts. This module knows JSON but no file.
 
 A *prompt* is one turn of one question; a *sample* is one method answering one prompt once.
 """
@@ -28,7 +28,7 @@ MEASURED = (  # what every good sample has
 
 @dataclass(slots=True)
 class OfSample:
-    """What says which sample a line of a run directory belongs to. turn and repeat count from 0."""
+    """Says which sample a line of a run directory belongs to. turn and repeat count from 0."""
 
     question_id: str
     turn: int
@@ -37,17 +37,18 @@ class OfSample:
 
     @property
     def key(self) -> Key:
-        """What makes the sample unique in a run."""
+        """Return what makes the sample unique in a run."""
         return (self.question_id, self.turn, self.method, self.repeat)
 
 
 @dataclass(slots=True)
 class Row(OfSample):
-    """One sample. Times in seconds; started and ended are Unix times. Of a failed one every number is None.
+    """One sample. Times are in seconds; started and ended are Unix times. In a failed sample every number is None.
 
-    index: its place in the schedule of the whole run. position: its place among the methods on this prompt.
-    tokens: kept tokens. steps: forward passes that verify. drafted, verified: nodes of all draft trees;
-    depth: sum of their depths; accepted: drafted tokens accepted before any cut; overshoot: accepted but cut off.
+    index: its place in the schedule of the whole run. position: its place among the methods on this prompt. tokens:
+    number of kept tokens. steps: number of forward passes that verify a draft. drafted, verified: nodes of all draft
+    trees. depth: sum of the depths of the draft trees. accepted: drafted tokens that were accepted, before any cut.
+    overshoot: tokens that were accepted but cut off.
     """
 
     category: str
@@ -81,11 +82,11 @@ class Row(OfSample):
 
     @property
     def ok(self) -> bool:
-        """Whether there are numbers."""
+        """Whether the sample succeeded, so that its numbers are there."""
         return self.status == "ok"
 
     def fill(self, generation: Generation) -> None:
-        """Take every count and time of a finished request."""
+        """Copy every count and time of a finished request into the sample."""
         steps = generation.steps
         self.prompt_tokens, self.tokens = generation.prompt_tokens, len(generation.tokens)
         self.prefill_tokens, self.steps = generation.prefill_tokens, len(steps)
@@ -96,14 +97,14 @@ class Row(OfSample):
         self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the sample as JSON-ready data."""
         return asdict(self)
 
     @classmethod
     def read(cls, line: bytes) -> Row:
-        """The sample that was written as this line of JSON; fields that it does not know are left out.
+        """Return the sample that was written as this line of JSON. Unknown fields are ignored.
 
-        Raises ValueError where one is missing or of another type, or where a good sample lacks a number.
+        Raises ValueError where a field is missing or of another type, or where a successful sample lacks a number.
         """
         row = _read_row(line)
         if row.ok and (lacking := [name for name in MEASURED if getattr(row, name) is None]):
@@ -113,29 +114,29 @@ class Row(OfSample):
 
 @dataclass(slots=True)
 class StepRow(OfSample):
-    """One decoding step of one sample, in order of index from 0."""
+    """One decoding step of one sample. index: its number within the sample, from 0."""
 
     index: int
     step: Step
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready and flat."""
+        """Return the step as flat, JSON-ready data."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
         return {**own, **asdict(self.step)}
 
     @classmethod
     def read(cls, line: bytes) -> StepRow:
-        """The step that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        """Return the step that was written as this line of JSON. Raises ValueError as `Row.read` does."""
         place = _read_place(line)
         return cls(*place.key, index=place.index, step=_read_step(line))
 
 
 @dataclass(slots=True)
 class Sameness(OfSample):
-    """One answer against the reference's; docs/metrics.md says what the verdicts mean.
+    """One answer compared with the reference's; docs/metrics.md says what the verdicts mean.
 
-    first_difference: index of the first differing token. gap: the target's logit of its best token minus that of
-    its second best there. drop: its best logit minus the lower logit of the two tokens chosen there.
+    first_difference: index of the first token that differs. gap: at that place, the target's best logit minus its
+    second best. drop: at that place, the target's best logit minus the lower logit of the two tokens that were chosen.
     """
 
     verdict: Agreement
@@ -145,18 +146,18 @@ class Sameness(OfSample):
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the verdict as JSON-ready data."""
         return asdict(self)
 
     @classmethod
     def read(cls, line: bytes) -> Sameness:
-        """The verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
         return _read_sameness(line)
 
 
 @dataclass(slots=True)
 class _StepPlace(OfSample):
-    """What a line of steps.jsonl says besides the step itself."""
+    """What a line of steps.jsonl holds besides the step itself."""
 
     index: int
 
@@ -167,7 +168,7 @@ _read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 
 @dataclass
 class Run:
-    """A run directory as read: everything that is committed, whether the run is finished or not."""
+    """A run directory as it was read: everything that is committed, whether the run is finished or not."""
 
     path: Path
     manifest: dict[str, Any]
@@ -178,23 +179,23 @@ class Run:
 
     @property
     def labels(self) -> list[str]:
-        """Method labels in the order in which they were asked for."""
+        """Return the method labels in the order in which they were asked for."""
         return [method["label"] for method in self.manifest["methods"]]
 
     @property
     def samples(self) -> int:
-        """How many samples the whole run has, made or not."""
+        """Return how many samples the whole run has, those that are still to be made included."""
         manifest = self.manifest
         return int(manifest["suite"]["prompts"]) * int(manifest["config"]["repeats"]) * len(self.labels)
 
     @property
     def categories(self) -> list[str]:
-        """Categories in order of first appearance."""
+        """Return the categories in order of first appearance."""
         return list(dict.fromkeys(row.category for row in self.rows))
 
     @cached_property
     def steps_by_sample(self) -> dict[Key, list[Step]]:
-        """The steps of every sample, in order; an empty list for a sample without any."""
+        """Return the steps of every sample, in order, with an empty list for a sample without steps."""
         grouped: dict[Key, list[Step]] = defaultdict(list)
         for row in self.steps:
             grouped[row.key].append(row.step)

@@ -1,13 +1,13 @@
-"""The run directory: append-only, crash-safe, resumable.
+"""The run directory: append-only, crash-safe and resumable.
 
-manifest.json   what was run on what; replaced atomically
-questions.json  the questions asked, for whoever reads the run without the suite
-steps.jsonl     a line for each decoding step, appended before its sample's row
-rows.jsonl      a line for each sample: the commit mark; steps without a row do not count
-sameness.jsonl  a line for each comparison with the reference
+manifest.json   what was run, and on what; replaced atomically
+questions.json  the questions asked, for a reader of the run who does not have the suite
+steps.jsonl     one line for each decoding step, appended before its sample's row
+rows.jsonl      one line for each sample; this commits the sample: steps without a row do not count
+sameness.jsonl  one line for each comparison with the reference
 
-A process killed at any byte loses at most the sample in flight. A sample that failed is made again by --resume: of
-lines with the same key the last one counts. Knows no method and no suite.
+A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
+lines with the same key, the last one counts. This module knows no method and no suite.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Record = TypeVar("Record", Row, Sameness)
 
 
 class _StoredQuestion(msgspec.Struct):
-    """An entry of questions.json: the fields of `Question`, in their order, and all of them are there."""
+    """An entry of questions.json. It has the fields of `Question`, in their order, and none may be missing."""
 
     id: str
     category: str
@@ -48,9 +48,9 @@ class _StoredQuestion(msgspec.Struct):
 
 
 class RunDir:
-    """An open run directory; one writer at a time.
+    """An open run directory. Only one process may write to it at a time.
 
-    rows: every committed sample, but for those of earlier sessions that failed. judged: those with a verdict.
+    rows: every committed sample, except those that failed in earlier sessions. judged: keys of samples with a verdict.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], rows: list[Row], judged: Iterable[Key], lock: int) -> None:
@@ -62,7 +62,7 @@ class RunDir:
 
     @classmethod
     def open(cls, where: RunTarget, manifest: dict[str, Any], questions: Sequence[Question] = ()) -> RunDir:
-        """A new directory, or with where.resume the unfinished one of the same run. Raises UserError."""
+        """Make a new directory, or, with where.resume, open the unfinished one of the same run. Raises UserError."""
         path, rows, judged = where.out, list[Row](), list[Key]()
         resuming = check_out(where)
         with _writing(path), contextlib.ExitStack() as on_error:
@@ -82,7 +82,7 @@ class RunDir:
         return run_dir
 
     def append(self, row: Row, steps: Sequence[Step]) -> None:
-        """Commit a sample: its steps, then its row, each flushed to the disk."""
+        """Commit a sample: write its steps, then its row, and flush each to the disk."""
         lines = [StepRow(*row.key, index=i, step=step).as_dict() for i, step in enumerate(steps)]
         with _writing(self.path):
             crash_safe.append(self._files[STEPS], lines)
@@ -96,13 +96,13 @@ class RunDir:
         self.judged.add(verdict.key)
 
     def update(self, **changes: Any) -> None:
-        """Change entries of the manifest, atomically."""
+        """Change entries of the manifest atomically."""
         self.manifest |= changes
         with _writing(self.path):
             crash_safe.write_json(self.path / MANIFEST, self.manifest)
 
     def close(self) -> None:
-        """Close the files; what was appended is already on the disk."""
+        """Close the files. What was appended is already on the disk."""
         for file in self._files.values():
             file.close()
         os.close(self._lock)
@@ -115,9 +115,9 @@ class RunDir:
 
 
 def check_out(where: RunTarget) -> bool:
-    """Whether a run is to be resumed; leaves nothing behind. Raises UserError where the run cannot go there.
+    """Say whether a run is to be resumed. Raises UserError where the run cannot be written there.
 
-    Cheap: to be called before anything is loaded.
+    This leaves nothing behind and is cheap: call it before anything is loaded.
     """
     with _writing(where.out):
         there = next(p for p in (where.out, *where.out.absolute().parents) if p.exists())
@@ -135,7 +135,7 @@ def check_out(where: RunTarget) -> bool:
 
 
 def check_place(path: Path) -> None:
-    """Raises UserError where a folder cannot be made or written to; leaves nothing behind."""
+    """Raise UserError where a folder cannot be made or written to. This leaves nothing behind."""
     with _writing(path):
         there = next(p for p in (path, *path.absolute().parents) if p.exists())
         if not os.access(there, os.W_OK | os.X_OK):
@@ -145,7 +145,7 @@ def check_place(path: Path) -> None:
 
 
 def _try_to_make(folder: Path) -> None:
-    """Make a folder with its parents, and remove again what was made: access rights do not tell everything."""
+    """Make a folder with its parents and remove them again, because access rights alone do not say whether it works."""
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
         folder.mkdir(parents=True)
@@ -156,9 +156,9 @@ def _try_to_make(folder: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Everything that is committed in a run directory, without changing it. Raises UserError.
+    """Read everything that is committed in a run directory, without changing it. Raises UserError.
 
-    The status of a run whose process ended without a word is KILLED.
+    A run whose status says `running` although no process holds its directory gets the status KILLED.
     """
     manifest = read_manifest(path)
     if manifest["status"] == "running" and not _in_use(path):
@@ -173,7 +173,10 @@ def read_run(path: Path) -> Run:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a run directory; none where it has no such file. Raises UserError for a damaged one."""
+    """Return the questions of a run directory, or none where it has no such file.
+
+    Raises UserError for a damaged file.
+    """
     file = path / QUESTIONS
     try:
         stored = records.decoder(list[_StoredQuestion])(file.read_bytes())
@@ -187,14 +190,14 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """The last record of each key, in order of the keys' first."""
+    """Return the last record of each key, in the order in which the keys first appear."""
     return list({record.key: record for record in records}.values())
 
 
 def _recover(path: Path) -> tuple[list[Row], list[Key]]:
-    """Cut off whatever a killed process left half-written; the good rows and the keys already judged.
+    """Cut off what a killed process left half-written; return the successful rows and the keys that have a verdict.
 
-    Verdicts that a failure stood in the way of do not count: there may be one now.
+    Verdicts that only say that a sample failed do not count: there may be a real one now.
     """
     rows = [row for row in latest(crash_safe.cut(path / ROWS, Row.read)) if row.ok]
     done = {row.key for row in rows}
@@ -211,7 +214,7 @@ def _check_steps(path: Path, rows: list[Row], steps: list[StepRow]) -> None:
 
 
 def _lock(path: Path) -> int:
-    """One writer at a time: a lock on the folder, held until the descriptor returned is closed or the process ends."""
+    """Lock the folder for one writer, until the returned descriptor is closed or the process ends."""
     folder = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,7 +227,7 @@ def _lock(path: Path) -> int:
 
 
 def _in_use(path: Path) -> bool:
-    """Whether a process writes here; True where the file system cannot tell."""
+    """Say whether a process writes here; True where the file system cannot tell."""
     with contextlib.ExitStack() as stack:
         try:
             folder = os.open(path, os.O_RDONLY)
@@ -237,7 +240,7 @@ def _in_use(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into one clear line."""
+    """Turn an error of the operating system into a one-line UserError."""
     try:
         yield
     except OSError as e:

@@ -1,7 +1,7 @@
-"""Whether two answers are the same, and if not, why: a near-tie of the model, a length, or a bug.
+"""Whether two answers are the same, and if not, why: a near-tie of the model, another length, or a bug.
 
-Full sequences are compared, never their common part only. Knows no method; asks the reference for its logits, untimed.
-Definitions and the reasons for the bounds: docs/metrics.md.
+Whole sequences are compared, never only their common part. This module knows no method; it asks the reference for its
+logits outside the timed part. docs/metrics.md has the definitions and the reasons for the bounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAILED = ("the sample failed", "the reference failed")  # why there may be no ve
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Logits of the target where two answers part; see Sameness. best: the largest of all."""
+    """Logits of the target where two answers part. gap, drop: as in `Sameness`. best: the largest logit."""
 
     gap: float
     drop: float
@@ -39,7 +39,7 @@ class Gap:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Index of the first token that only one has or that differs; None for equal sequences."""
+    """Return the index of the first token that differs or that only one sequence has; None for equal sequences."""
     common = min(len(a), len(b))
     for i in range(common):
         if a[i] != b[i]:
@@ -48,9 +48,9 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 
 def near_tie_drop(dtype: str, best: float) -> float:
-    """The bound for a dtype, `float32` or `torch.float32`, where the best logit is this (finite).
+    """Return the largest `drop` that still counts as a near-tie. best: the best logit there, a finite number.
 
-    Raises ValueError for a dtype without a bound.
+    dtype is written `float32` or `torch.float32`. Raises ValueError for a dtype without a bound.
     """
     name = dtype.removeprefix("torch.")
     if name in FRACTION_BITS:
@@ -62,15 +62,15 @@ def near_tie_drop(dtype: str, best: float) -> float:
 
 
 def gap_between(logits: Tensor, a: int, b: int) -> Gap:
-    """logits: [V] after the last common token; a, b: the tokens chosen there."""
+    """Compare the logits [V] after the last common token with those of a and b, the tokens that were chosen there."""
     best, second = logits.float().topk(2).values.tolist()
     return Gap(best - second, best - min(float(logits[a]), float(logits[b])), best)
 
 
 def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
-    """The verdict on a greedy answer to the same prompt as the reference's; both must be ok.
+    """Return the verdict on a greedy answer to the same prompt as the reference's. Both samples must have succeeded.
 
-    decoder: the reference's, which is asked for its logits where they part.
+    decoder: the reference's decoder, which is asked for its logits at the place where the answers part.
     """
     expected, got = list(reference.token_ids or ()), list(row.token_ids or ())
     at = first_difference(expected, got)
@@ -93,5 +93,5 @@ def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> 
 
 
 def not_compared(row: Row, reason: str) -> Sameness:
-    """The verdict where equality is not promised or cannot be asked."""
+    """Return the verdict for an answer whose equality is not promised or cannot be tested."""
     return Sameness(*row.key, verdict="not compared", reason=reason)

@@ -1,4 +1,4 @@
-"""What a suite is to the core: questions with references, and a scorer. Knows no suite by name."""
+"""What the core knows of a suite: questions with references, and a scorer. This module knows no suite by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One conversation to be answered turn by turn.
+    """One conversation that is answered turn by turn.
 
-    references: for each turn the acceptable answers (may be empty). metric: name of the quality metric
-    of this question, None where there is no reference-based one.
+    references: the acceptable answers of each turn; there may be none. metric: name of the quality metric of this
+    question; None where it has no reference-based one.
     """
 
     id: str
@@ -26,13 +26,13 @@ class Question:
 
     @property
     def mark(self) -> str:
-        """Twelve characters that tell its first turn from others, whatever its id."""
+        """Return twelve characters that identify its first turn, whatever the question's id is."""
         return hashlib.sha256(self.turns[0].encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteRequest:
-    """What the user asked of a suite. limit: questions per category, 0 = all, None = the suite's default."""
+    """What the user asked of a suite. limit: questions per category; 0 means all, None means the suite's default."""
 
     categories: tuple[str, ...] = ()
     limit: int | None = None
@@ -42,7 +42,7 @@ class SuiteRequest:
 
 @dataclass(frozen=True, slots=True)
 class SuiteData:
-    """A suite as loaded: what was asked, in order."""
+    """A suite as it was loaded: the questions that were asked for, in order."""
 
     name: str
     edition: str
@@ -52,13 +52,13 @@ class SuiteData:
 
     @property
     def content_hash(self) -> str:
-        """sha256 over the questions in order; printed on every row."""
+        """Return a sha256 over the questions in order. Every row of a run records it."""
         text = json.dumps([asdict(q) for q in self.questions], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Suite(ABC):
-    """A named set of tasks. Entry-point group `specbench_ss.suites`."""
+    """A named set of tasks. Suites are found through the entry-point group `specbench_ss.suites`."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -66,13 +66,13 @@ class Suite(ABC):
 
     @abstractmethod
     def load(self, request: SuiteRequest) -> SuiteData:
-        """The questions. Raises UserError for an unknown category, missing data or a wrong hash."""
+        """Return the questions. Raises UserError for an unknown category, missing data or a wrong hash."""
 
     def calibration(self, request: SuiteRequest) -> SuiteData:
-        """Questions to choose a method's options on. Raises UserError as `load` does.
+        """Return questions to choose a method's options on. Raises UserError as `load` does.
 
-        A suite that can give others than those it evaluates overrides this. Otherwise they are the last of each
-        category (a limited run asks the first ones), and a note says so.
+        A suite that has other questions than those it evaluates overrides this. By default these are the last questions
+        of each category (a limited run asks the first ones), and a note says so.
         """
         data = self.load(replace(request, limit=0))
         by_category: dict[str, list[Question]] = {}
@@ -85,7 +85,7 @@ class Suite(ABC):
         return replace(data, questions=tuple(chosen))
 
     def score(self, question: Question, turn: int, answer: str) -> float | None:
-        """Quality of one answer in [0, 1]; None where the question has no reference-based metric."""
+        """Return the quality of one answer in [0, 1]; None where the question has no reference-based metric."""
         return None
 
     def fetch(self, source: str | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""For those who write methods: `check_decoder` holds one to the laws of docs/conformance.md, on tiny random models."""
+"""For authors of methods: `check_decoder` tests a method against the laws of docs/conformance.md, on tiny models."""
 
 from specbench_ss.testing.kit import FEW, LAWS, Kit, check_decoder
 from specbench_ss.testing.law import Case, Law, LawBroken

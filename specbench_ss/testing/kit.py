@@ -1,6 +1,6 @@
-"""The conformance kit: a method in all its shapes, held to every law on tiny models. Knows no method.
+"""The conformance kit: test a method in all its shapes against every law, on tiny models. No method is known by name.
 
-The first shape is tried on every architecture, the others on one each; thorough = all on all.
+The first shape is tried on every architecture, the others on one each; `thorough` tries all shapes on all of them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as we
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one law.
+    """The outcome of one law.
 
-    broken: what broke it, with the smallest example found; None where nothing did. exempt: why some or all of the
-    shapes are not held to it; '' where all are. tried: how many shapes were. seconds: how long it took.
+    broken: the violation, with the smallest example found; None where there is none. exempt: why some or all shapes are
+    not held to the law; '' where all are. tried: number of shapes that were. seconds: time that it took.
     """
 
     law: Law
@@ -55,19 +55,19 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Of the law, as `ssbench check` lists it."""
+        """Return the name of the law, as `ssbench check` lists it."""
         return self.law.name
 
     @property
     def verdict(self) -> str:
-        """'ok', 'broken' or 'exempt'."""
+        """Return 'ok', 'broken' or 'exempt'."""
         return "broken" if self.broken else "ok" if self.tried else "exempt"
 
 
 class Kit:
-    """The subjects of one method. left_out: shapes that a model does not have, each with the reason.
+    """Tests one method. left_out: {shape or model: why it cannot be tried}.
 
-    Raises UserError where the method has no shape for a model of every kind.
+    Raises UserError where the method has no shape for any of the small models.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Kit:
 
     @property
     def subjects(self) -> list[Subject]:
-        """All of them."""
+        """Return every shape on every model that it is tried on."""
         return [*self.small, *self.large]
 
     def results(self, wanted: Sequence[Law] = LAWS) -> Iterator[Result]:
-        """Law after law, each until the first shape that breaks it."""
+        """Yield the result of one law after the other. A law ends at the first shape that breaks it."""
         for law in wanted:
             with one_thread():
                 found = self._result(law)
@@ -145,7 +145,7 @@ class Kit:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Products as small as these take longer on several threads, and very long where the machine is busy."""
+    """Use one thread: products as small as these take longer on several, and very long on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -155,7 +155,7 @@ def one_thread() -> Iterator[None]:
 
 
 def shapes_of(factory: Factory, target: Target) -> Shapes:
-    """A class has its `examples`; any other factory gives one decoder, or shapes by label."""
+    """Return the shapes of a factory: a class's `examples`, or the decoder or shapes that a function returns."""
     if isinstance(factory, type):
         return cast("type[Decoder]", factory).examples(target)
     made = factory(target)
@@ -205,11 +205,13 @@ def check_decoder(
 ) -> list[Result] | None:
     """Hold a decoding method to the laws, on tiny random models, on the CPU, in float32.
 
-    factory: a Decoder class, of which all of `examples(target)` are tried, or a function from a target to a decoder (or
-    to shapes by label, as `examples` gives them). own_model: hold one that is not lossless to its own `next_logits`, as
-    a reference of others should be. thorough: every shape on every architecture. Raises LawBroken for the first law
-    that does not hold, with the smallest example found, and UserError where there is nothing to check. all: try every
-    law whatever came of those before it, and return what came of each instead of raising LawBroken.
+    factory: a Decoder class, whose `examples(target)` are all tried, or a function from a target to a decoder (or to
+    shapes by label, as `examples` gives them). own_model: hold a method that is not lossless to its own `next_logits`,
+    as a method that others are compared with should be. thorough: try every shape on every architecture. all: try every
+    law whatever came of those before it, and return the result of each instead of raising LawBroken.
+
+    Raises LawBroken for the first law that does not hold, with the smallest example found, and UserError where there is
+    nothing to check.
     """
     results = list[Result]()
     for result in Kit(factory, architectures, own_model, thorough).results(laws):

@@ -1,4 +1,4 @@
-"""What a law is, what it is held against, and what is said where it is broken."""
+"""What a law is, what it is tested on, and what is said where it is broken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = 3  # ids below are special tokens
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is asked in one trial. forced: acceptance is drawn from the tokens so far (`watched.forced_path`)."""
+    """The request of one trial. forced: acceptance is drawn from the tokens so far (`watched_decoder.forced_path`)."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -43,7 +43,7 @@ class Case:
 
 
 class Place:
-    """A tiny target, and what the methods on it share: fresh logits once computed, how it was before them."""
+    """A tiny target with what the methods on it share: fresh logits that were computed, and its state before them."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -52,19 +52,19 @@ class Place:
         self.before = self.now()
 
     def now(self) -> Tensor:
-        """Logits [V] of the target itself on a fixed prompt."""
+        """Return the target's own logits [V] on a fixed prompt."""
         return self.target.next_logits([3, 4, 5, 3])
 
 
 class OutOfTime(Exception):  # noqa: N818
-    """A trial took longer than it was given."""
+    """Raised where a trial took longer than it was given."""
 
 
 class Subject:
-    """One shape of a method on one tiny target: what a law is held against.
+    """One shape of a method on one tiny target: what a law is tested on.
 
-    own_model: hold a method that is not lossless to its own `next_logits`, since it is a reference of others.
-    number: of the shape, from 0. whole: try the costly cases too.
+    own_model: hold a method that is not lossless to its own `next_logits`, since others are compared with it.
+    number: the number of the shape, from 0. whole: try the costly cases too.
     """
 
     def __init__(
@@ -88,24 +88,27 @@ class Subject:
         return f"{self.shape} on {target.name} ({target.n_layers} layers, {target.vocab_size} words)"
 
     def decoder(self) -> Decoder:
-        """A new one; the same weights each time, whoever draws them."""
+        """Make a new decoder, always with the same weights, even where they are drawn at random."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.make()
 
     @property
     def one(self) -> Decoder:
-        """One that answers nothing: to be asked what it says of itself."""
+        """A decoder that answers nothing and is only asked what it says of itself."""
         self._one = self._one or self.decoder()
         return self._one
 
     @property
     def exact(self) -> bool:
-        """Whether its output is held against `next_logits`."""
+        """Whether its output is compared with `next_logits`."""
         return self.one.lossless or self.own_model
 
     def watch(self, case: Case, limits: Limits | None = None, decoder: Decoder | None = None) -> Trace:
-        """The case answered by a new decoder, or by this one; by a new one only once, whichever laws ask."""
+        """Answer the case with a new decoder, or with the given one.
+
+        The answer of a new decoder is made only once, however many laws ask for it.
+        """
         limits = limits or Limits(case.max_new_tokens)
         if decoder is not None:
             return self._watch(decoder, case, limits)
@@ -119,7 +122,7 @@ class Subject:
         return trace
 
     def answer(self, watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
-        """`watched.watch`, counted. Raises OutOfTime after `until`."""
+        """Call `watched_decoder.watch` and count the answer. Raises OutOfTime after the time `until`."""
         if time.monotonic() > self.until:
             raise OutOfTime
         trace = watch(watched, prompt, limits, sampling)
@@ -127,7 +130,7 @@ class Subject:
         return trace
 
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """float32 [V], from a fresh pass of the method's own model; of each text once."""
+        """Return float32 logits [V] from a fresh pass of the method's own model, computed once for each text."""
         plain = type(self.one).next_logits is Decoder.next_logits
         owner: object = self.one.target if plain else self.one
         key = (id(owner), 0 if plain else len(prompt), (*prompt, *answer))
@@ -138,9 +141,10 @@ class Subject:
         return fresh[key]
 
     def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """Keys and values of these tokens from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
+        """Return these tokens' keys and values from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
         one, n = self.one, len(prompt) + len(answer)
-        cache = WatchedCache(one.target.n_layers, n + (len(answer) + 1) * one.max_rows() + SPARE)
+        cache = WatchedCache(one.target.n_layers, n + (len(answer) + 1) * (one.max_rows() or 0) + SPARE)
+        cache.grows = one.max_rows() is None
         _fresh_logits(one, prompt, answer, cache)
         return cache.held(n)
 
@@ -150,7 +154,7 @@ class Subject:
         return "cache" in inspect.signature(self.one.next_logits).parameters
 
     def wrong_token(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-        """The first token that is not the most probable one; '' where all are."""
+        """Describe the first token that is not the most probable one; '' where all are."""
         for i, token in enumerate(tokens):
             logits = self.logits(prompt, tokens[:i])
             best = int(logits.argmax())
@@ -162,7 +166,7 @@ class Subject:
         return ""
 
     def random_prompt(self, length: int, seed: int = 5) -> tuple[int, ...]:
-        """Words of the vocabulary, the special ones left out."""
+        """Return random tokens of the vocabulary, without the special ones."""
         rng = random.Random(seed)
         return tuple(rng.randrange(FIRST, self.target.vocab_size) for _ in range(length))
 
@@ -178,9 +182,10 @@ def _fresh_logits(
 class Law:
     """One property that a method must have.
 
-    cases: what is tried. test: what is wrong in a case, in words; '' for nothing. exempt: why a method is not held to
-    it; '' where it is. on: the models of every architecture ("large"), or the one of seven words, where everything
-    happens soon ("small"). exact_length: the prompt's length is what it is about, so that a smaller example keeps it.
+    cases: returns what is tried. test: returns what is wrong in a case, in words, or '' for nothing. exempt: returns
+    why a method is not held to the law, or '' where it is. on: the models of every architecture ("large"), or the one
+    with a vocabulary of seven, where rare events happen soon ("small"). exact_length: the law is about the prompt's
+    length, so a smaller example keeps it.
     """
 
     name: str
@@ -193,7 +198,10 @@ class Law:
 
 
 class LawBroken(AssertionError):  # noqa: N818
-    """A method breaks a law. law: its name. example: the smallest one found. problem: what is wrong there."""
+    """Raised where a method breaks a law. law: its name. example: the smallest one found.
+
+    problem: what is wrong there.
+    """
 
     def __init__(self, law: Law, subject: Subject, example: Case, problem: str) -> None:
         self.law, self.shape, self.example, self.problem = law.name, str(subject), example, problem

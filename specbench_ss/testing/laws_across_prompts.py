@@ -1,4 +1,4 @@
-"""The laws that hold across answers: seeds, memory, what is left of the target, what may be tuned."""
+"""The laws that hold across answers: seeds, memory, the target left unchanged, and tunable options."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ SEEDS = 12
 
 
 def sampled(subject: Subject) -> Iterator[Case]:
-    """At T>0."""
+    """Yield a request with sampling."""
     yield Case(REPEATING[:5], 6, Sampling(1.3, seed=7))
 
 
 def seed(subject: Subject, case: Case) -> str:
-    """Whatever the process's own generators are at; and seeds matter beyond the first token, which is the core's."""
+    """Test that the process's own random generators do not matter, and that seeds matter beyond the first token.
+
+    The first token is drawn by the core.
+    """
     one, two = (_at_global_seed(i, subject, case) for i in (1, 2))
     if problem := _differing(one, two, "with the process's generators at another point"):
         return problem
@@ -60,14 +63,17 @@ def _differing(one: Trace, two: Trace, when: str, steps: bool = True) -> str:
 
 
 def asked_again(subject: Subject) -> Iterator[Case]:
-    """Prompts that repeat themselves and others; what is remembered may only change the steps, so greedy."""
+    """Yield requests that repeat earlier text.
+
+    What a method remembers may change only its steps, so that one is greedy.
+    """
     yield Case(REPEATING, 12)
     if not subject.one.remembers:
         yield Case(subject.random_prompt(6), 8, Sampling(0.9, seed=2))
 
 
 def memory(subject: Subject, case: Case) -> str:
-    """A decoder that has answered others, and the same one, answers as a new one does."""
+    """Test that a decoder that has answered other prompts, and this one, answers as a new one does."""
     used, alone = subject.decoder(), subject.watch(case)
     others = ((*case.prompt, *alone.tokens, *case.prompt), subject.random_prompt(9, seed=1), case.prompt)
     for i, prompt in enumerate(others):
@@ -81,20 +87,20 @@ def memory(subject: Subject, case: Case) -> str:
 
 
 def untouched(subject: Subject, case: Case) -> str:
-    """The target says to the last bit what it said before the method knew it."""
+    """Test that the target's logits are, to the last bit, what they were before the method was made."""
     subject.watch(case)
     off = float((subject.place.now() - subject.place.before).abs().max())
     return "" if off == 0 else f"logits of the target itself have changed by {off:.2g}"
 
 
 def tuned(subject: Subject) -> Iterator[Case]:
-    """One prompt."""
+    """Yield one request."""
     if subject.whole:
         yield Case(REPEATING, 10)
 
 
 def tunable(subject: Subject, case: Case) -> str:
-    """Every value of every option that tuning may try."""
+    """Test every value of every option that tuning may try."""
     decoder = subject.decoder()
     for option, values in decoder.tunable().items():
         for value in values:
@@ -108,7 +114,7 @@ def tunable(subject: Subject, case: Case) -> str:
 
 
 def _variant(decoder: Decoder, option: str, value: Any) -> Decoder | None:
-    """None where the method refuses the value, as tuning leaves it out."""
+    """Return the decoder with this value, or None where the method refuses it, as tuning leaves such a value out."""
     try:
         return decoder.variant(replace(decoder.options, **{option: value}))
     except UserError:
@@ -116,7 +122,7 @@ def _variant(decoder: Decoder, option: str, value: Any) -> Decoder | None:
 
 
 def nothing_tunable(subject: Subject) -> str:
-    """Why there is nothing to try."""
+    """Say why there is no option to try."""
     return not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable")
 
 

@@ -1,8 +1,8 @@
-"""The law of blocks: every token of a block is what the pass says there, however deep in the draft.
+"""The law of blocks: every token of a block follows the pass's distribution there, however deep in the draft.
 
-Random drafts are seldom accepted, so the rule is shown a model to which what was drafted is likely. A block ends where
-a token was not drafted: so each token, given those before it and that the block goes on, has that model's distribution,
-and its place in the cumulative one is uniform (the probability integral transform; Rosenblatt 1952).
+Random drafts are seldom accepted, so the acceptance rule is shown a model that finds the drafted tokens likely. A block
+ends where a token was not drafted. So each token, given those before it and that the block goes on, has that model's
+distribution, and its place in the cumulative one is uniform (the probability integral transform; Rosenblatt 1952).
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ BINS = 10
 
 
 class Likely(Watched):
-    """Accepts as the other decoder does, from a pass that finds likely what was drafted."""
+    """Accepts as the wrapped decoder does, but from logits that make the drafted tokens likely."""
 
     def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
-        """The decoder's verdict on other logits."""
+        """Return the wrapped decoder's verdict on the changed logits."""
         output.logits = likely(output.logits[0], tree)[None]
         self.steps[-1].logits = output.logits[0].clone()
         return super().accept(state, tree, output)
 
 
 def likely(logits: Tensor, tree: DraftTree) -> Tensor:
-    """Logits [n, V] of a mixture with what was drafted; of nodes without children as they are.
+    """Return logits [n, V] of a mixture with the drafted tokens; nodes without children keep theirs.
 
-    Drawn candidates: with the distribution that they were drawn from, for the mixture must not depend on the draw.
+    Drawn candidates are mixed with the distribution that they were drawn from, since the mixture must not depend on the
+    draw.
     """
     n = torch.arange(len(tree))
     wanted = torch.zeros_like(logits, dtype=torch.float32)
@@ -60,20 +61,20 @@ def likely(logits: Tensor, tree: DraftTree) -> Tensor:
 
 
 def long(subject: Subject) -> Iterator[Case]:
-    """Answers of many blocks."""
+    """Yield requests for answers of many blocks."""
     yield Case(REPEATING, LENGTH)
     yield from (replace(case, max_new_tokens=LENGTH) for case in samplings(subject))
 
 
 def blocks(subject: Subject, case: Case) -> str:
-    """At T>0 chi-square of the places in the cumulative distribution, for every depth; at T=0 the argmax."""
+    """At T>0, test the places in the cumulative distribution by chi-square for every depth; at T=0, test the argmax."""
     if case.sampling.greedy:
         return greediness(subject, case)
     return staged(subject, STAGES, lambda seeds: depths(subject, case, seeds))
 
 
 def greediness(subject: Subject, case: Case) -> str:
-    """At T=0 every token is the most probable one of what the rule was shown."""
+    """Test that at T=0 every token is the most probable one in the logits that the rule was shown."""
     trace = subject.answer(Likely(subject.decoder()), case.prompt, Limits(case.max_new_tokens), case.sampling)
     for seen in trace.steps:
         assert seen.verdict is not None
@@ -85,7 +86,7 @@ def greediness(subject: Subject, case: Case) -> str:
 
 
 def depths(subject: Subject, case: Case, seeds: range) -> dict[str, float]:
-    """p-values by depth, over one answer for each seed; each times the number of depths, of which the least counts."""
+    """Return p-values by depth, over one answer for each seed, each times the number of depths (Bonferroni)."""
     from scipy.stats import chisquare
 
     decoder, places = subject.decoder(), defaultdict[str, list[float]](list)
@@ -105,7 +106,10 @@ def depths(subject: Subject, case: Case, seeds: range) -> dict[str, float]:
 
 
 def of_block(case: Case, seen: Seen, rng: np.random.Generator) -> Iterator[tuple[str, float | None]]:
-    """Where in the draft a token was decided, and its place in the distribution there; None: it had no chance."""
+    """Yield where in the draft each token was decided and its place in the distribution there.
+
+    The place is None for a token of probability 0.
+    """
     assert seen.tree is not None and seen.verdict is not None
     path, children = seen.verdict.path, seen.tree.shape.children()
     probs = case.sampling.probs(seen.logits[path]).double()  # [k, V]

@@ -1,4 +1,4 @@
-"""The law of what a method says of itself: options, what it measures, and, where it is lossy, that it is."""
+"""The law of what a method says of itself: its options, what it measures and, if it is lossy, that it is."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SUITE = SuiteData("kit", "tiny", (Question("q", "qa", ("?",)),))
 
 
 class Undrafted(Decoder):
-    """Plain decoding: whoever the method is held against."""
+    """Plain decoding, as a stand-in for the method that others are compared with."""
 
     name, summary = "undrafted", "plain decoding"
 
     def propose(self, state: State) -> DraftTree:
-        """Nothing."""
+        """Return a draft of nothing but the root."""
         return DraftTree.root_only(state.root)
 
 
 def described(subject: Subject, case: Case) -> str:
-    """Name and options, the description that goes into the manifest, and what reports make of it."""
+    """Test name and options, the description that goes into the manifest, and what reports make of it."""
     decoder, again = subject.decoder(), subject.decoder()
     if problem := unlisted(decoder):
         return problem
@@ -47,7 +47,7 @@ def described(subject: Subject, case: Case) -> str:
 
 
 def unlisted(decoder: Decoder) -> str:
-    """What `ssbench methods` cannot say of the method; '' where it can."""
+    """Say what `ssbench methods` cannot show of the method; '' where it can show everything."""
     kind = type(decoder)
     for name in ("name", "summary"):
         text = getattr(kind, name, None)
@@ -65,7 +65,7 @@ def unlisted(decoder: Decoder) -> str:
 
 
 def unsaid(decoder: Decoder, trace: Trace) -> str:
-    """What a run's results leave unsaid of a lossy method; '' where all of them say it."""
+    """Say what a run's results leave unsaid of a lossy method; '' where all of them say that it is lossy."""
     run = made_up_run(decoder, trace)
     entry = next(m for m in run.manifest["methods"] if m["label"] == decoder.name)
     if entry["lossless"]:
@@ -81,7 +81,7 @@ def unsaid(decoder: Decoder, trace: Trace) -> str:
 
 
 def made_up_run(decoder: Decoder, trace: Trace) -> Run:
-    """A run of one question, as it would be read from its directory."""
+    """Return a run of one question, as it would be read from its directory."""
     reference = decoder.reference_for(decoder.options).label
     others = {label: Undrafted(decoder.target) for label in (REFERENCE, reference)}
     config = RunConfig(methods=(MethodSpec(REFERENCE), MethodSpec(decoder.name)))

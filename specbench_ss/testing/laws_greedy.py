@@ -1,4 +1,4 @@
-"""The laws that hold of single answers. Each is a function of a case that says what is wrong, '' for nothing."""
+"""The laws of single answers. Each is a function of a case that returns what is wrong, or '' for nothing."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ REPEATING = (3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4)  # for those that look back
 
 
 def few(subject: Subject) -> Iterator[Case]:
-    """Blocks of many lengths, and what the method itself accepts at T=0."""
+    """Yield requests with forced acceptance, for blocks of many lengths, and one where the method accepts at T=0."""
     for i, prompt in enumerate((REPEATING, subject.random_prompt(19))):
         yield Case(prompt, 14, replace(WARM, seed=i), forced=True)
     yield Case(REPEATING, 10)
 
 
 def forced(subject: Subject) -> Iterator[Case]:
-    """Blocks of many lengths."""
+    """Yield requests with forced acceptance, for blocks of many lengths."""
     return (case for case in few(subject) if case.forced)
 
 
 def own(subject: Subject) -> Iterator[Case]:
-    """What the method itself accepts."""
+    """Yield requests where the method itself accepts."""
     yield Case(REPEATING, 10)
     yield Case(REPEATING, 10, WARM)
     yield Case(subject.random_prompt(19), 10, Sampling(1.5, top_p=0.9, seed=1))
 
 
 def many(subject: Subject) -> Iterator[Case]:
-    """Prompts of many lengths, all greedy."""
+    """Yield greedy requests with prompts of many lengths."""
     yield Case(REPEATING, 16)
     for seed, length in enumerate((2, 3, 6, 11, 20, 37)):
         yield Case(subject.random_prompt(length, seed), 8)
 
 
 def asked(subject: Subject) -> Iterator[Case]:
-    """One prompt."""
+    """Yield one request."""
     yield Case(REPEATING, 6)
 
 
 def answers(subject: Subject, case: Case) -> str:
-    """Anything at all."""
+    """Test that the answer has any token at all."""
     return "" if subject.watch(case).tokens else "the answer is empty"
 
 
 def draft(subject: Subject, case: Case) -> str:
-    """Every draft of an answer."""
+    """Test every draft of an answer."""
     try:
         steps = subject.watch(case).steps
     except Unanswered as unanswered:  # whether this is why is what is asked
@@ -68,7 +68,7 @@ def draft(subject: Subject, case: Case) -> str:
 
 
 def misshapen(step: Seen, words: int) -> str:
-    """What is wrong with a step's draft; '' for nothing."""
+    """Say what is wrong with a step's draft; '' for nothing."""
     drafted, kept = step.drafted, step.tree
     tokens = drafted.tokens
     if tokens.dtype != torch.int64 or tokens.shape != (len(drafted),):
@@ -85,7 +85,7 @@ def misshapen(step: Seen, words: int) -> str:
 
 
 def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
-    """Why the children cannot have been drawn from q; '' where they can."""
+    """Say why the children cannot have been drawn from q; '' where they can."""
     if q.shape != (len(tree), words):
         return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)}, {words}]"
     for child, parent in enumerate(tree.shape.parents):
@@ -97,12 +97,12 @@ def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
 
 
 def branches(tree: DraftTree) -> set[tuple[int, ...]]:
-    """The tokens on the way to every node."""
+    """Return the token paths from the root to every node."""
     return {tuple(path) for path in ways(tree)}
 
 
 def ways(tree: DraftTree) -> list[list[int]]:
-    """For every node the tokens from the root's child to it."""
+    """Return, for every node, the tokens from the root's child down to it."""
     tokens, found = tree.tokens.tolist(), list[list[int]]([[]])
     for node, parent in enumerate(tree.shape.parents[1:], start=1):
         found.append([*found[parent], tokens[node]])
@@ -110,15 +110,14 @@ def ways(tree: DraftTree) -> list[list[int]]:
 
 
 def rows(subject: Subject, case: Case) -> str:
-    """The cache reserves as many as were promised."""
+    """Test that the cache needs no more rows than were promised."""
     excess, most = subject.watch(case).excess, subject.one.max_rows()
-    return (
-        f"{excess} rows were written behind those of the tokens before, max_rows() is {most}" if excess > most else ""
-    )
+    told = f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
+    return told if most is not None and excess > most else ""
 
 
 def counts(subject: Subject, case: Case) -> str:
-    """Of every step and of the whole answer."""
+    """Test the counts of every step and of the whole answer."""
     trace = subject.watch(case)
     made = trace.generation
     for i, (seen, step) in enumerate(zip(trace.steps, made.steps, strict=True)):
@@ -136,7 +135,7 @@ def counts(subject: Subject, case: Case) -> str:
 
 
 def no_path(seen: Seen) -> str:
-    """Why what was accepted is no path of the verified tree with one token after it; '' where it is."""
+    """Say why the accepted nodes are not a path of the verified tree with one token after it; '' where they are."""
     tree, verdict = seen.tree, seen.verdict
     if tree is None or verdict is None:
         return "nothing was verified"
@@ -148,7 +147,7 @@ def no_path(seen: Seen) -> str:
 
 
 def cache(subject: Subject, case: Case) -> str:
-    """Every row in every layer, after every step."""
+    """Test every row in every layer after every step."""
     trace = subject.watch(case)
     if not trace.steps:
         return ""
@@ -167,7 +166,7 @@ def cache(subject: Subject, case: Case) -> str:
 
 
 def logits(subject: Subject, case: Case) -> str:
-    """Of the root, of the last node and of one between, in every step."""
+    """Test in every step the logits of the root, of the last node and of one in between."""
     trace = subject.watch(case)
     for seen in trace.steps:
         if seen.tree is None:
@@ -184,12 +183,12 @@ def logits(subject: Subject, case: Case) -> str:
 
 
 def greedy(subject: Subject, case: Case) -> str:
-    """Token by token."""
+    """Test the answer token by token."""
     return subject.wrong_token(case.prompt, subject.watch(case).tokens)
 
 
 def model(subject: Subject, case: Case) -> str:
-    """What it says comes next is what the target says."""
+    """Test that its next-token logits are the target's."""
     answer = subject.watch(case).tokens[:3]
     own, target = subject.logits(case.prompt, answer), subject.target.next_logits([*case.prompt, *answer])
     off = float((own - target).abs().max())
@@ -198,7 +197,7 @@ def model(subject: Subject, case: Case) -> str:
 
 
 def another_model(subject: Subject) -> str:
-    """Why it may decode with another model than the target."""
+    """Say why it may decode with another model than the target; '' where it may not."""
     reference = subject.one.reference_for(subject.one.options).label
     if not subject.one.lossless:
         return "it declares itself lossy"
@@ -206,7 +205,7 @@ def another_model(subject: Subject) -> str:
 
 
 def edges(subject: Subject) -> Iterator[Case]:
-    """The shortest prompt and the longest ones."""
+    """Yield requests with the shortest prompt and the longest ones."""
     context = subject.target.context_length
     yield Case(subject.random_prompt(1), 10)
     yield Case((0,), 6, WARM, forced=True)
@@ -215,7 +214,7 @@ def edges(subject: Subject) -> Iterator[Case]:
 
 
 def crossing(subject: Subject) -> Iterator[Case]:
-    """Answers that the end of the context cuts off."""
+    """Yield requests whose answers the end of the context cuts off."""
     context = subject.target.context_length
     for missing in (3, 4, 6, 9):
         yield Case(subject.random_prompt(context - missing), 20, replace(WARM, seed=missing), forced=True)
@@ -224,7 +223,7 @@ def crossing(subject: Subject) -> Iterator[Case]:
 
 
 def within_context(subject: Subject, case: Case) -> str:
-    """All that the context has room for, and as true as ever."""
+    """Test that the answer fills the context as far as there is room, and that it is still right."""
     made = subject.watch(case).generation
     room = subject.target.context_length - len(case.prompt)
     most = min(room, case.max_new_tokens)
@@ -235,14 +234,14 @@ def within_context(subject: Subject, case: Case) -> str:
 
 
 def ending(subject: Subject) -> Iterator[Case]:
-    """Blocks of many lengths; where a method accepts by a rule of its own, what that accepts as well."""
+    """Yield requests for blocks of many lengths; a method with an acceptance rule of its own gets one that uses it."""
     yield Case(REPEATING, 12, WARM, forced=True)
     if type(subject.one).accept is not Decoder.accept:
         yield Case(REPEATING, 10)
 
 
 def ends(subject: Subject, case: Case) -> str:
-    """Everything that may end an answer, at many places of it."""
+    """Test everything that may end an answer, at many places of it."""
     whole = subject.watch(case).tokens
     for limits, expected, finish in endings(subject, case, whole):
         made = subject.watch(case, limits).generation
@@ -257,7 +256,7 @@ def ends(subject: Subject, case: Case) -> str:
 
 
 def endings(subject: Subject, case: Case, whole: list[int]) -> Iterator[tuple[Limits, list[int], str]]:
-    """Limits, and what they should leave of the answer: tokens and finish."""
+    """Yield limits with what they should leave of the answer: its tokens and finish."""
     most, text = case.max_new_tokens, subject.target.decode_text
     for n in (n for n in (1, 2, 3, 5, 8) if n < len(whole)):
         yield Limits(n), whole[:n], "length"
@@ -271,12 +270,17 @@ def endings(subject: Subject, case: Case, whole: list[int]) -> Iterator[tuple[Li
 
 
 def not_exact(subject: Subject) -> str:
-    """Why its tokens are not held against the model's."""
+    """Say why its tokens are not compared with the model's; '' where they are."""
     return "" if subject.exact else "it declares itself lossy"
 
 
+def unstated(subject: Subject) -> str:
+    """Why it may write any number of rows: its cache grows."""
+    return "it states no max_rows" if subject.one.max_rows() is None else ""
+
+
 def no_fresh_rows(subject: Subject) -> str:
-    """Why its cache is not held against a fresh pass."""
+    """Say why its cache is not compared with a fresh pass; '' where it is."""
     if not subject.shows_rows:
         return "its next_logits does not fill a cache"
     lossy = type(subject.one).forward is not Decoder.forward and type(subject.one).next_logits is Decoder.next_logits
@@ -286,7 +290,7 @@ def no_fresh_rows(subject: Subject) -> str:
 LAWS = (
     Law("draft", "a draft is a tree under the root, of words, with what its nodes were drawn from", few, draft),
     Law("answers", "it answers", few, answers),
-    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows),
+    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
     Law("counts", "accepted is a path of the draft and the next token, each counted once", own, counts, on=("small",)),
     Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
     Law("model", "a method that is held against plain decoding of the target decodes with the target", asked, model,

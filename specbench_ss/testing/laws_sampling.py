@@ -24,19 +24,19 @@ Joint = dict[tuple[int, ...], float]
 
 
 def samplings(subject: Subject) -> Iterator[Case]:
-    """Plain, top-p, top-k; where there are many shapes, one of them each."""
+    """Yield requests with plain sampling, top-p and top-k. Where there are many shapes, each gets one of them."""
     for sampling in SAMPLINGS if subject.whole else SAMPLINGS[subject.number % 3 :][:1]:
         yield Case(tuple(min(x, subject.target.vocab_size - 1) for x in REPEATING), LENGTH, sampling)
 
 
 def distribution(subject: Subject, case: Case) -> str:
-    """Chi-square of the joint of the first tokens."""
+    """Test the joint distribution of the first tokens by chi-square."""
     joint = enumerated(subject, case)
     return staged(subject, STAGES, lambda seeds: tests(subject, case, joint, seeds))
 
 
 def staged(subject: Subject, stages: Stages, found_over: Callable[[range], dict[str, float]]) -> str:
-    """The least of the p-values over so many answers, each with a seed of its own, if it is too small at all stages."""
+    """Describe the least p-value if it is too small at every stage; '' otherwise. Every answer has its own seed."""
     first, what = 10_000 * subject.number, ""
     for draws, unlikely in stages:
         found = found_over(range(first, first + draws))
@@ -50,7 +50,7 @@ def staged(subject: Subject, stages: Stages, found_over: Callable[[range], dict[
 
 
 def enumerated(subject: Subject, case: Case) -> Joint:
-    """The model's own distribution of the first tokens of an answer."""
+    """Return the model's own distribution of the first tokens of an answer."""
     joint: Joint = {(): 1.0}
     for _ in range(case.max_new_tokens):
         following: Joint = {}
@@ -62,7 +62,7 @@ def enumerated(subject: Subject, case: Case) -> Joint:
 
 
 def tests(subject: Subject, case: Case, joint: Joint, seeds: range) -> dict[str, float]:
-    """p-values by what was tested, over one answer for each seed; each times their number, as the least counts."""
+    """Return p-values by what was tested, over one answer a seed, each times the number of tests (Bonferroni)."""
     from scipy.stats import chi2
 
     watched, limits = Watched(subject.decoder()), Limits(case.max_new_tokens)
@@ -82,7 +82,10 @@ def tests(subject: Subject, case: Case, joint: Joint, seeds: range) -> dict[str,
 
 
 def chi_square(answers: Counter[tuple[int, ...]], joint: Joint, n: int, draws: int) -> tuple[float, int]:
-    """Statistic and degrees of freedom of the first n tokens; what is expected too seldom counts as one."""
+    """Return statistic and degrees of freedom for the first n tokens.
+
+    Outcomes expected too seldom count as one cell.
+    """
     expected, seen = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
     for tokens, mass in joint.items():
         expected[tokens[:n]] += mass * draws  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""From a case that breaks a law to the smallest one that does."""
+"""Shrink a case that breaks a law to the smallest one that still breaks it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = Path(__file__).parents[1]
 
 
 def holds(law: Law, subject: Subject) -> LawBroken | None:
-    """Try every case of a law; the smallest example where one breaks it."""
+    """Try every case of a law. Return the violation with the smallest example, or None where the law holds."""
     for case in law.cases(subject):
         problem = attempt(law, subject, case)
         if problem:
@@ -27,7 +27,7 @@ def holds(law: Law, subject: Subject) -> LawBroken | None:
 
 
 def attempt(law: Law, subject: Subject, case: Case) -> str:
-    """What is wrong in this case; an exception is wrong in any."""
+    """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
         return law.test(subject, case)
     except OutOfTime:
@@ -38,7 +38,7 @@ def attempt(law: Law, subject: Subject, case: Case) -> str:
 
 
 def smallest(law: Law, subject: Subject, case: Case, problem: str) -> tuple[Case, str]:
-    """Smaller and smaller, as long as the law stays broken and patience lasts."""
+    """Return the smallest case found that still breaks the law, and what is wrong there. The search has PATIENCE_S."""
     subject.until, found = time.monotonic() + PATIENCE_S, True
     try:
         while found:
@@ -56,7 +56,7 @@ def smallest(law: Law, subject: Subject, case: Case, problem: str) -> tuple[Case
 
 
 def _smaller(case: Case, exact_length: bool) -> Iterator[Case]:
-    """The boldest first."""
+    """Yield smaller cases, the boldest first."""
     n, prompt = case.max_new_tokens, case.prompt
     for fewer in dict.fromkeys((1, n // 2, n - 1)):
         if 0 < fewer < n:
@@ -75,7 +75,7 @@ def _smaller(case: Case, exact_length: bool) -> Iterator[Case]:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line that is the method's own, else the innermost of all."""
+    """Return the innermost line of the method's own code, or else the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if CORE not in Path(f.filename).parents or CORE / "methods" in Path(f.filename).parents]
     own = [f for f in own if "site-packages" not in f.filename or "ssbench" in f.filename]

@@ -17,7 +17,7 @@ CONTEXT = 128
 
 
 def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype: torch.dtype = torch.float32) -> Any:
-    """A random causal LM, 32 wide, with a context of 128 tokens. kind: one of ARCHITECTURES."""
+    """Return a random causal LM with hidden size 32 and a context of 128 tokens. kind: one of ARCHITECTURES."""
     import transformers as t
 
     common: dict[str, Any] = {
@@ -51,7 +51,7 @@ def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype
 
 
 def tiny_tokenizer(words: int) -> Any:
-    """A byte-pair tokenizer of so many tokens: three special ones, letters, and pairs of letters."""
+    """Return a byte-pair tokenizer with this many tokens: three special ones, letters, and pairs of letters."""
     from tokenizers import Tokenizer, decoders
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -67,12 +67,12 @@ def tiny_tokenizer(words: int) -> Any:
 
 
 def tiny_target(kind: str, words: int = 11, layers: int = 4, seed: int = 0) -> Target:
-    """A tiny model on the CPU, float32, with its tokenizer."""
+    """Return a tiny model on the CPU, in float32, with its tokenizer."""
     return Target(tiny_model(kind, seed, words, layers), tiny_tokenizer(words), f"tiny {kind}")
 
 
 def randomise(module: nn.Module, seed: int, std: float = 0.3) -> None:
-    """Random weights, the same for the same seed: drafters that draft something without having been trained."""
+    """Give the module random weights, the same for the same seed, so that an untrained drafter drafts something."""
     generator = torch.Generator().manual_seed(seed)
     for p in module.parameters():
         nn.init.normal_(p, std=std, generator=generator)

@@ -1,4 +1,4 @@
-"""A decoder watched while it answers: what it drafted, what was accepted, what the cache held after every step."""
+"""Watch a decoder while it answers: what it drafted, what was accepted, what the cache held after every step."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ GOES_ON = 0.85  # chance that a forced path goes on to a child
 
 @dataclass(slots=True)
 class Seen:
-    """One step. ids, lengths, held: before it; keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim].
+    """One step. ids, lengths and held describe the time before it.
 
-    drafted: as proposed. tree, logits [n, V]: as verified. verdict: the decoder's, or the forced one.
+    held: keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim]. drafted: the tree as proposed. tree, logits [n,
+    V]: as verified. verdict: the decoder's own, or the forced one.
     """
 
     ids: list[int]
@@ -42,7 +43,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Trace:
-    """One answer. excess: the most rows that a pass put behind those of the tokens decided before it."""
+    """One answer. excess: the most rows that any pass put behind those of the tokens that were decided before it."""
 
     prompt: list[int]
     steps: list[Seen]
@@ -51,17 +52,17 @@ class Trace:
 
     @property
     def tokens(self) -> list[int]:
-        """The answer."""
+        """Return the tokens of the answer."""
         return self.generation.tokens
 
     @property
     def counts(self) -> list[tuple[int, int, int, int]]:
-        """Of every step: nodes, verified, depth, accepted."""
+        """Return nodes, verified, depth and accepted of every step."""
         return [(s.nodes, s.verified, s.depth, s.accepted) for s in self.generation.steps]
 
 
 class Unanswered(Exception):  # noqa: N818
-    """An answer that an error ended: its cause. steps: what was seen until then."""
+    """Raised from the error that ended an answer. steps: what was seen until then."""
 
     def __init__(self, steps: list[Seen]) -> None:
         super().__init__()
@@ -69,27 +70,27 @@ class Unanswered(Exception):  # noqa: N818
 
 
 class WatchedCache(Cache):
-    """Notes how many rows are written behind those of the `decided` tokens."""
+    """Records how many rows are written behind those of the `decided` tokens."""
 
     decided = 0
     excess = 0
 
     def update(self, k: Tensor, v: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """As any cache's."""
+        """Store keys and values as any cache does, and record how many rows there are."""
         self.excess = max(self.excess, self.lengths[layer] + k.shape[2] - self.decided)
         return super().update(k, v, layer, *args, **kwargs)
 
     def held(self, rows: int) -> Tensor:
-        """A copy of the first rows of every layer, [layers, 2, kv_heads, rows, head_dim]."""
+        """Return a copy of the first rows of every layer, [layers, 2, kv_heads, rows, head_dim]."""
         pairs = [(k, v) for k, v in zip(self.keys, self.values, strict=True) if k is not None and v is not None]
         return torch.stack([torch.stack((k[0, :, :rows], v[0, :, :rows])) for k, v in pairs])
 
 
 class Watched(Decoder):
-    """Another decoder, with everything noted that goes in and comes out.
+    """Wraps another decoder and records everything that goes in and comes out.
 
-    forced: a path through the draft is accepted that depends on nothing but the tokens so far, as might happen at any
-    temperature above 0. So blocks are long whatever the weights, and of every form.
+    forced: accept a path through the draft that depends only on the tokens so far, as might happen at any temperature
+    above 0. So blocks are long and of every form, whatever the weights.
     """
 
     name, summary = "watched", "another decoder, watched"
@@ -99,21 +100,21 @@ class Watched(Decoder):
         self.inner, self.forced = inner, forced
         self.steps: list[Seen] = []
 
-    def max_rows(self) -> int:
-        """As the decoder says."""
+    def max_rows(self) -> int | None:
+        """Delegates to the wrapped decoder."""
         return self.inner.max_rows()
 
     def prefill(self, state: State, ids: Tensor) -> Output:
-        """The decoder's."""
+        """Delegates to the wrapped decoder."""
         _of(state).decided = ids.shape[1]
         return self.inner.prefill(state, ids)
 
     def begin(self, state: State) -> None:
-        """The decoder's."""
+        """Delegates to the wrapped decoder."""
         self.inner.begin(state)
 
     def propose(self, state: State) -> DraftTree:
-        """The decoder's."""
+        """Delegates to the wrapped decoder, and records the draft."""
         cache, root = _of(state), int(state.root)
         cache.decided = state.position
         before = list(state.ids), root, list(cache.lengths), cache.held(state.position)
@@ -122,25 +123,25 @@ class Watched(Decoder):
         return tree
 
     def forward(self, state: State, tree: DraftTree) -> Output:
-        """The decoder's."""
+        """Delegates to the wrapped decoder, and records what was verified."""
         output = self.inner.forward(state, tree)
         self.steps[-1].tree, self.steps[-1].logits = output.tree or tree, output.logits[0].clone()
         return output
 
     def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
-        """The decoder's, or a forced one."""
+        """Delegates to the wrapped decoder, or accepts a forced path."""
         verdict = forced_path(state.ids, tree, output) if self.forced else self.inner.accept(state, tree, output)
         self.steps[-1].verdict = verdict
         return verdict
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-        """The decoder's."""
+        """Delegates to the wrapped decoder."""
         _of(state).decided = state.position
         self.inner.observe(state, verdict, output)
 
 
 def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
-    """A path down the tree and a next token that was not drafted there, drawn from nothing but the ids so far."""
+    """Return a path down the tree and a next token that was not drafted there, drawn only from the ids so far."""
     rng = random.Random(f"{list(ids)}")
     children, drafted = tree.shape.children(), tree.tokens.tolist()
     path = [0]
@@ -154,10 +155,11 @@ def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
 
 @torch.inference_mode()
 def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
-    """Answer one prompt by the loop that every run goes through. Raises Unanswered from whatever ends it."""
+    """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
     target = watched.target
     room = min(target.context_length, len(prompt) + limits.max_new_tokens)
-    cache = WatchedCache(target.n_layers, room + watched.max_rows() + SPARE)
+    cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE)
+    cache.grows = watched.max_rows() is None
     try:
         generation = Session(watched, prompt, limits, sampling, cache).run()
     except (Exception, SystemExit) as error:

@@ -1,4 +1,7 @@
-"""What drafters learn from: rows of text, positions to draft from, the tokens that follow. Knows no method."""
+"""What drafters learn from: rows of text, positions to draft from, and the tokens that follow.
+
+This module knows no method.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Anchors:
-    """Positions to draft from. at int64 [B, A]: input token x_t is there; labels int64 [B, A, 1 + ahead]: x_{t+1+j}.
+    """Positions to draft from, with the tokens that follow them.
 
-    labels[..., 0] is the next token (the main stream's); where an answer ends before t+1+j the label is -100.
+    at: int64 [B, A], the positions of the input tokens x_t. labels: int64 [B, A, 1 + ahead], the tokens x_{t+1+j};
+    labels[..., 0] is the next token, which the main stream predicts. Where an answer ends before t+1+j, the label is
+    -100.
     """
 
     at: Tensor
@@ -26,22 +31,23 @@ class Anchors:
 class Documents:
     """Several texts in one row, each of which stands alone, as prompts do in decoding.
 
-    numbers int64 [B, T]: which text a token is of, ascending, -1 in padding; places int64 [B, T]: its position there.
+    numbers: int64 [B, T], the text that each token belongs to, ascending; -1 in padding. places: int64 [B, T], the
+    token's position in its text.
     """
 
     numbers: Tensor
     places: Tensor
 
     def to(self, device: torch.device) -> Documents:
-        """All of it on the device."""
+        """Return a copy of the documents on the device."""
         return Documents(self.numbers.to(device), self.places.to(device))
 
     def same(self, at: Tensor, until: int) -> Tensor:
-        """Rows at [B, q], keys 0..until-1 -> bool [B, q, until]: both of one text."""
+        """Say for rows `at` [B, q] and keys 0..until-1 whether both belong to one text, as bool [B, q, until]."""
         return self.numbers.gather(1, at)[..., None] == self.numbers[:, None, :until]
 
     def masks(self, widths: Iterable[int | None], dtype: torch.dtype) -> dict[int | None, Tensor]:
-        """{width of a sliding window, None = none: additive mask [B, 1, T, T], causal within each text}."""
+        """Return {width: additive mask [B, 1, T, T]}, causal within each text. width: a sliding window's, or None."""
         at = torch.arange(self.numbers.shape[1], device=self.numbers.device)
         ahead = at[:, None] - at  # [T, T], how far a key lies back
         see = self.same(at.expand(len(self.numbers), -1), len(at)) & (ahead >= 0)
@@ -50,10 +56,11 @@ class Documents:
 
 @dataclass(slots=True)
 class Batch:
-    """ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, but at every position; some anchors.
+    """One batch: ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, but at every position; some anchors.
 
-    labels[..., 0] != -100 marks the positions whose next token belongs to an answer: those that carry streams.
-    documents: None where a row is one text under a plain causal mask. share_of: the batch of which these are some rows.
+    labels[..., 0] != -100 marks the positions whose next token belongs to an answer: those are the ones that carry
+    streams. documents: None where a row is one text under a plain causal mask. share_of: the batch that these rows are
+    a part of.
     """
 
     ids: Tensor
@@ -64,18 +71,18 @@ class Batch:
 
     @property
     def whole(self) -> Batch:
-        """What losses are means over: of a share they are its part of the whole batch's, so that shares add up."""
+        """Return the batch that losses are means over, so that the losses of a batch's shares add up to its own."""
         return self.share_of or self
 
     def to(self, device: torch.device) -> Batch:
-        """All of it on the device."""
+        """Return a copy of the batch on the device."""
         anchors = Anchors(self.anchors.at.to(device), self.anchors.labels.to(device))
         documents = None if self.documents is None else self.documents.to(device)
         share_of = None if self.share_of is None else self.share_of.to(device)
         return Batch(self.ids.to(device), self.labels.to(device), anchors, documents, share_of)
 
     def rows(self, chosen: slice) -> Batch:
-        """Some of its rows, as a share of the whole."""
+        """Return some of the rows, as a share of the whole batch."""
         d = self.documents
         anchors = Anchors(self.anchors.at[chosen], self.anchors.labels[chosen])
         documents = None if d is None else Documents(d.numbers[chosen], d.places[chosen])
@@ -83,12 +90,15 @@ class Batch:
 
 
 def additive(see: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool [B, q, k] -> additive mask [B, 1, q, k]."""
+    """Turn a bool mask [B, q, k] into an additive mask [B, 1, q, k]."""
     return torch.zeros(see.shape, device=see.device, dtype=dtype).masked_fill_(~see, torch.finfo(dtype).min)[:, None]
 
 
 def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:
-    """[B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} lie in one answer, else -100. answer [B, T] marks answers."""
+    """Return labels [B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} lie in one answer, else -100.
+
+    answer: bool [B, T], True inside answers.
+    """
     t = ids.shape[1]
     labels = np.full((*ids.shape, ahead + 1), -100, np.int64)
     alive = np.ones(ids.shape, bool)
@@ -102,7 +112,7 @@ def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, a
 
 
 def pick_anchors(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> Anchors:
-    """Up to `count` random positions a row that have two tokens to come. labels: `future_labels`."""
+    """Choose up to `count` random positions a row that two tokens follow. labels: as `future_labels` gives them."""
     good = labels[..., 1] != -100  # [B, T]
     at = np.argsort(-np.where(good, rng.random(good.shape), -1.0), axis=1)[:, :count]
     chosen = np.where(good[..., None], labels, -100)[np.arange(len(at))[:, None], at]

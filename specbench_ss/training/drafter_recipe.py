@@ -1,4 +1,4 @@
-"""What differs between drafters that learn by the one loop (session.py)."""
+"""What differs between drafters that are trained by the common loop (session.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DrafterRecipe(Trainer):
-    """What differs between drafters: what is trained, how far ahead it looks, how its folder is written.
+    """What differs between drafters: what is trained, how far ahead it looks, and how its folder is written.
 
     method: the method that reads the folder, unless options change it (`decoded_by`). lr: peak learning rate where the
     user gives none.
@@ -28,26 +28,32 @@ class DrafterRecipe(Trainer):
     @property
     @abstractmethod
     def ahead(self) -> int:
-        """Tokens after the next one that are drafted: how many labels a position has."""
+        """Number of tokens that are drafted after the next one: how many further labels a position has."""
 
     @property
     def decoded_by(self) -> str:
-        """The method that reads the folder, by its name in `ssbench run --methods`."""
+        """Name of the method that reads the folder, as `ssbench run --methods` takes it."""
         return self.method
 
     @abstractmethod
     def build(self, target: Target, lr: float) -> Trainee:
-        """What is trained, with its first weights. Raises UserError where it does not fit the target."""
+        """Return what is trained, with its initial weights. Raises UserError where it does not fit the target."""
 
     def measured(self, training: DrafterTraining) -> dict[str, Any]:
-        """What the folder's config says of how the drafter does, found at the end by all processes together."""
+        """Return what the folder's config says of the drafter's accuracy.
+
+        All processes measure it together at the end.
+        """
         return {}
 
     @abstractmethod
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
-        """Write weights and config, so that the method loads them. about: the base's hash, what the training was."""
+        """Write weights and config so that the method loads them.
+
+        about: the base's hash and facts about the training.
+        """
 
     def usage(self, folder: Path, model: str) -> str:
-        """The command that decodes with the folder, as it is typed into a shell."""
+        """Return the shell command that decodes with the folder."""
         weights = f"{self.decoded_by}.weights={folder}"
         return shlex.join(["ssbench", "run", "--model", model, "--methods", self.decoded_by, "--set", weights])

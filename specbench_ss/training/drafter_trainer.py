@@ -1,4 +1,4 @@
-"""Trainers that learn from packed conversations by the one loop: the same text, batches and budget for all of them."""
+"""Trainers that learn from packed conversations by the common loop: the same text, batches and budget for all."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ JUDGED_STEPS = 8  # batches of text on which accuracies are measured
 
 
 class DrafterTrainer(DrafterRecipe):
-    """A recipe that `ssbench train` follows by the one loop."""
+    """A recipe that `ssbench train` carries out with the common loop."""
 
     def train(self, config: TrainConfig) -> None:
-        """By the one loop."""
+        """Train the drafter with the common loop."""
         from specbench_ss.training import session
 
         session.run(self, config)
 
 
 def measured_accuracies(training: DrafterTraining, trainee: Guesser) -> dict[str, Any]:
-    """Top-k accuracies for a folder's config: of held-out text, or of the training text where there is none."""
+    """Return top-k accuracies for a folder's config, on held-out text, or on the training text where there is none."""
     from specbench_ss.training.guess_accuracy import mean_accuracies
 
     text = training.held_out if len(training.held_out.rows) else training.text

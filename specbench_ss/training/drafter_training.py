@@ -1,4 +1,4 @@
-"""One drafter's training, written down: every step's loss, looks at the held-out text, checkpoints to go on from."""
+"""The training of one drafter, with a log of every step's loss, evaluations on held-out text, and checkpoints."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ JUDGED_ROWS = 64  # of the held-out text, at most, in one look
 
 
 def estimated_tau(right: Sequence[float]) -> float:
-    """1 + a_1 + a_1 a_2 + ... for top-1 shares a_j: tokens a pass of a chain, if guesses were right independently."""
+    """Return 1 + a_1 + a_1 a_2 + ... for top-1 shares a_j: a chain's tokens per pass if guesses were independent."""
     products: list[float] = list(accumulate(right, mul))
     return 1 + sum(products)
 
 
 class _LogLine(msgspec.Struct):
-    """What resuming needs of a line of training.jsonl."""
+    """The fields of a line of training.jsonl that resuming needs."""
 
     step: int
 
 
 class DrafterTraining(TogetherTrainer):
-    """Trains one drafter; `training.jsonl` has a line a step, and ends where the checkpoint does after a cut."""
+    """Trains one drafter. `training.jsonl` has a line for each step; after a cut it ends where the checkpoint does."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class DrafterTraining(TogetherTrainer):
 
     @property
     def trainee(self) -> Trainee:
-        """The one."""
+        """The one drafter that is trained."""
         return self.trainees[0]
 
     def advance(self) -> str:
-        """One step, and its line."""
+        """Take one step and log it."""
         said = super().advance()
         line = {"step": self.step, "tokens": self.step * self.tokens_per_step, **_numbers(self.outcomes)}
         if self.step % self.eval_every == 0 or self.step == self.total:
@@ -83,7 +83,10 @@ class DrafterTraining(TogetherTrainer):
 
     @torch.no_grad()
     def judge(self) -> Outcome | None:
-        """Loss and shares over held-out rows, always the same ones, as one batch; None where nothing is held out."""
+        """Return loss and shares of right guesses on held-out rows, as one batch; None where nothing is held out.
+
+        The rows are always the same.
+        """
         count, n = min(len(self.held_out.rows), JUDGED_ROWS), self.budget.rows_per_step
         if not count:
             return None
@@ -99,7 +102,7 @@ class DrafterTraining(TogetherTrainer):
         return Outcome(total[0], tuple(total[1:]))
 
     def save(self) -> None:
-        """The first process writes; the others wait for it."""
+        """Have the first process write the checkpoint while the others wait."""
         if self.processes.first:
             super().save()
         self.processes.wait()

@@ -1,4 +1,7 @@
-"""How often a drafter's r-th guess of a level is right: what an auto tree is built from. Knows no method by name."""
+"""How often a drafter's r-th guess for a draft position is right. Automatic trees are built from these accuracies.
+
+This module knows no method by name.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,24 @@ class Guesser(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """What has learnt."""
+        """Return the module that has learnt."""
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Layer inputs it wants of the base."""
+        """Return the layers of the base whose inputs it needs."""
 
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(how often the r-th guess of level i is right where those above it are [levels, top], out of how many)."""
+        """Return (hits [levels, top], positions [levels]): how often a level's r-th guess is right, out of how many.
+
+        The tokens before the guessed one are those of the text.
+        """
 
 
 def ranked(guesses: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
-    """Guesses [levels, B*A, top] of the tokens after the next one -> (hits [levels, top], positions [levels])."""
+    """Compare guesses [levels, B*A, top] with the tokens after the next one.
+
+    Return (hits [levels, top], positions [levels]).
+    """
     labels = anchors.labels[..., 1 : len(guesses) + 1].flatten(0, 1).T  # [levels, B*A]
     return (guesses == labels[..., None]).sum(1), (labels != -100).sum(1)
 
@@ -39,7 +48,7 @@ def ranked(guesses: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
 def mean_accuracies(
     target: Target, trainee: Guesser, text: Text, budget: Budget, batches: int, machine: Machine | None = None
 ) -> list[list[float]]:
-    """Top-k accuracies [level][rank] over some batches of held-out text."""
+    """Return top-k accuracies [level][rank] over some batches of held-out text."""
     trainee.module.eval()
     hits, seen = torch.zeros(()), torch.zeros(())
     for step in range(batches):

@@ -1,4 +1,4 @@
-"""`ssbench train NAME --measure HEADS`: how often existing heads guess right, on the user's text."""
+"""`ssbench train NAME --measure HEADS`: measure how often existing heads guess right on the user's text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MEASURED = "accuracies.json"
 
 
 def measure(name: str, heads: str, load: Callable[[Target, str], Guesser], config: TrainConfig) -> None:
-    """Write accuracies.json, which the option `tree` of the method `name` takes: every row of the text is read once.
+    """Write accuracies.json, which the option `tree` of the method `name` takes. Nothing is trained.
 
-    heads: the weights as the user named them, which `load` reads. Nothing is learnt.
+    Every row of the text is read once. heads: the weights as the user named them; `load` reads them.
     """
     processes, target = opened(config)
     trainee = load(target, heads)

@@ -1,13 +1,15 @@
-"""What the trainers of heads share: accuracies measured at the end, of which the method builds its tree."""
+"""What the trainers of heads share: they measure accuracies at the end, from which the method builds its tree."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Ge
+
+from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accuracies
 from specbench_ss.training.trainer import TrainConfig
 
@@ -18,44 +20,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsTraining:
+class HeadsTraining(Bounded):
     """Options of every trainer of heads."""
 
-    heads: int = field(default=4, metadata={"help": "heads: tokens drafted after the next one"})
+    heads: Annotated[int, Ge(1)] = field(
+        default=4, metadata={"help": "Number of heads: how many tokens are drafted after the next one."}
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurableHeads(HeadsTraining):
-    """Of those whose base stays: heads that there are can be measured as well."""
+    """Options of trainers that leave the base unchanged. Existing heads can be measured with them, too."""
 
     measure: str = field(
-        default="", metadata={"help": "train nothing: measure these heads' accuracies on the text, for their tree"}
+        default="",
+        metadata={
+            "help": "Folder or file with heads. Nothing is trained then: how often these heads guess the text is "
+            "measured, and a draft tree can be built from that."
+        },
     )
 
 
 class HeadsTrainer(DrafterTrainer):
-    """A drafter of heads."""
+    """Trains a drafter that consists of heads."""
 
     weights_file: ClassVar[str]
     Options: ClassVar[type[Any]] = HeadsTraining
 
-    def __init__(self, options: Any) -> None:
-        if options.heads < 1:
-            raise UserError(f"{self.name}: heads must be at least 1, not {options.heads}")
-        super().__init__(options)
-
     @property
     def ahead(self) -> int:
-        """A token a head."""
+        """Number of heads, since each head drafts one token."""
         return int(self.options.heads)
 
     def measured(self, training: DrafterTraining) -> dict[str, Any]:
-        """Accuracies, of which the tree is built."""
+        """Return the accuracies that the tree is built from."""
         trainee: Any = training.trainee
         return measured_accuracies(training, trainee)
 
     def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
-        """Heads and accuracies."""
+        """Write the heads and their accuracies."""
         from specbench_ss.models.drafter_folder import write_checkpoint
 
         trainee: Any = training.trainee
@@ -64,16 +67,16 @@ class HeadsTrainer(DrafterTrainer):
 
 
 class MeasurableHeadsTrainer(HeadsTrainer):
-    """Or the accuracies of heads that there are are measured, and nothing is learnt."""
+    """Trains heads, or measures the accuracies of existing heads without training."""
 
     Options: ClassVar[type[Any]] = MeasurableHeads
 
     @abstractmethod
     def loaded(self, target: Target, weights: str) -> Guesser:
-        """Heads that there are. Raises UserError."""
+        """Return existing heads. Raises UserError where they cannot be loaded."""
 
     def train(self, config: TrainConfig) -> None:
-        """Or measure."""
+        """Train heads, or measure existing ones where the option `measure` names them."""
         if not self.options.measure:
             super().train(config)
             return

@@ -1,4 +1,4 @@
-"""Losses and counts of right guesses, of drafters and of small language models. Knows arrays, no method."""
+"""Losses and counts of right guesses for drafters and small language models. This module knows no method."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor | None = None) -> Tensor:
-    """Cross-entropy [B, T, V] against [B, T], averaged with per-token weights [B, T].
+    """Return the cross-entropy of logits [B, T, V] against labels [B, T], averaged with per-token weights [B, T].
 
-    whole: the weights of the batch that these are a share of.
+    whole: the weights of the whole batch where these are only a share of it.
     """
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
     return (loss * weights.flatten()).sum() / (weights if whole is None else whole).sum().clamp_min(1e-6)
 
 
 def head_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [.., ahead, V], labels [.., ahead] -> sums of cross-entropy [ahead] and of right top-1 guesses [ahead]."""
+    """Return sums of cross-entropy [ahead] and of right top-1 guesses [ahead].
+
+    logits: [.., ahead, V]; labels: [.., ahead].
+    """
     ahead, vocab = logits.shape[-2:]
     flat = labels.reshape(-1, ahead)
     losses = F.cross_entropy(logits.reshape(-1, vocab).float(), flat.flatten(), ignore_index=-100, reduction="none")
@@ -32,9 +35,9 @@ def head_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_loss(sums: tuple[Tensor, Tensor], labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """(weighted sum of mean cross-entropies, share right [ahead]) from sums; means over labels [.., ahead].
+    """Return (weighted sum of mean cross-entropies, share of right guesses [ahead]) from sums of `head_sums`.
 
-    labels: those that were summed over, or where that was a share of a batch, all of the batch's.
+    labels: [.., ahead], those that were summed over, or those of the whole batch where that was only a share of it.
     """
     known = (labels.reshape(-1, labels.shape[-1]) != -100).sum(0).clamp_min(1)
     total = (sums[0] / known * torch.tensor(weights, device=known.device)).sum()
@@ -44,8 +47,9 @@ def mean_loss(sums: tuple[Tensor, Tensor], labels: Tensor, weights: Sequence[flo
 def head_loss(
     logits: Tensor, labels: Tensor, weights: Sequence[float], whole: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """logits [.., ahead, V], labels [.., ahead] -> (weighted sum of mean cross-entropies, share right [ahead]).
+    """Return (weighted sum of mean cross-entropies, share of right guesses [ahead]).
 
-    whole: labels of the batch that these are a share of.
+    logits: [.., ahead, V]; labels: [.., ahead]. whole: the labels of the whole batch where these are only a share of
+    it.
     """
     return mean_loss(head_sums(logits, labels), labels if whole is None else whole, weights)

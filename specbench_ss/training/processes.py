@@ -1,9 +1,9 @@
 """Hugging Face accelerate, in one place: which processes train, where, and in what precision.
 
 One process needs no `accelerate config`; `accelerate launch` starts several, on one machine or many. Each computes its
-rows of every batch, its part of the whole batch's loss, and gradients are added up: a step is the one that a single
-process would take. The weights that learn are whole in every process. Under FSDP the frozen base is what is shared out,
-layer by layer.
+rows of every batch and its part of the whole batch's loss, and gradients are added up: a step is the one that a single
+process would take. The weights that learn are whole in every process. Under FSDP the frozen base is split among the
+processes, layer by layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATIENCE = timedelta(days=30)  # of processes that wait while the first one lets
 
 
 class Processes(Machine):
-    """The processes of this training. autocast in bfloat16, unless dtype is float32.
+    """The processes of this training. They compute in bfloat16 by autocast, unless dtype is float32.
 
     device: 'cpu', 'cuda' or 'cuda:N', as resolved; several processes take a GPU each.
     """
@@ -47,12 +47,12 @@ class Processes(Machine):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return int(self.accelerator.num_processes)
 
     @property
     def first(self) -> bool:
-        """Whether this one writes and speaks."""
+        """Whether this process is the one that writes and prints."""
         return bool(self.accelerator.is_main_process)
 
     @property
@@ -61,24 +61,24 @@ class Processes(Machine):
         return str(getattr(self.accelerator.distributed_type, "value", "")) == "FSDP"
 
     def check(self, rows: int) -> None:
-        """Raises UserError where a batch of so many rows cannot be shared out equally."""
+        """Raise UserError where a batch of this many rows cannot be shared equally."""
         if rows % self.count:
             raise UserError(f"a batch of {rows} rows cannot be shared by {self.count} processes: see --batch-size")
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         self.accelerator.wait_for_everyone()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """bfloat16, or nothing in float32."""
+        """Return a context for forward passes in bfloat16, or an empty one for float32."""
         return nullcontext() if self.exact else super().autocast()
 
     def share(self, batch: Batch) -> Batch:
-        """Every count-th row."""
+        """Return this process's rows of a batch: every count-th one."""
         return batch if self.count == 1 else batch.rows(slice(self.accelerator.process_index, None, self.count))
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Of the sum of all processes' losses, cut to norm 1."""
+        """Compute the gradients of the sum of all processes' losses and clip them to norm 1."""
         self.accelerator.backward(loss)
         if self.count > 1:
             for p in parameters:
@@ -87,11 +87,11 @@ class Processes(Machine):
         self.accelerator.clip_grad_norm_(parameters, 1.0)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum of the value over all processes."""
         return value if self.count == 1 else self.accelerator.reduce(value, "sum")
 
     def alike(self, module: nn.Module) -> None:
-        """Give every process the first one's weights."""
+        """Give every process the weights of the first one."""
         if self.count > 1:
             from accelerate.utils import broadcast
 
@@ -100,10 +100,10 @@ class Processes(Machine):
                     p.copy_(broadcast(p.detach().to(self.device)))
 
     def shard(self, target: Target, trainee: Trainee) -> None:
-        """Under FSDP: the frozen layers' parts are shared out among the processes and gathered when they are used.
+        """Under FSDP, split the frozen layers' parts among the processes; they are gathered when they are used.
 
-        Embeddings and LM head stay whole: losses read them directly. Raises UserError for a base in 4 bits, and for
-        what learns inside the layers.
+        Embeddings and LM head stay whole, since losses read them directly. Raises UserError for a base in 4 bits, and
+        for a trainee that learns inside the layers.
         """
         if not self.shards_base:
             return
@@ -123,6 +123,6 @@ class Processes(Machine):
 
 
 def _layers(target: Target) -> Sequence[nn.Module]:
-    """The decoder layers."""
+    """Return the decoder layers."""
     found = {id(block.attention) for block in target.family.blocks}
     return [m for m in target.model.modules() if any(id(child) in found for child in m.children())]

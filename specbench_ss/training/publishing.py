@@ -1,4 +1,4 @@
-"""The README.md of a trained drafter: what it is, what it was trained on, what was measured."""
+"""The README.md of a trained drafter: what it is, what it was trained on, and what was measured."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_card(trainer: DrafterRecipe, config: TrainConfig, training: DrafterTra
 
 
 def base_name(target: Target) -> str:
-    """The base without places on this machine."""
+    """Return the name of the base without any path of this machine."""
     return target.name if target.folder is None or target.is_lab else target.folder.name
 
 
@@ -98,7 +98,7 @@ KEPT_HERE = ["checkpoint.pt*", "*.tmp"]
 
 
 def check_repository(repo: str) -> None:
-    """Raises UserError for what cannot be a repository, or where there is no token to write with."""
+    """Raise UserError for what cannot be a repository, or where there is no token to write with."""
     from huggingface_hub import get_token
 
     if HUB_ID.fullmatch(repo) is None:
@@ -108,7 +108,10 @@ def check_repository(repo: str) -> None:
 
 
 def push_to_hub(folder: Path, repo: str) -> str:
-    """All but checkpoints into the repository, made if need be; its address. Raises UserError; the folder stays."""
+    """Upload the folder without its checkpoints, make the repository if need be, and return its address.
+
+    Raises UserError where that fails; the folder stays as it is.
+    """
     from huggingface_hub import HfApi
 
     try:

@@ -1,6 +1,6 @@
 """Training that may be cut off at any moment: one checkpoint, replaced whole, and one loop with its progress lines.
 
-Knows modules and optimizers; nothing of text, losses or methods.
+This module knows modules and optimizers, but nothing of text, losses or methods.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ CHECKPOINT = "checkpoint.pt"
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is only remembered in this block; gives whether there was one. The next, a second later, is as ever.
+    """Remember Ctrl-C instead of raising KeyboardInterrupt; give a function that says whether there was one.
 
-    Launchers of several processes pass on what the terminal has told each of them, so one may come twice.
+    Another Ctrl-C more than a second later raises as usual. Within that second it is ignored, because launchers of
+    several processes pass on what the terminal has told each of them, so one Ctrl-C may come twice.
     """
     at: list[float] = []
 
@@ -51,15 +52,15 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def digest(rows: NDArray[Any]) -> str:
-    """A short sha256 of an array's contents: tells texts apart."""
+    """Return a short sha256 of an array's contents, which tells texts apart."""
     return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()[:16]
 
 
 class Resumable(ABC):
     """A training of `total` steps that goes on from the checkpoint in its folder.
 
-    about: what a checkpoint has to agree in, JSON-ready. tokens_per_step: for the rate in progress lines.
-    Raises UserError where the checkpoint is of another training or cannot be read.
+    about: JSON-ready facts that a checkpoint has to agree in. tokens_per_step: for the rate in progress lines.
+    Raises UserError where the checkpoint belongs to another training or cannot be read.
     """
 
     def __init__(
@@ -81,18 +82,18 @@ class Resumable(ABC):
 
     @abstractmethod
     def _update(self) -> str:
-        """Learn from the batch of `self.step`; says how it went."""
+        """Learn from the batch of `self.step`, and return how it went, in words."""
 
     def advance(self) -> str:
-        """One step; says how it went."""
+        """Take one step, and return how it went, in words."""
         said = self._update()
         self.step += 1
         return said
 
     def train(self, log: Callable[[str], None], every: int = 20, save_every: int = 100) -> None:
-        """Run to the end, with a line each `every` steps and a checkpoint each `save_every`.
+        """Train to the end, with a progress line every `every` steps and a checkpoint every `save_every`.
 
-        Ctrl-C ends it behind the step, with a checkpoint: raises KeyboardInterrupt, which says where that is.
+        Ctrl-C stops after the present step, with a checkpoint: KeyboardInterrupt is raised and says where that is.
         """
         started, first = time.monotonic(), self.step
         with deferred_interrupt() as asked:
@@ -108,7 +109,7 @@ class Resumable(ABC):
                     raise KeyboardInterrupt(f"step {self.step} of {self.total} is saved in {self.folder / CHECKPOINT}")
 
     def agree(self, stops: bool) -> bool:
-        """Whether to stop behind this step, which processes that train together do together."""
+        """Decide whether to stop after this step. Processes that train together decide alike."""
         return stops
 
     def save(self) -> None:
@@ -141,9 +142,9 @@ class Resumable(ABC):
 
 
 def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError naming the first field in which what was made before differs from what is asked for now.
+    """Raise UserError that names the first field in which what was made before differs from what is asked for now.
 
-    Those behind it may follow from it. Where it has fields itself, all of them that differ are named.
+    Later fields may follow from that one, so they are not named. If the field has fields itself, all that differ are.
     """
     for name in [*now, *before]:
         was, wanted = before.get(name), now.get(name)
@@ -154,6 +155,6 @@ def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """'steps 2, not 3 and lr none, not 0.1'."""
+    """Return the differing fields as text: 'steps 2, not 3 and lr none, not 0.1'."""
     names = dict.fromkeys((*now, *before))
     return " and ".join(f"{n} {before.get(n)}, not {now.get(n)}" for n in names if before.get(n) != now.get(n))

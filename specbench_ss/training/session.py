@@ -35,7 +35,7 @@ EVERY = 20  # steps between progress lines
 
 
 def run(trainer: DrafterRecipe, config: TrainConfig) -> None:
-    """Train and write; what the user can mend is found before anything is learnt."""
+    """Train a drafter and write its folder. Mistakes of the user are found before anything is learnt."""
     processes, target = opened(config)
     torch.manual_seed(config.seed)
     trainee = trainer.build(target, config.lr or trainer.lr)
@@ -57,7 +57,7 @@ def run(trainer: DrafterRecipe, config: TrainConfig) -> None:
 
 
 def opened(config: TrainConfig) -> tuple[Processes, Target]:
-    """The processes and the target; what the user can mend is found before it is loaded, if possible."""
+    """Return the processes and the target. Mistakes of the user are found before it is loaded, where possible."""
     device = resolve_device(config.device)
     if config.load_in_4bit:
         check_four_bits(device)
@@ -78,7 +78,7 @@ def opened(config: TrainConfig) -> tuple[Processes, Target]:
 
 
 def check_out(out: Path) -> None:
-    """Raises UserError for a folder that holds something else than a training, or cannot be made; makes none."""
+    """Raise UserError for a folder that holds something other than a training, or cannot be made. None is made."""
     check_place(out)
     try:
         strange = out.exists() and any(out.iterdir()) and not ((out / CHECKPOINT).exists() or (out / LOG).exists())
@@ -89,7 +89,7 @@ def check_out(out: Path) -> None:
 
 
 def training_text(config: TrainConfig, target: Target, processes: Processes) -> TrainingText:
-    """Made by the first process; the others find it made."""
+    """Have the first process make the text; the others then find it made."""
     own = OwnAnswers(target, config.answer_limit, config.answer_temperature) if config.own_answers else None
     source = config.data[0] if len(config.data) == 1 else config.data
     if not processes.first:
@@ -116,7 +116,7 @@ def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
 
 
 def _about(trainer: DrafterRecipe, config: TrainConfig) -> dict[str, Any]:
-    """What a checkpoint has to agree in, as the user gave it; JSON-ready."""
+    """Return what a checkpoint has to agree in, as the user gave it, as JSON-ready data."""
     given = config.as_dict() | {f.name: getattr(trainer.options, f.name) for f in fields(trainer.options)}
     return {"trainer": trainer.name, "options": {name: value_text(value) for name, value in given.items()}}
 
@@ -164,7 +164,7 @@ def _finish(
 
 
 def check_four_bits(device: str) -> None:
-    """Raises UserError where a base cannot be held in NF4."""
+    """Raise UserError where a base cannot be held in NF4."""
     if not device.startswith("cuda"):
         raise UserError("--load-in-4bit needs a CUDA device")
     if find_spec("bitsandbytes") is None:
@@ -172,7 +172,7 @@ def check_four_bits(device: str) -> None:
 
 
 def load_base(config: TrainConfig, device: str) -> Target:
-    """The target of the training on this device."""
+    """Return the target of the training on this device."""
     if config.load_in_4bit:
         check_four_bits(device)
     return load_target(

@@ -1,6 +1,6 @@
-"""Training drafters on a frozen base: the base runs once a batch, any number of trainees learn from its states.
+"""Train drafters on a frozen base: the base runs once a batch, and any number of trainees learn from its states.
 
-Same text, same batches, same budget for all: a comparison is only fair so. Knows no method by name.
+All have the same text, batches and budget, so that they can be compared. This module knows no method by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCANNED = 1000  # batches, at most, that a trainee may look through before it be
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to train: steps of rows_per_step rows, anchors_per_row positions of each drafting `ahead` tokens."""
+    """How long to train: steps of rows_per_step rows, with anchors_per_row positions that each draft `ahead` tokens."""
 
     steps: int
     rows_per_step: int = 8
@@ -40,7 +40,7 @@ class Budget:
 class DrafterText:
     """Packed rows [R, T] and where in them there is something to draft.
 
-    answer_mask: row [T] -> True inside answers; end: the token that ends an answer.
+    answer_mask: for a row [T], returns True inside answers. end: the token that ends an answer.
     """
 
     rows: NDArray[np.int32]
@@ -49,7 +49,10 @@ class DrafterText:
     seed: int = 0
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """The batch of a step: a function of seed and step alone, so that a resumed run sees the same."""
+        """Return the batch of a step.
+
+        It depends on seed and step alone, so that a resumed run sees the same batches.
+        """
         rng = np.random.default_rng((self.seed, step))
         n = budget.rows_per_step
         epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
@@ -63,61 +66,62 @@ class DrafterText:
 
 
 class Text(Protocol):
-    """Rows int32 [R, T] and the batch of any step."""
+    """Text to train on: rows int32 [R, T], and the batch of any step."""
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """All token ids."""
+        """Return all token ids."""
 
     @property
     def seed(self) -> int:
-        """Of the batches' order and anchors."""
+        """Seed of the order of batches and of the anchors."""
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """A function of seed and step alone."""
+        """Return the batch of a step, which depends on seed and step alone."""
 
 
 class Machine:
-    """Where a step is computed: this process, its device, bfloat16 where autocast allows it."""
+    """Where a step is computed: in this process, on its device, in bfloat16 where autocast allows it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     @property
     def count(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return 1
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of forward passes."""
+        """Return a context that sets the precision of forward passes."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def share(self, batch: Batch) -> Batch:
-        """What of a batch this process computes."""
+        """Return the part of a batch that this process computes."""
         return batch
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients of the whole batch's loss, cut to norm 1, from this share's part of it."""
+        """Compute the gradients of the whole batch's loss from this share's part of it, and clip them to norm 1."""
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes of what each has found on its share."""
+        """Return the sum over all processes of what each has found on its share."""
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trainee did on a batch: loss, and the share of right top-1 guesses per drafted position."""
+    """How a trainee did on a batch: its loss, and the share of right top-1 guesses at each drafted position."""
 
     loss: float
     right: tuple[float, ...]
 
 
 class TogetherTrainer(Resumable):
-    """Trains several drafters side by side on the same batches; resumable at any step.
+    """Trains several drafters side by side on the same batches. It can be resumed at any step.
 
-    about: what else a checkpoint has to agree in. machine: None = this process alone, in bfloat16 by autocast.
+    about: further facts that a checkpoint has to agree in. machine: None means this process alone, in bfloat16 by
+    autocast.
     """
 
     def __init__(
@@ -160,7 +164,7 @@ class TogetherTrainer(Resumable):
                     trainee.prepare(states, first)
 
     def agree(self, stops: bool) -> bool:
-        """All processes stop where one of them is asked to."""
+        """Let all processes stop where one of them is asked to."""
         return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
 
     def _factor(self) -> float:
@@ -168,7 +172,7 @@ class TogetherTrainer(Resumable):
         return min(1.0, (s + 1) / max(1, w)) * (0.5 + 0.5 * math.cos(math.pi * s / n))
 
     def _states(self, batch: Batch) -> BaseStates:
-        """What the trainees ask for of the base."""
+        """Return the states of the base that the trainees ask for."""
         if not any(t.needs_base for t in self.trainees):
             return BaseStates(torch.empty(0), {}, {})
         taps = sorted({layer for t in self.trainees for layer in t.taps})

@@ -1,6 +1,6 @@
 """What a drafter in training is, and what it learns from: states of the frozen base, anchors, labels, losses.
 
-Knows no method by name; `together.py` trains several side by side.
+This module knows no method by name; `side_by_side.py` trains several trainees together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from specbench_ss.training.batches import Anchors, Batch, Documents
 
 @dataclass(slots=True)
 class BaseStates:
-    """What the frozen base computed on a batch [B, T].
+    """What the frozen base computed on a batch [B, T]. Fields that nobody asked for are empty.
 
-    final [B, T, h]: normed states that the LM head reads; taps {layer: [B, T, h]}: inputs of layers;
-    kv {layer: (keys, values)}, each [B, kv_heads, T, head_dim]. Empty where nobody asked. documents: the batch's.
+    final: [B, T, h], normed states that the LM head reads. taps: {layer: [B, T, h]}, inputs of layers.
+    kv: {layer: (keys, values)}, each [B, kv_heads, T, head_dim]. documents: those of the batch.
     """
 
     final: Tensor
@@ -33,7 +33,7 @@ class BaseStates:
     documents: Documents | None = None
 
     def at(self, states: Tensor, anchors: Anchors) -> Tensor:
-        """states [B, T, h] -> [B, A, h] at the anchors."""
+        """Pick states [B, T, h] at the anchors, [B, A, h]."""
         return states.gather(1, anchors.at[..., None].expand(-1, -1, states.shape[-1]))
 
 
@@ -49,29 +49,32 @@ class Trainee(ABC):
     adapts_base: bool = False  # whether it trains weights inside the base's own layers
 
     def about(self) -> dict[str, Any]:
-        """What decides what is learnt, besides text, budget and learning rates; JSON-ready. A checkpoint is of one."""
+        """Return what decides what is learnt, besides text, budget and learning rates.
+
+        A checkpoint has to agree in it.
+        """
         return {}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameters with their peak learning rates, as torch.optim takes them."""
+        """Return the parameters with their peak learning rates, as torch.optim takes them."""
         return [{"params": list(self.module.parameters()), "lr": self.lr}]
 
     def scan(self, batches: Iterable[Batch]) -> None:  # noqa: B027 - optional hook
-        """See batches of the text to come, before anything is learnt: to count its words. They are on the CPU."""
+        """See batches of the text, on the CPU, before anything is learnt: for example to count its words."""
 
     def prepare(self, states: BaseStates, batch: Batch) -> None:  # noqa: B027 - optional hook
-        """See the base's states on the first row, before anything is learnt: to start at their scale."""
+        """See the base's states on the first row before anything is learnt: for example to start at their scale."""
 
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(loss, share of right top-1 guesses per drafted position [ahead]), both over `batch.whole`."""
+        """Return (loss, share of right top-1 guesses per drafted position [ahead]), both over `batch.whole`."""
 
 
 @torch.no_grad()
 def base_states(
     target: Target, ids: Tensor, taps: Sequence[int], kv_from: int | None, documents: Documents | None = None
 ) -> BaseStates:
-    """Run the frozen base over ids [B, T]."""
+    """Run the frozen base over ids [B, T] and return the states that are asked for."""
     seen = KeysFrom(target.n_layers, target.n_layers if kv_from is None else kv_from)
     tapped: dict[int, Tensor] = {}
     x = run_rows(target, ids, target.n_layers, seen, documents, taps, tapped)
@@ -79,14 +82,14 @@ def base_states(
 
 
 class KeysFrom(Cache):
-    """Of one pass over whole rows: keys and values as they come, of the layers from `lowest` up alone."""
+    """A cache for one pass over whole rows that keeps the keys and values of the layers from `lowest` up."""
 
     def __init__(self, layers: int, lowest: int) -> None:
         super().__init__(layers, 0)
         self.lowest, self.kept = lowest, dict[int, tuple[Tensor, Tensor]]()
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """k, v [B, kv_heads, T, head_dim] are all there is to attend to."""
+        """Store and return k and v [B, kv_heads, T, head_dim], which are all there is to attend to."""
         if layer >= self.lowest:
             self.kept[layer] = (k, v)
         return k, v
@@ -102,9 +105,12 @@ def run_rows(
     tapped: dict[int, Tensor],
     recompute: bool = False,
 ) -> Tensor:
-    """Whole rows ids [B, T] through layers 0..hi-1: [B, T, h]; inputs of the layers in `taps` go into `tapped`.
+    """Run whole rows ids [B, T] through layers 0..hi-1 and return [B, T, h].
 
-    recompute: keep only the input of every layer for the backward pass, and compute the rest again (cache: None).
+    Layers in `taps` put their input in `tapped`.
+
+    recompute: keep only the input of every layer for the backward pass, and compute the rest again (cache must be
+    None).
     """
     t = ids.shape[1]
     positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.places

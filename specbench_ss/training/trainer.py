@@ -1,4 +1,4 @@
-"""What `ssbench train` asks of a kind of drafter. Knows none by name. Light: imports nothing heavy.
+"""What `ssbench train` asks of a kind of drafter. This module knows none by name and imports nothing heavy.
 
 A trainer is found by an entry point of the group `specbench_ss.trainers`. Its options are a frozen dataclass, as a
 method's are, and become options of the command.
@@ -10,35 +10,33 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from specbench_ss.errors import UserError
+from annotated_types import Gt, Lt
 
-
-@dataclass(frozen=True, slots=True)
-class NoOptions:
-    """Of a trainer without any."""
+from specbench_ss.options import NoOptions, check_bounds
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """What a training is asked for, whatever it trains. The text and the budget: equal ones make a fair comparison.
+    """What a training is asked for, whatever it trains. Trainings compare fairly if text and budget are the same.
 
-    data: files, folders or one hub id. length: tokens a row; batch_size: rows a step, of all processes together;
-    anchors: positions of a row that are drafted from; steps: None = as many as `epochs` passes over the rows take.
-    lr: None = the trainer's own; warmup: None = a tenth of the steps, 50 at most. own_answers: the target answers in
-    place of the data, answer_limit tokens at most. save_every, eval_every: steps. Raises UserError out of range.
+    data: files, folders or one hub id. length: tokens per row. batch_size: rows per step, of all processes together.
+    anchors: positions of a row that are drafted from. steps: None takes as many as `epochs` passes over the rows need.
+    lr: None takes the trainer's own. warmup: steps; None takes a tenth of all steps, at most 50. own_answers: the
+    target answers in place of the data, with at most answer_limit tokens. save_every, eval_every: steps. Raises
+    UserError for values out of range.
     """
 
     out: Path
     data: tuple[str, ...]
     model: str = "lab"
     steps: int | None = None
-    epochs: float = 1.0
+    epochs: Annotated[float, Gt(0), Lt(math.inf)] = 1.0
     batch_size: int = 8
     length: int = 512
     anchors: int = 128
-    lr: float | None = None
+    lr: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     warmup: int | None = None
     seed: int = 0
     eval_fraction: float = 0.02
@@ -56,13 +54,10 @@ class TrainConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "lr"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise UserError(f"--{name} must be a number above 0, not {value}")
+        check_bounds(type(self), {"epochs": self.epochs, "lr": self.lr}, flag="--")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that decides what is learnt, text and model apart: those are known by their content."""
+        """Return JSON-ready data of all that decides what is learnt, except text and model, which hashes identify."""
         kept = asdict(self)
         for name in ("out", "data", "model", "device", "push_to_hub", "save_every", "trust_remote_code"):
             del kept[name]
@@ -72,8 +67,8 @@ class TrainConfig:
 class Trainer(ABC):
     """A kind of drafter that can be trained for a target.
 
-    name: as in its entry point; summary: one line. Options(**given) raises UserError or ValueError for values that
-    cannot be, before anything is loaded.
+    name: as in its entry point. summary: one line. Options(**given) raises UserError or ValueError for impossible
+    values, before anything is loaded.
     """
 
     name: ClassVar[str]

@@ -1,1 +1,1 @@
-"""Choosing a method's options by measurement, for the device at hand. docs/design/tune.md says why so."""
+"""Choose a method's options by measurement on the device at hand. docs/design/tune.md gives the reasons."""

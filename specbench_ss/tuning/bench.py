@@ -1,4 +1,4 @@
-"""Configurations of a method as decoders on one target, timed as a run times them. Knows no method by name."""
+"""Configurations of a method as decoders on one target, timed as a run times them. No method is known by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench_ss import registry
-from specbench_ss.benchmark.measuring import quiet_collector
+from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import generate
 from specbench_ss.decoding.sampling import Sampling
@@ -26,10 +26,13 @@ HEAVY_S = 0.05  # a variant that takes longer to load has weights of its own
 
 
 class DecoderBench:
-    """A `Bench`. default: as the user gave it, its options stay as they are. prompts: ids of each. Greedy.
+    """A `Bench` that decodes greedily.
 
-    Decoders are made when they are first measured. Where that loads weights again there is one at a time, besides the
-    default's: it is loaded and warmed up again whenever its turn comes.
+    default: the configuration that the user gave; the options given there are never changed. prompts: token ids of
+    each.
+
+    Decoders are made when they are first measured. Where making one loads weights again, only one such decoder is kept
+    besides the default's: it is loaded and warmed up again whenever its turn comes.
     """
 
     def __init__(
@@ -42,11 +45,14 @@ class DecoderBench:
         self._heavy = False
 
     def options(self, at: MethodSpec) -> list[str]:
-        """What the method declares, without what the user has settled."""
+        """Return the options that the method declares tunable, except those that the user has settled."""
         return [name for name in self.decoder(at).tunable() if name not in self.default.options]
 
     def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
-        """Values that the method cannot take here are left out, and those that come down to `at` itself."""
+        """Return the configurations with another value of the option.
+
+        Values that the method cannot take here are left out, and so are those that lead to the same settings as `at`.
+        """
         given = {name: value for name, value in at.options.items() if name != option}
         found: dict[str, MethodSpec] = {}
         for value in self.decoder(at).tunable().get(option, ()):
@@ -56,22 +62,22 @@ class DecoderBench:
         return list(found.values())
 
     def warm_up(self, spec: MethodSpec, prompt: int) -> None:
-        """A short answer."""
+        """Answer a prompt shortly, without measuring."""
         self._answer(spec, prompt, replace(self.limits, max_new_tokens=min(WARM_TOKENS, self.limits.max_new_tokens)))
 
     def measure(self, spec: MethodSpec, prompt: int) -> Cost:
-        """A whole answer."""
+        """Answer a prompt in full and return what it cost."""
         if spec.label not in self._kept:
             self.warm_up(spec, prompt)
         return self._answer(spec, prompt, self.limits)
 
     def keep(self, labels: Collection[str]) -> None:
-        """Forget the decoders of other configurations, but for the default's and the reference's."""
+        """Forget the decoders of all other configurations, except the default's and the reference's."""
         wanted = {*labels, self.default.label, REFERENCE}
         self._kept = {label: decoder for label, decoder in self._kept.items() if label in wanted}
 
     def decoder(self, spec: MethodSpec) -> Decoder:
-        """The decoder of a configuration. Raises UserError where the method cannot take it."""
+        """Return the decoder of a configuration. Raises UserError where the method cannot take it."""
         if spec.label not in self._kept:
             if self._heavy:
                 self.keep(())

@@ -1,6 +1,6 @@
-"""Measures configurations in blocks: one prompt, every configuration once, in a shuffled and balanced order.
+"""Measure configurations in blocks: in one prompt's block each configuration answers once, in shuffled, balanced order.
 
-Knows no method: what is measured is behind `Bench`, so that tests give known costs.
+This module knows no method: what is measured is behind `Bench`, so that tests can give known costs.
 """
 
 from __future__ import annotations
@@ -16,41 +16,44 @@ from specbench_ss.tuning.measurements import Book, Cost
 
 
 class Bench(Protocol):
-    """Configurations of one method, and the reference, ready to answer prompts (numbers from 0)."""
+    """Configurations of one method, and the reference, ready to answer prompts, which are numbered from 0."""
 
     def options(self, at: MethodSpec) -> list[str]:
-        """Names of the options that may be changed here, those that matter most first."""
+        """Return the names of the options that may be changed here, those that matter most first."""
 
     def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
-        """The other configurations with another value of the option, the simplest first; the same twice for none."""
+        """Return the configurations with another value of the option, the simplest first.
+
+        Of values that lead to the same settings, only one is returned.
+        """
 
     def warm_up(self, spec: MethodSpec, prompt: int) -> None:
         """Answer a prompt without measuring. Raises whatever the method raises."""
 
     def measure(self, spec: MethodSpec, prompt: int) -> Cost:
-        """Answer a prompt. Raises whatever the method raises."""
+        """Answer a prompt and return what it cost. Raises whatever the method raises."""
 
     def keep(self, labels: Collection[str]) -> None:
-        """Other configurations than these will not be needed for now."""
+        """Take note that configurations other than these will not be needed for now."""
 
 
 class Watch(Protocol):
-    """What tuning tells whoever watches it. Must be quick: called between samples."""
+    """What tuning tells whoever watches it. Its methods must be quick, since they are called between samples."""
 
     def on_race(self, what: str, labels: Sequence[str]) -> None:
-        """These configurations run against each other from now on."""
+        """Learn that these configurations run against each other from now on. what: the option whose values differ."""
 
     def on_sample(self, label: str) -> None:
-        """A configuration has answered a prompt."""
+        """Learn that a configuration has answered a prompt."""
 
     def on_warning(self, text: str) -> None:
-        """Something that the user should know; tuning goes on."""
+        """Learn something that the user should know. Tuning goes on."""
 
 
 class Blocks:
-    """Blocks over some prompts, again and again from the first where they are used up.
+    """Blocks over some prompts, which start again from the first prompt when all are used up.
 
-    needed: labels that must not fail; another one that does is out. failed: label -> why.
+    needed: labels that must not fail; any other configuration that fails is left out. failed: {label: why it failed}.
     """
 
     def __init__(self, bench: Bench, prompts: Sequence[int], needed: Collection[str], seed: int, watch: Watch) -> None:
@@ -61,11 +64,11 @@ class Blocks:
         self._next: Iterator[int] = cycle(self.prompts)
 
     def warm_up(self, specs: Sequence[MethodSpec]) -> list[MethodSpec]:
-        """One unmeasured answer of each; returns those that gave one."""
+        """Have each configuration give one unmeasured answer; return those that gave one."""
         return [spec for spec in specs if self._done(spec, lambda s: self.bench.warm_up(s, self.prompts[0]))]
 
     def rehearse(self, spec: MethodSpec) -> None:
-        """A whole answer that is not booked."""
+        """Give a whole answer that is not recorded."""
 
         def answer(spec: MethodSpec) -> None:
             self.bench.measure(spec, self.prompts[0])
@@ -73,7 +76,7 @@ class Blocks:
         self._done(spec, answer)
 
     def measure(self, specs: Sequence[MethodSpec]) -> list[MethodSpec]:
-        """One block; returns the configurations that have not failed, in the order given."""
+        """Measure one block; return the configurations that have not failed, in the order given."""
         prompt, by_label = next(self._next), {spec.label: spec for spec in specs}
         block = self.book.open_block(prompt)
 

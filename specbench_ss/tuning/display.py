@@ -1,4 +1,4 @@
-"""Tuning on the console: one line while it goes on, and the tables at the end. Draws only between samples."""
+"""Show tuning on the console: one line while it goes on, and tables at the end. Draws only between samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REDRAW_S = 0.5
 
 
 class TuneProgress:
-    """The `Watch` of a session, shown on a console; a context manager. Without a terminal: a line for each race."""
+    """The `Watch` of a session, shown on a console, as a context manager. Without a terminal, each race gets a line."""
 
     def __init__(self, budget: float, console: Console) -> None:
         self.budget, self.console = budget, console
@@ -39,19 +39,19 @@ class TuneProgress:
         self.live.stop()
 
     def on_race(self, what: str, labels: Sequence[str]) -> None:
-        """These configurations run against each other from now on."""
+        """Show that these configurations run against each other from now on."""
         if not self.console.is_terminal and what != self.what:
             self.console.print(f"{what}: {', '.join(labels)}", highlight=False, markup=False, soft_wrap=True)
         self.what, self.labels = what, len(labels)
         self._draw()
 
     def on_sample(self, label: str) -> None:
-        """A configuration has answered a prompt."""
+        """Count an answer, and redraw the line if it is time."""
         self.samples += 1
         self._draw()
 
     def on_warning(self, text: str) -> None:
-        """Something that the user should know; it stays on the screen."""
+        """Print something that the user should know; it stays on the screen."""
         self.console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     def _draw(self) -> None:
@@ -64,7 +64,7 @@ class TuneProgress:
 
 
 def print_tuned(tuned: Tuned, console: Console) -> None:
-    """What was tried, then how the finalist did on the other prompts."""
+    """Print what was tried, then how the finalist did on the other prompts."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     if tuned.search.labels() or tuned.failed:
@@ -74,7 +74,7 @@ def print_tuned(tuned: Tuned, console: Console) -> None:
 
 
 def _search_table(tuned: Tuned) -> Table:
-    """Fastest first; over the default on the prompts of those races that each took part in."""
+    """List the configurations, the fastest first, each compared with the default on the prompts that it answered."""
     book, default = tuned.search, tuned.default.label
     over = {label: book.compare(label, default) for label in book.labels() if label not in tuned.failed}
     table = result_table("Tried", ("configuration", "over default", "95% interval", "prompts"))

@@ -1,6 +1,6 @@
-"""What configurations cost, block by block, and how two of them compare. Knows labels and times, no methods.
+"""What configurations cost, block by block, and how two of them compare. Only labels and times are known, no methods.
 
-A *block* is one prompt answered once by each configuration still in question, in a shuffled order.
+A *block* is one prompt that each configuration still in question answers once, in a shuffled order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbench_ss.results.intervals import Floats, Interval
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One answer: wall seconds, prefill included, and tokens kept."""
+    """The cost of one answer: its wall time in seconds, prefill included, and the tokens that were kept."""
 
     seconds: float
     tokens: int
@@ -23,10 +23,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One configuration over another on the prompts that both answered in the same blocks.
+    """One configuration compared with another, on the prompts that both answered in the same blocks.
 
-    speedup: seconds per token of the other over those of the one, each a ratio of sums; None without a common prompt.
-    interval: of the speedup, 95 %, over prompts; None below four of them. tokens_per_s: the one's own, on them.
+    speedup: seconds per token of the other over those of this one, each a ratio of sums; None without a common prompt.
+    interval: the 95 % interval of the speedup, over prompts; None for fewer than four. tokens_per_s: the speed of this
+    one on these prompts.
     """
 
     speedup: float | None
@@ -37,36 +38,39 @@ class Comparison:
 
     @property
     def verdict(self) -> intervals.Comparison:
-        """What the interval says: faster, slower, not distinguishable, too few; `reference` of itself."""
+        """Say what the interval shows: faster, slower, not distinguishable or too few; `reference` for itself."""
         return "reference" if self.itself else intervals.compare(self.interval)
 
 
 class Book:
-    """Every sample so far."""
+    """A record of every sample so far."""
 
     def __init__(self) -> None:
         self._prompts: list[int] = []  # of each block
         self._costs: dict[str, dict[int, Cost]] = {}  # label -> block -> cost
 
     def open_block(self, prompt: int) -> int:
-        """A new block on this prompt; returns its number."""
+        """Begin a new block on this prompt and return the block's number."""
         self._prompts.append(prompt)
         return len(self._prompts) - 1
 
     def add(self, label: str, block: int, cost: Cost) -> None:
-        """A configuration has answered the block's prompt."""
+        """Record that a configuration has answered the block's prompt."""
         self._costs.setdefault(label, {})[block] = cost
 
     def labels(self) -> list[str]:
-        """Every configuration with a sample, in order of the first."""
+        """Return every configuration that has a sample, in order of its first one."""
         return list(self._costs)
 
     def longest(self, label: str) -> float:
-        """Seconds of the longest answer; 0 where there is none yet."""
+        """Return the seconds of the longest answer, or 0 where there is none yet."""
         return max((cost.seconds for cost in self._costs.get(label, {}).values()), default=0.0)
 
     def compare(self, own: str, over: str) -> Comparison:
-        """`own` over `over`. Blocks on the same prompt are added up: they are not independent of each other."""
+        """Compare `own` with `over`.
+
+        Blocks on the same prompt are added up, since they are not independent of each other.
+        """
         mine, theirs = self._costs.get(own, {}), self._costs.get(over, {})
         common = [block for block in mine if block in theirs]
         if not common:
@@ -85,7 +89,7 @@ class Book:
         return Comparison(speedup, around, len(prompts), 1 / pace, itself)
 
     def always_slower(self, own: str, over: str, share: float) -> bool:
-        """Whether `own` ran at less than this share of the speed of `over` in every block that both have."""
+        """Say whether `own` ran at less than this share of the speed of `over` in every block that both have."""
         mine, theirs = self._costs.get(own, {}), self._costs.get(over, {})
         paces = [(mine[b], theirs[b]) for b in mine if b in theirs]
         return all(b.seconds / b.tokens < share * a.seconds / a.tokens for a, b in paces)

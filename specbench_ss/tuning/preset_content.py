@@ -1,4 +1,7 @@
-"""What a tuning session leaves behind: the preset's content, and the sentence that says what to do. Knows no files."""
+"""What a tuning session leaves behind: the preset's content, and a sentence that says what to do.
+
+This module knows no files.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from specbench_ss.tuning.session import Tuned
 
 
 def sentence(tuned: Tuned) -> str:
-    """Whether there is anything better than the default, and by how much, on prompts that chose nothing."""
+    """Say whether anything is better than the default, and by how much, on prompts that were not used for choosing."""
     over, finalist = tuned.over_default, tuned.finalist.label
     measured = f"{times(over.speedup)}, interval {interval(over.interval)}, {over.prompts} prompts"
     if tuned.outcome == "faster":
@@ -34,10 +37,10 @@ def sentence(tuned: Tuned) -> str:
 
 
 def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], asked: SuiteData, **how: Any) -> Any:
-    """The preset of the chosen configuration, for `preset.write_preset`.
+    """Return the preset of the chosen configuration, for `preset.write_preset`.
 
-    resolved: what its options come down to. made_for: `preset_notes.conditions`. asked: the calibration questions.
-    how: further facts on the measurement.
+    resolved: the settings that its options lead to. made_for: the conditions from `preset_notes.conditions`. asked: the
+    calibration questions. how: further facts about the measurement.
     """
     found = {
         "method": tuned.chosen.name,
@@ -65,7 +68,7 @@ def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], as
 
 
 def _confirmation(tuned: Tuned) -> list[dict[str, Any]]:
-    """The reference, the default and the finalist on the second half of the prompts."""
+    """Return the reference, the default and the finalist as measured on the second half of the prompts."""
     book, rows = tuned.confirmation, []
     for label in tuned.entrants:
         of_ar = book.compare(label, REFERENCE)
@@ -76,7 +79,7 @@ def _confirmation(tuned: Tuned) -> list[dict[str, Any]]:
 
 
 def _search(tuned: Tuned) -> list[dict[str, Any]]:
-    """Everything that was tried on the first half, over the default on the same prompts."""
+    """Return everything that was tried on the first half, compared with the default on the same prompts."""
     book, rows = tuned.search, list[dict[str, Any]]()
     for label in book.labels():
         found = book.compare(label, tuned.default.label)
@@ -97,5 +100,5 @@ def _pair(bounds: Interval | None) -> list[float] | None:
 
 
 def _value(text: str) -> int | str:
-    """Counts without quotes, for whoever reads the file."""
+    """Return whole numbers as such, so that the file shows them without quotes."""
     return int(text) if text.lstrip("-").isdecimal() else text

@@ -1,7 +1,7 @@
-"""Coordinate search by paired races: one option at a time, all its values against the best so far.
+"""Coordinate search by paired races: one option at a time, all of its values against the best configuration so far.
 
-A configuration takes the lead only where its interval is better than noise, so the search may stop at any time.
-Knows no method.
+A configuration takes the lead only where its interval is better than noise, so the search may stop at any time. This
+module knows no method.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ CUTS = (4, 8, 16)  # blocks after which the slower half goes, and whatever is cl
 
 
 class Search:
-    """best: the present leader, `default` to begin with. Every race measures both along with the challengers.
+    """The search for a better configuration. best: the present leader, which is `default` at first.
 
-    ends: no race begins after it. room(labels): whether there is time for one more answer of each of these.
+    Every race measures the default and the leader along with the challengers. ends: the time after which no race
+    begins. room(labels): whether there is time for one more answer of each of these.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Search:
         self.specs = {default.label: default}
 
     def run(self) -> None:
-        """Race option after option until none of them gives a better leader, or time is up."""
+        """Race one option after the other until none gives a better leader, or time is up."""
         pending = self.bench.options(self.best)
         while pending and self.clock() < self.ends and self._has_room(()):
             option, before = pending.pop(0), self.best
@@ -49,9 +50,9 @@ class Search:
                 pending += [name for name in self.bench.options(self.best) if name not in (option, *pending)]
 
     def finalist(self) -> MethodSpec:
-        """Whom to hold against the default on other prompts: the leader, else the challenger that looked best.
+        """Return the configuration to compare with the default on other prompts.
 
-        It may be the default itself, where nothing looked better.
+        It is the leader, or else the challenger that looked best, or the default itself where nothing looked better.
         """
         if self.best is not self.default:
             return self.best
@@ -92,7 +93,7 @@ class Search:
         self.blocks.watch.on_race(option, labels)
 
     def _stays(self, field: list[MethodSpec], block: int) -> list[MethodSpec]:
-        """Who goes on after this many blocks, in the order given."""
+        """Return the configurations that go on after this many blocks, in the order given."""
         leader = self.best.label
         if block == FIRST_LOOK:
             return [spec for spec in field if not self.book.always_slower(spec.label, leader, HOPELESS)]
@@ -105,7 +106,10 @@ class Search:
         return [spec for spec in field if (over[spec.label].speedup or 0.0) >= least]
 
     def _crown(self, field: Sequence[MethodSpec]) -> None:
-        """Of those that beat the leader beyond noise, the simplest one that none of the others beats beyond noise."""
+        """Choose a new leader: of those that clearly beat the old one, the simplest that none of them beats.
+
+        The leader stays where none beats it.
+        """
         better = [spec for spec in (self.default, *field) if self._compare(spec, self.best) == "faster"]
         for spec in better:
             if all(self._compare(other, spec) != "faster" for other in better):

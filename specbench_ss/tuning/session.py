@@ -1,7 +1,7 @@
-"""One tuning session: search on one half of the prompts, then hold the winner against the default on the other half.
+"""One tuning session: search on one half of the prompts, then compare the winner with the default on the other half.
 
-The winner of many noisy comparisons looks better than it is; only prompts that it was not chosen on say by how much. So
-nothing is chosen that was not confirmed, and the search leaves time to confirm.
+The winner of many noisy comparisons looks better than it is; only prompts that it was not chosen on show by how much.
+So nothing is chosen that was not confirmed, and the search leaves time to confirm.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ Outcome = Literal["faster", "not distinguishable", "slower", "not confirmed", "n
 
 @dataclass(slots=True)
 class Tuned:
-    """What came of it.
+    """The outcome of a session.
 
-    finalist: what was held against the default, which it may be itself. search, confirmation: all samples; only the
-    latter has the reference. failed: label -> why. interrupted: by Ctrl-C; what was measured until then counts.
-    seconds: all that it took. to_confirm: what the least confirmation takes, estimated.
+    finalist: the configuration that was compared with the default, which it may be itself. search, confirmation: all
+    samples; only the confirmation has those of the reference. failed: {label: why it failed}. interrupted: whether
+    Ctrl-C ended it; what was measured before counts. seconds: time of the whole session. to_confirm: estimated seconds
+    of the shortest confirmation.
     """
 
     default: MethodSpec
@@ -49,18 +50,18 @@ class Tuned:
 
     @property
     def over_default(self) -> Comparison:
-        """The finalist over the default, on prompts that it was not chosen on."""
+        """Compare the finalist with the default, on prompts that it was not chosen on."""
         return self.confirmation.compare(self.finalist.label, self.default.label)
 
     @property
     def entrants(self) -> list[str]:
-        """Labels in the confirmation: the reference, the default, the finalist."""
+        """Return the labels in the confirmation: the reference, the default and the finalist."""
         order = dict.fromkeys((REFERENCE, self.default.label, self.finalist.label))
         return [label for label in order if label in self.confirmation.labels()]
 
     @property
     def outcome(self) -> Outcome:
-        """How the finalist compares with the default; `not confirmed` where it led the search and no more is known."""
+        """Say how the finalist compares with the default; `not confirmed` where it only led the search."""
         verdict = self.over_default.verdict
         if self.finalist.label in (self.default.label, *self.failed):
             return "nothing better"
@@ -70,7 +71,7 @@ class Tuned:
 
     @property
     def chosen(self) -> MethodSpec:
-        """The finalist where it is faster beyond noise on the prompts that it was not chosen on, else the default."""
+        """Return the finalist where it is faster beyond noise on the prompts of the confirmation, else the default."""
         return self.finalist if self.outcome == "faster" else self.default
 
 
@@ -83,9 +84,9 @@ def tune(
     watch: Watch,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
-    """Spend `budget` seconds on the bench's prompts, whose categories are given. Ctrl-C ends it early.
+    """Spend `budget` seconds on the bench's prompts, whose categories are given. Ctrl-C ends the session early.
 
-    Raises UserError where nothing may be tuned, where there are too few prompts, where the default fails, or where the
+    Raises UserError where nothing can be tuned, where there are too few prompts, where the default fails, or where the
     budget is too short to try anything else.
     """
     if len(categories) < 2 * FEWEST:
@@ -100,7 +101,7 @@ def tune(
     short = list[float]()  # budgets that would have had room for what was not tried
 
     def room(labels: Sequence[str]) -> bool:
-        """Whether these answers leave time to confirm what leads."""
+        """Say whether these answers leave time to confirm the leader."""
         # a leader yet to come is no slower than the present one
         done.to_confirm = pace.confirmation([*needed, search.best.label])
         needs = clock() - started + pace.answers(labels) + done.to_confirm
@@ -142,38 +143,42 @@ def _confirm(blocks: Blocks, entrants: dict[str, MethodSpec], ends: float, clock
 
 
 class Pace:
-    """Seconds that an answer may take: the longest so far, since those to come may be as long."""
+    """Estimates how many seconds an answer may take: as long as the longest so far."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
         self._first: dict[str, float] = {}
 
     def learn(self, blocks: Blocks, specs: Sequence[MethodSpec], clock: Callable[[], float]) -> None:
-        """One whole answer of each, which counts for nothing else."""
+        """Time one whole answer of each configuration, which is used for nothing else."""
         for spec in specs:
             before = clock()
             blocks.rehearse(spec)
             self._first[spec.label] = clock() - before
 
     def answers(self, labels: Sequence[str]) -> float:
-        """Seconds of one answer of each of these. Who never answered takes as long as the slowest that did."""
+        """Return the seconds of one answer of each of these.
+
+        One that never answered is taken to be as slow as the slowest.
+        """
         slowest = max(self._first.values(), default=0.0)
         return sum(max(self.book.longest(x), self._first.get(x, 0.0)) or slowest for x in labels)
 
     def confirmation(self, labels: Sequence[str]) -> float:
-        """Seconds of the least confirmation of these."""
+        """Return the seconds of the shortest confirmation of these."""
         return LEAST * self.answers(labels)
 
     def least(self, reference: MethodSpec, default: MethodSpec) -> float:
-        """Seconds of the least session: one challenger against the default until something shows, and confirmed."""
+        """Return the seconds of the shortest session: a challenger's race up to the first cut, and its confirmation."""
         race = self.answers([default.label, ""] * CUTS[0])
         return race + self.confirmation([reference.label, default.label, ""])
 
 
 def halves(categories: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
-    """Numbers of the prompts to search on and to confirm on, each in a shuffled order; at most one more in the first.
+    """Deal the prompts out into those to search on and those to confirm on, each in a shuffled order.
 
-    Every category is dealt out by turns, so that both have all that have two prompts; single ones fall either way.
+    The first half has at most one prompt more. The prompts of a category go to the halves in turn, so both halves have
+    every category that has two prompts; a category with a single prompt falls to either half.
     """
     rng = random.Random(f"tune:{seed}")
     by_category: dict[str, list[int]] = {}

@@ -1,6 +1,6 @@
-"""Quality metrics by name. Every metric takes an answer and its acceptable references and gives [0, 1].
+"""Quality metrics by name. Every metric takes an answer and its acceptable references and returns a score in [0, 1].
 
-Knows no suite. The libraries behind the metrics are imported when a metric is first used.
+This package knows no suite. The library behind a metric is imported when the metric is first used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METRICS: dict[str, Metric] = {
 
 
 def score(metric: str, answer: str, references: Sequence[str]) -> float:
-    """How good the answer is: the best over the references, 0 where there are none."""
+    """Return the best score of the answer over the references, or 0 where there are none."""
     if metric not in METRICS:
         raise UserError(f"unknown metric {metric!r}{did_you_mean(metric, METRICS)}")
     if not references:
@@ -38,7 +38,7 @@ def score(metric: str, answer: str, references: Sequence[str]) -> float:
 
 
 def score_turn(question: Question, turn: int, answer: str) -> float | None:
-    """What `Suite.score` returns: None where the question has no metric or the turn no reference."""
+    """Return what `Suite.score` returns: None where the question has no metric or the turn has no reference."""
     references = question.references[turn] if turn < len(question.references) else ()
     if question.metric is None or not references:
         return None

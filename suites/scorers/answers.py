@@ -1,4 +1,4 @@
-"""Short answers: numbers, and the normalised word comparisons of SQuAD. Needs no library."""
+"""Metrics of short answers: numbers, and the normalised word comparisons of SQuAD. They need no library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number a text ends on: after `####`, else in "the answer is N", else its last one."""
+    """Return the number that a text ends on: after `####`, else in "the answer is N", else its last number."""
     text = text.replace("\u2212", "-")
     for pattern in (_FINAL, _STATED, _ANY):
         found = pattern.findall(text)
@@ -28,28 +28,28 @@ def final_number(text: str) -> Decimal | None:
 
 
 def numeric(answer: str, references: Sequence[str]) -> float:
-    """1 if the final number equals that of a reference: 18, 18.0 and $18 are the same."""
+    """Return 1 if the final number equals that of a reference: 18, 18.0 and $18 are the same."""
     number = final_number(answer)
     return float(number is not None and number in [final_number(reference) for reference in references])
 
 
 def normalised(text: str) -> str:
-    """SQuAD's normal form: lower case, without punctuation, articles and spare spaces."""
+    """Return SQuAD's normal form: lower case, without punctuation, articles and superfluous spaces."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    """1 if the answer equals a reference in normal form."""
+    """Return 1 if the answer equals a reference in normal form."""
     return float(normalised(answer) in {normalised(reference) for reference in references})
 
 
 def token_f1(answer: str, references: Sequence[str]) -> float:
-    """The harmonic mean of word precision and recall, the best over the references."""
+    """Return the harmonic mean of word precision and recall, the best over the references."""
     return max(_f1(normalised(answer).split(), normalised(reference).split()) for reference in references)
 
 
 def contains(answer: str, references: Sequence[str]) -> float:
-    """1 if a reference occurs in the answer as whole words; what has no words must occur as it is."""
+    """Return 1 if a reference occurs in the answer as whole words. A reference without words must occur as it is."""
     return float(any(_occurs(reference, answer) for reference in references))
 
 

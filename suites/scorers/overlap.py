@@ -1,4 +1,4 @@
-"""Overlap with reference texts, by the libraries that papers use: rouge_score and sacrebleu."""
+"""Overlap with reference texts, computed by the libraries that papers use: rouge_score and sacrebleu."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ def _best_rouge(kind: str, answer: str, references: Sequence[str]) -> float:
 
 
 def rouge_1(answer: str, references: Sequence[str]) -> float:
-    """F-measure of stemmed words."""
+    """Return the F-measure of stemmed words."""
     return _best_rouge("rouge1", answer, references)
 
 
 def rouge_2(answer: str, references: Sequence[str]) -> float:
-    """F-measure of stemmed word pairs."""
+    """Return the F-measure of stemmed word pairs."""
     return _best_rouge("rouge2", answer, references)
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:
-    """F-measure of the longest common subsequence of the whole texts."""
+    """Return the F-measure of the longest common subsequence of the whole texts."""
     return _best_rouge("rougeL", answer, references)
 
 
 def rouge_lsum(answer: str, references: Sequence[str]) -> float:
-    """F-measure of the union of the sentences' longest common subsequences."""
+    """Return the F-measure of the union of the sentences' longest common subsequences."""
     return _best_rouge("rougeLsum", _lines(answer), [_lines(reference) for reference in references])
 
 
 def _lines(text: str) -> str:
-    """One sentence a line, as rougeLsum wants it."""
+    """Put each sentence on a line of its own, as rougeLsum expects."""
     return _SENTENCE_END.sub("\n", text.strip())
 
 
 def bleu(answer: str, references: Sequence[str]) -> float:
-    """Sentence BLEU with effective order, over all references at once."""
+    """Return sentence BLEU with effective order, over all references at once."""
     from sacrebleu import sentence_bleu
 
     return float(sentence_bleu(answer, references).score) / 100
 
 
 def chrf(answer: str, references: Sequence[str]) -> float:
-    """Character n-gram F-score, the best reference."""
+    """Return the character n-gram F-score, the best over the references."""
     from sacrebleu import sentence_chrf
 
     return float(sentence_chrf(answer, references).score) / 100

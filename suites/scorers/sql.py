@@ -1,8 +1,8 @@
-"""Equality of SQL queries up to the way they are written. Executes nothing and knows no schema.
+"""Compare SQL queries, ignoring the way they are written. Nothing is executed and no schema is known.
 
-What counts as the same: letter case of keywords and names, spaces, brackets around a single
-condition, `!=` and `<>`, `JOIN` and `INNER JOIN`, an explicit `ASC`, single and double quotes around
-a value, a closing semicolon, a Markdown fence around the query.
+These count as the same: letter case of keywords and names, spaces, brackets around a single condition, `!=` and `<>`,
+`JOIN` and `INNER JOIN`, an explicit `ASC`, single and double quotes around a value, a closing semicolon, and a Markdown
+fence around the query.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _FENCE = re.compile(r"```(?:\w+[ \t]*\n)?(.*?)(?:```|$)", re.DOTALL)
 
 
 def exact_sql(answer: str, references: Sequence[str]) -> float:
-    """1 if the query equals a reference in normal form; text that is no SQL is compared as text."""
+    """Return 1 if the query equals a reference in normal form. Text that is not SQL is compared as text."""
     return float(normal_sql(answer) in [normal_sql(reference) for reference in references])
 
 
 @lru_cache(maxsize=4096)
 def normal_sql(text: str) -> str:
-    """The normal form of a query."""
+    """Return the normal form of a query."""
     fenced = _FENCE.search(text)
     query = (fenced[1] if fenced else text).strip().rstrip("; \n")
     return _parsed(query) or " ".join(query.lower().split())
 
 
 def _parsed(query: str) -> str:
-    """The query as sqlglot writes it, empty if it cannot be read."""
+    """Return the query as sqlglot writes it; '' if it cannot be read."""
     import sqlglot
     from sqlglot.errors import SqlglotError
     from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
@@ -48,7 +48,7 @@ def _parsed(query: str) -> str:
 
 
 def _make_plain(tree: exp.Expr) -> None:
-    """Undo, in place, what is the writer's choice."""
+    """Remove from the tree, in place, what depends only on how the query is written."""
     from sqlglot import exp
 
     for column in list(tree.find_all(exp.Column)):

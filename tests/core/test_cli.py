@@ -310,8 +310,16 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "texts"),
     [
-        (["tune"], ["NAME[option=value] to settle", "[default: METHOD-MODEL-DEVICE.yaml]"]),
-        (["run"], ["--set and [..] win", "[default: runs/TIME-MODEL-SUITE]", "A,B[option=value]", "[default: lab]"]),
+        (["tune"], ["NAME[option=value] to keep", "[default: METHOD-MODEL-DEVICE.yaml]"]),
+        (
+            ["run"],
+            [
+                "What --set or METHOD[...] say wins",
+                "[default: runs/TIME-MODEL-SUITE]",
+                "A,B[option=value]",
+                "[default: lab]",
+            ],
+        ),
         (["paper"], ["[default: runs/TIME-paper-NAME]"]),
     ],
 )

@@ -59,7 +59,7 @@ RUN = [
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     yield
-    registry.forget_files()
+    registry.clear_file_methods()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specbench_ss.benchmark import runner
-from specbench_ss.benchmark.measuring import EXTRA_ROUNDS, warm_up
+from specbench_ss.benchmark.quiet_timing import EXTRA_ROUNDS, warm_up
 from specbench_ss.benchmark.requests import check_room
 from specbench_ss.benchmark.runner import run
 from specbench_ss.decoding.decoder import Decoder

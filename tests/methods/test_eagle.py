@@ -23,8 +23,8 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.drafter import Drafter, Rotary
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.examples import best_layers
+from specbench_ss.methods.eagle.feature_layers import published_levels
 from specbench_ss.methods.eagle.new_weights import random_eagle
-from specbench_ss.methods.eagle.published_files import published_levels
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.eagle.trees import PUBLISHED
 from tests.tiny import paths, tiny_model

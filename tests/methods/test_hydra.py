@@ -19,11 +19,11 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads_options import HeadsOptions
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.hydra.heads import Prefix
+from specbench_ss.methods.hydra.options import HydraOptions
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.testing.tiny import randomise
 from specbench_ss.training.batches import Anchors, Batch, Documents
@@ -41,7 +41,7 @@ def test_a_lossy_rule_says_so_and_is_greedy_without_a_temperature() -> None:
     assert {name for name, make in made.items() if not make().lossless} == {"typical"}
     assert made["typical"]().described()["accept"] == "typical"
     with pytest.raises(UserError, match="hydra: epsilon must be above 0, not 0"):
-        Hydra.check(HeadsOptions(epsilon=0.0), target)
+        Hydra.check(HydraOptions(epsilon=0.0), target)
 
 
 # -- the published layouts ------------------------------------------------------------------------------------------
@@ -81,14 +81,14 @@ def published(heads: int = 3, plain: int = 3, plus: bool = True, ffn: int = 20) 
     return tensors
 
 
-def saved(folder: Path, target: Target, tensors: dict[str, Tensor], **config: Any) -> HeadsOptions:
+def saved(folder: Path, target: Target, tensors: dict[str, Tensor], **config: Any) -> HydraOptions:
     """As published: the embedding of the base is inside, and the config lies about the numbers."""
     embedding = target.model.get_input_embeddings().weight.detach().half()
     torch.save({"input_embed_fn.weight": embedding, **tensors}, folder / "hydra_lm_head.pt")
     about = {"hydra_num_heads": 9, "hydra_num_layers": 9, "grounded_heads": True, "hidden_state_offset": 0, **config}
     (folder / "config.json").write_text(json.dumps(about))
     (folder / "tree.json").write_text(json.dumps(TREE))
-    return HeadsOptions(weights=str(folder), tree=str(folder / "tree.json"))
+    return HydraOptions(weights=str(folder), tree=str(folder / "tree.json"))
 
 
 def rms(x: Tensor, weight: Tensor) -> Tensor:
@@ -240,9 +240,9 @@ def test_what_is_wrong_is_named(
 def test_a_file_without_heads_is_refused(tmp_path: Path) -> None:
     torch.save({"other": torch.zeros(2)}, tmp_path / "hydra_lm_head.pt")
     with pytest.raises(UserError, match="holds no Hydra heads"):
-        Hydra.load(Target(tiny_model("llama")), HeadsOptions(weights=str(tmp_path / "hydra_lm_head.pt")))
+        Hydra.load(Target(tiny_model("llama")), HydraOptions(weights=str(tmp_path / "hydra_lm_head.pt")))
     with pytest.raises(UserError, match=r"looked for hydra_lm_head\.safetensors, hydra_lm_head\.pt"):
-        Hydra.load(Target(tiny_model("llama")), HeadsOptions(weights=str(tmp_path.parent)))
+        Hydra.load(Target(tiny_model("llama")), HydraOptions(weights=str(tmp_path.parent)))
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_training_sees_what_decoding_sees(kind: str, prefix: bool) -> None:
     trainee = trainee_of(target, prefix)
     ids, at = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]]), 4
     anchors = Anchors(torch.tensor([[at]]), ids[:, at + 1 :][:, None, :4])
-    decoder = Hydra(target, HeadsOptions(), trainee.module, Hydra.examples(target)["hydra"]().tree.__class__(*CHAIN))
+    decoder = Hydra(target, HydraOptions(), trainee.module, Hydra.examples(target)["hydra"]().tree.__class__(*CHAIN))
     with torch.inference_mode():
         logits = trainee._logits(base_states(target, ids, (), target.n_layers), anchors)
         cache = target.new_cache(64)

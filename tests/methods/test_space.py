@@ -20,8 +20,9 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.space.decoding import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
-from specbench_ss.methods.space.masks import MaskToken, rows_of
+from specbench_ss.methods.space.masks import MaskToken
 from specbench_ss.methods.space.model import save
+from specbench_ss.methods.space.rows import rows_of
 from specbench_ss.methods.space.trainer import MaskOptions, SPACETrainer
 from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.models.loading import load_target

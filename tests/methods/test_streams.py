@@ -18,9 +18,10 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
+from specbench_ss.methods.ss.layout import stream_visibility
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Streams, stream_visibility
+from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states

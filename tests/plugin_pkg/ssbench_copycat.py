@@ -1,22 +1,20 @@
 """Copy what followed the last time the newest tokens occurred: a whole decoding method in one small file."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 
-from specbench_ss import Decoder, DraftTree, State, UserError
+from specbench_ss import Decoder, DraftTree, State
 
 
 @dataclass(frozen=True)
 class Options:
     """Options of `copycat`; every field becomes `--set copycat.NAME=VALUE`."""
 
-    ngram: int = field(default=2, metadata={"help": "tokens that must match"})
-    length: int = field(default=6, metadata={"help": "tokens to copy"})
-
-    def __post_init__(self) -> None:
-        if min(self.ngram, self.length) < 1:
-            raise UserError("copycat: ngram and length must be at least 1")
+    ngram: Annotated[int, Ge(1)] = field(default=2, metadata={"help": "How many tokens must match."})
+    length: Annotated[int, Ge(1)] = field(default=6, metadata={"help": "How many tokens are copied at most."})
 
 
 class Copycat(Decoder):

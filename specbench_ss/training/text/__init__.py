@@ -1,1 +1,1 @@
-"""From conversations to rows that drafters learn from."""
+"""Turn conversations into the rows that drafters learn from."""

@@ -1,6 +1,6 @@
 """A model's own answers to prompts: what drafters learn from, since they have to guess what the model will say.
 
-Batched through Hugging Face's generate; knows no drafter, and conversations only as `Talk`.
+Answers are made in batches by Hugging Face's generate. This module knows no drafter, and conversations only as `Talk`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class Talk(Protocol):
     """A conversation in which the model gives every answer."""
 
     def prompt(self) -> list[int] | None:
-        """Token ids that end where the next answer begins; None where there is nothing more to answer."""
+        """Return token ids that end where the next answer begins; None where there is nothing more to answer."""
 
     def answered(self, answer: list[int], ended: bool) -> None:
-        """Take the answer, its end token included; ended: it has one."""
+        """Take the answer, its end token included. ended: whether there is an end token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How answers are made: at most `limit` tokens each; temperature 0 is greedy, else plain sampling.
+    """How answers are made: at most `limit` tokens each; temperature 0 is greedy, any other is plain sampling.
 
-    ends: token ids of which any ends an answer. pad: fills up the shorter prompts of a batch, unseen.
+    ends: token ids that end an answer. pad: the id that fills up the shorter prompts of a batch; it is masked out.
     """
 
     ends: Collection[int]
@@ -44,11 +44,11 @@ T = TypeVar("T", bound=Talk)
 def own_answers(
     model: Any, talks: Sequence[T], how: Answering, batch: int = 128, skip: Collection[int] = ()
 ) -> Iterator[tuple[int, list[T]]]:
-    """(place, talks) of one batch after the other, every talk answered to its end.
+    """Answer every talk to its end, and yield (place, talks) for one batch after the other.
 
-    A batch is the `batch` talks from `place` on, so alike ones should be neighbours: their answers end together.
-    Batches come in random order, those whose place is in `skip` not at all. What a batch says depends on the seed and
-    its place alone.
+    A batch is the `batch` talks from `place` on, so similar talks should be neighbours: their answers end together.
+    Batches come in random order; those whose place is in `skip` are left out. What a batch says depends only on the
+    seed and its place.
     """
     for start in np.random.default_rng(0).permutation(range(0, len(talks), batch)).tolist():
         if start in skip:
@@ -71,7 +71,10 @@ def _converse(model: Any, talks: Sequence[Talk], how: Answering, seed: tuple[int
 def answer_batch(
     model: Any, prompts: Sequence[Sequence[int]], how: Answering, seed: tuple[int, ...] = (0,)
 ) -> list[list[int]]:
-    """Answers (end token included) to prompts of any length, in one left-padded batch. seed: for temperature > 0."""
+    """Return answers (end token included) to prompts of any length, in one left-padded batch.
+
+    seed: for temperature > 0.
+    """
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), how.pad)
     seen = torch.zeros((len(prompts), longest), dtype=torch.long)
@@ -96,7 +99,7 @@ def _until(row: list[int], ends: Collection[int]) -> list[int]:
 
 @contextmanager
 def _own_distribution(model: Any) -> Iterator[None]:
-    """Without the penalties and cut-offs of the model's generation config: the harness decodes without them as well."""
+    """Switch off the penalties and cut-offs of the model's generation config: the harness decodes without them."""
     from transformers import GenerationConfig
 
     kept = model.generation_config
@@ -109,7 +112,7 @@ def _own_distribution(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: tuple[int, ...], device: torch.device) -> Iterator[None]:
-    """torch's random numbers begin at this seed, and go on afterwards as if nothing had been drawn."""
+    """Start torch's random numbers at this seed, and restore them afterwards as if nothing had been drawn."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
         yield

@@ -1,6 +1,6 @@
-"""Rows of conversation data sets, in the forms that are common, as conversations of user and assistant.
+"""Read rows of conversation data sets, in the common forms, as conversations of user and assistant.
 
-Knows parsed rows, not where they come from, and nothing of tokens.
+This module knows parsed rows, but not where they come from, and nothing of tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Perhaps a system message, then user and assistant in turns. place: where it was read, for messages to the user.
+    """An optional system message, then user and assistant in turns. place: where it was read, for messages to the user.
 
-    out_of_order: not all of the row's messages are here, since roles did not alternate or a text was empty.
+    out_of_order: some of the row's messages are missing here, since roles did not alternate or a text was empty.
     """
 
     place: str
@@ -44,19 +44,19 @@ class Conversation:
 
     @property
     def answered(self) -> tuple[Message, ...]:
-        """All up to the last thing that the assistant says."""
+        """Return all messages up to the assistant's last one."""
         return self.messages if self.messages[-1:] and self.messages[-1]["role"] == "assistant" else self.messages[:-1]
 
     @property
     def questions(self) -> tuple[Message, ...]:
-        """All but what the assistant says."""
+        """Return all messages except the assistant's."""
         return tuple(m for m in self.messages if m["role"] != "assistant")
 
     def held_out(self, fraction: float) -> bool:
-        """Whether it falls in the held-out share: a hash of what comes before the first answer decides.
+        """Say whether it falls into the held-out share; a hash of what comes before the first answer decides.
 
-        So conversations that begin alike fall on one side, whatever the answers are and whatever other data there is,
-        and a larger fraction holds out more, never others.
+        So conversations that begin alike fall on the same side, whatever their answers and the other data are, and a
+        larger fraction holds out the same conversations and more.
         """
         first = next((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), len(self.messages))
         text = json.dumps([[m["role"], m["content"]] for m in self.messages[:first]])
@@ -66,9 +66,9 @@ class Conversation:
 def read_conversation(
     place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
 ) -> Conversation:
-    """The conversation in a row of any known form. Raises UserError, with the place, for a row of none.
+    """Return the conversation in a row of any known form. Raises UserError, with the place, for any other row.
 
-    columns: {the form's name of a column: the row's own}. prompts_only: answers are not used and may be missing.
+    columns: {a form's name of a column: the row's own name}. prompts_only: answers are not used and may be missing.
     """
     row = _renamed(place, row, columns or {})
     return _in_order(place, _messages(place, row, prompts_only), prompts_only)
@@ -104,7 +104,7 @@ def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Me
 
 
 def _part(place: str, row: Mapping[str, Any], key: str, role: str) -> list[Message]:
-    """A prompt or completion: a text, or a list of messages."""
+    """Return the messages of a prompt or completion, which is a text or a list of messages."""
     if isinstance(row.get(key), Sequence) and not isinstance(row[key], str):
         return _chat(place, key, row[key])
     return [{"role": role, "content": _text(place, row, key)}]
@@ -139,15 +139,15 @@ def _checked(place: str, key: str, value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What a value of a row is, to a user."""
+    """Say in the user's words what kind of value a row has."""
     return "a text" if isinstance(value, str) else "nothing" if value is None else type(value).__name__
 
 
 def _in_order(place: str, messages: Sequence[Message], prompts_only: bool) -> Conversation:
-    """The part of the messages in which user and assistant alternate and say something.
+    """Return the part of the messages in which user and assistant alternate and say something.
 
     Answers before the first question are left out (ShareGPT has conversations cut up so); the rest ends where the order
-    does. Without answers, what the user asks in a row are turns.
+    breaks. Without answers, each of the user's messages in a row is a turn.
     """
     if prompts_only:
         messages = [m for m in messages if m["role"] != "assistant"]

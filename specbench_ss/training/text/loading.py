@@ -1,6 +1,7 @@
 """The text that drafters learn from: a user's conversations, or a model's own answers to them, as packed rows.
 
-`load_rows` is all that a trainer needs. Rows are made once and then read from disk. Knows no method and no loss.
+`load_rows` is all that a trainer needs. Rows are made once and then read from disk. This module knows no method and no
+loss.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """Rows to learn from, and rows of other conversations to judge by (none, [0, L], for an eval_fraction of 0)."""
+    """Rows to learn from, and rows of other conversations to evaluate on (none, [0, L], for an eval_fraction of 0)."""
 
     train: TrainingRows
     held_out: TrainingRows
@@ -50,12 +51,13 @@ def load_rows(
     cache: Path | None = None,
     log: Log = print,
 ) -> TrainingText:
-    """Packed rows of `length` tokens from conversation data; made once, then memory-mapped from disk.
+    """Return packed rows of `length` tokens from conversation data. They are made once, then memory-mapped from disk.
 
-    source: files (.jsonl, .json), folders, or the id of a Hugging Face data set; the forms are those of
-    `conversations.read_conversation`. columns: {a form's column: the data's own name of it}. own: let a model give the
-    answers, in place of those in the data. cache: folder to keep rows in, by default the user's cache folder. seed:
-    order of the conversations in the rows, and of what is sampled. log: is given one line of counts.
+    source: files (.jsonl, .json), folders, or the id of a Hugging Face data set, in the forms that
+    `conversations.read_conversation` knows. columns: {a form's name of a column: the data's own name}. own: let a model
+    give the answers, in place of those in the data. cache: folder to keep rows in, by default the user's cache folder.
+    seed: for the order of the conversations in the rows, and for sampled answers. log: is given one line of counts.
+
     Raises UserError for data that cannot be read, has no completion, or does not fit the chat template.
     """
     recipe = _Recipe(length, eval_fraction, seed, dict(columns or {}), own)
@@ -78,7 +80,7 @@ def load_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What is made of the data."""
+    """How rows are made of the data."""
 
     length: int
     eval_fraction: float
@@ -97,7 +99,7 @@ class _Recipe:
             )
 
     def about(self) -> dict[str, Any]:
-        """All of it that matters for the rows, JSON-ready."""
+        """Return everything in it that matters for the rows, as JSON-ready data."""
         return {
             "length": self.length,
             "eval_fraction": self.eval_fraction,
@@ -108,7 +110,7 @@ class _Recipe:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """A short sha256 of all that a tokenizer does to text, its chat template apart."""
+    """Return a short sha256 of all that a tokenizer does to text, except its chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
@@ -148,7 +150,7 @@ def _build(recipe: _Recipe, data: Source, renderer: Renderer, work: Path, log: L
 
 
 def _side(recipe: _Recipe, read: int, made: Sequence[tuple[Conversation, Rendered | None]], pad: int) -> TrainingRows:
-    """The rows of one side of the split, with what became of the conversations that were read of it."""
+    """Return the rows of one side of the split, and count what became of the conversations on that side."""
     fitted = [None if document is None else document.fit(recipe.length) for _, document in made]
     kept = [document for document in fitted if document is not None]
     order = np.random.default_rng(recipe.seed).permutation(len(kept))

@@ -1,4 +1,4 @@
-"""A model's own answers in place of those in the data ("distillation data"), kept batch by batch as they are made."""
+"""A model's own answers in place of those in the data ("distillation data"), stored batch by batch as they are made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OwnAnswers:
     batch: int = 32
 
     def about(self) -> dict[str, Any]:
-        """What the answers depend on."""
+        """Return what the answers depend on."""
         return {
             "base": self.target.weights_hash, "dtype": str(self.target.dtype), "ends": sorted(self.target.eos_ids),
             "limit": self.limit, "temperature": self.temperature, "batch": self.batch,
@@ -38,9 +38,9 @@ class OwnAnswers:
 class ChatTalk:
     """A conversation whose answers the model gives, in the form of its chat template.
 
-    Every prompt is the template filled with what was said so far, as text, as it is when the model is used; the newest
-    answer is kept token by token. An answer that did not end within the limit ends the conversation, and so does a
-    prompt that does not leave room for one in a row.
+    Every prompt is the template filled with what was said so far, as text, just as when the model is used; the newest
+    answer is kept token by token. The conversation ends at an answer that did not end within the limit, and at a prompt
+    that leaves no room for an answer in a row.
     """
 
     def __init__(self, number: int, conversation: Conversation, renderer: Renderer, longest: int) -> None:
@@ -51,7 +51,7 @@ class ChatTalk:
         self.document: Rendered | None = None
 
     def prompt(self) -> list[int] | None:
-        """The ids up to the next answer."""
+        """Return the token ids up to the next answer."""
         while self.asked and (not self.said or self.said[-1]["role"] != "user"):
             self.said.append(self.asked.pop(0))
         if not self.said or self.said[-1]["role"] != "user":
@@ -60,7 +60,7 @@ class ChatTalk:
         return self.asking.ids.tolist() if len(self.asking.ids) <= self.longest else None
 
     def answered(self, answer: list[int], ended: bool) -> None:
-        """Take the answer into the document."""
+        """Add the answer to the document."""
         assert self.asking is not None
         first = len(self.asking.ids)
         ids = np.append(self.asking.ids, np.asarray(answer, np.int32))
@@ -73,7 +73,10 @@ class ChatTalk:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A line of the file of answers: one conversation of the batch at `place`. ids [n]; none: it got no answer."""
+    """A line of the file of answers: one conversation of the batch at `place`.
+
+    ids: [n]; empty where it got no answer.
+    """
 
     place: int
     number: int
@@ -88,9 +91,9 @@ def own_documents(
     own: OwnAnswers, renderer: Renderer, talks: Sequence[Conversation], length: int, seed: int, work: Path,
     log: Callable[[str], None],
 ) -> list[Rendered | None]:  # fmt: skip
-    """The conversations with the model's answers; None for one whose prompt leaves no room for an answer in a row.
+    """Return the conversations with the model's answers; None for one whose prompt leaves an answer no room in a row.
 
-    Batches that are done are kept in the folder `work`: a process that was cut off goes on with the next one.
+    Finished batches are kept in the folder `work`: a process that was cut off goes on with the next one.
     """
     alike = sorted(range(len(talks)), key=lambda i: (len(talks[i].questions), sum(map(_size, talks[i].questions)), i))
     chats = [ChatTalk(i, talks[i], renderer, length - own.limit) for i in alike]

@@ -1,4 +1,7 @@
-"""Batches of packed rows in which every conversation stands alone. Knows rows, not where they come from."""
+"""Batches of packed rows in which every conversation stands alone.
+
+This module knows rows, but not where they come from.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ NO_END = -1  # completions end where their mask does, not at a token
 
 @dataclass(frozen=True, slots=True)
 class PackedText:
-    """Rows to train on or to judge by."""
+    """Rows to train on or to evaluate on."""
 
     packed: TrainingRows
     seed: int = 0
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """int32 [R, T]."""
+        """Return token ids int32 [R, T]."""
         return self.packed.ids
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """The rows of a step: of every pass over the text each row once, in an order of its own."""
+        """Return the batch of a step. Every pass over the text takes each row once, in an order of its own."""
         n, r = budget.rows_per_step, len(self.rows)
         rng = np.random.default_rng((self.seed, step))
         epochs, places = np.divmod(np.arange(step * n, (step + 1) * n), r)
@@ -37,7 +40,7 @@ class PackedText:
         return self.chosen(rows, budget, rng).to(device)
 
     def chosen(self, rows: NDArray[np.int64], budget: Budget, rng: np.random.Generator) -> Batch:
-        """A batch of these rows."""
+        """Return a batch of these rows."""
         ids = self.packed.ids[rows].astype(np.int64)
         numbers = self.packed.documents[rows].astype(np.int64)
         labels = future_labels(ids, np.asarray(self.packed.mask[rows]), NO_END, budget.ahead)

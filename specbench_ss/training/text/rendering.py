@@ -1,6 +1,6 @@
 """A conversation as token ids in the model's chat form, and exactly which of them the assistant says.
 
-Knows tokenizers and chat templates; no model, no files.
+This module knows tokenizers and chat templates, but no model and no files.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LEAST_COMPLETION = 2
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids int32 [n] of a conversation; spans: the completions, each (first, behind the last), in order.
+    """Token ids int32 [n] of a conversation. spans: (first, last + 1) of each completion, in order.
 
     A completion begins with the first token after the generation prompt and ends with the end-of-turn token, where the
-    template has one. Between two completions, and before the first, lies at least one other token.
+    template has one. Between two completions, and before the first, there is at least one other token.
     """
 
     ids: NDArray[np.int32]
@@ -36,17 +36,17 @@ class Rendered:
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """bool [n]: inside completions."""
+        """Return bool [n], True inside completions."""
         mask = np.zeros(len(self.ids), bool)
         for first, last in self.spans:
             mask[first:last] = True
         return mask
 
     def fit(self, length: int) -> Rendered | None:
-        """The same without what follows the last completion, at most `length` tokens long.
+        """Return the same up to the end of a completion, at most `length` tokens long.
 
-        Cut behind the last completion that ends in time; where none does, inside the first; None where the first hardly
-        begins in time.
+        The cut is after the last completion that ends in time. Where none does, it is inside the first completion;
+        where less than a shortest completion of that would be left, None is returned.
         """
         ending = [span for span in self.spans if span[1] <= length]
         if ending:
@@ -67,12 +67,12 @@ class Renderer:
         self._glue: dict[int, bool] = {}
 
     def render(self, messages: Sequence[Message], place: str = "", generation_prompt: bool = False) -> Rendered:
-        """Ids and completions of a conversation; generation_prompt: the next answer is about to begin.
+        """Return ids and completions of a conversation. generation_prompt: the next answer is about to begin.
 
-        The ids are those of the whole conversation filled into the template. A completion begins where the rendering up
-        to it, with generation prompt, ends, if that is a prefix of the whole; templates that render an early turn
-        otherwise than the last one have no such prefix, and then it begins (and ends) where its text stands.
-        Raises UserError, with the place, where neither can be told.
+        The ids are those of the whole conversation filled into the template. If the rendering up to a completion, with
+        generation prompt, is a prefix of the whole, the completion begins where that prefix ends. Templates that render
+        an early turn differently from the last one have no such prefix; then it begins (and ends) where its text
+        stands. Raises UserError, with the place, where neither works.
         """
         filled = fill(self.tokenizer, messages, place, generation_prompt)
         rendered = self._by_prefixes(filled)
@@ -89,7 +89,7 @@ class Renderer:
         return list(self.tokenizer(list(texts), add_special_tokens=False)["input_ids"])
 
     def _by_prefixes(self, filled: Filled) -> Rendered | None:
-        """Where both renderings of every completion, up to it and with it, are prefixes of the whole in tokens."""
+        """Find completions where the renderings up to each one and with it are prefixes of the whole in tokens."""
         starts, ends = filled.before, filled.after
         if not all(filled.text.startswith(text) for text in (*starts, *ends)):
             return None
@@ -101,7 +101,7 @@ class Renderer:
         return self._checked(ids, spans)
 
     def _by_offsets(self, text: str, places: Sequence[Span]) -> Rendered | None:
-        """Where the completions' places in the text are known; a token that stands across one's start is not in it."""
+        """Find completions by their places in the text. A token that crosses a completion's start is not in it."""
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, (firsts, lasts) = encoded["input_ids"], zip(*encoded["offset_mapping"], strict=True)
         spans = []
@@ -111,13 +111,13 @@ class Renderer:
         return self._checked(ids, spans)
 
     def _behind(self, ids: list[int], before: str) -> int:
-        """At the earliest, the first token without a part in the text `before`: offsets may leave out a space."""
+        """Return the first token after the text `before`, counted by tokens, since offsets may leave out a space."""
         prompt = self._encode([before])[0]
         same = next((i for i, (a, b) in enumerate(zip(ids, prompt, strict=False)) if a != b), len(prompt))
         return 0 if same == len(prompt) else same + 1
 
     def _checked(self, ids: list[int], spans: list[Span]) -> Rendered | None:
-        """None where completions would touch each other or the start: then a mask could not tell them apart."""
+        """Return None where completions touch each other or the start, since a mask could then not tell them apart."""
         behind = 0
         for first, last in spans:
             if not behind < first < last:
@@ -126,14 +126,14 @@ class Renderer:
         return Rendered(np.asarray(ids, np.int32), tuple(spans))
 
     def _without_glue(self, ids: list[int], first: int, last: int) -> int:
-        """The end of a completion whose rendering may go on behind its end-of-turn token, as ChatML's line end does."""
+        """Return the end of a completion without what follows its end-of-turn token, as ChatML's line end does."""
         tail = last
         while tail > first and self._is_glue(ids[tail - 1]):
             tail -= 1
         return next((i + 1 for i in range(tail, last) if ids[i] in self.special), last)
 
     def _is_glue(self, token: int) -> bool:
-        """Special, or nothing but white space."""
+        """Say whether a token is special, or nothing but white space."""
         if token not in self._glue:
             self._glue[token] = token in self.special or not self.tokenizer.decode([token]).strip()
         return self._glue[token]

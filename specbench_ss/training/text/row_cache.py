@@ -1,4 +1,7 @@
-"""Rows kept on disk under the hash of all they were made from. A process killed at any moment leaves no half ones."""
+"""Rows kept on disk under the hash of everything they were made from.
+
+A process that is killed at any moment leaves no half-written rows.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ ARRAYS = ("ids", "mask", "documents")
 
 
 class _About(msgspec.Struct):
-    """What reading needs of about.json."""
+    """The fields of about.json that reading needs."""
 
     counts: dict[str, Counts]
 
 
 def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built]) -> Built:
-    """The rows that `about` describes: read from the folder where they are, else built and kept there.
+    """Return the rows that `about` describes: read from the folder where they are there, else built and stored there.
 
-    build: is given a folder for what it wants to find again after being cut off; it is removed when the rows are there.
-    One process builds at a time, the others wait for it. Raises UserError where the folder cannot be used.
+    build: is given a folder for what it wants to find again after being cut off; the folder is removed when the rows
+    are done. One process builds at a time while the others wait. Raises UserError where the folder cannot be used.
     """
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     done, work = folder / key, folder / f"{key}.work"
@@ -53,7 +56,7 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
 
 @contextmanager
 def _lock(folder: Path, key: str) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when that one ends, however it ends."""
+    """Hold a lock that only one process has at a time. The system releases it however the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{key}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,7 +64,7 @@ def _lock(folder: Path, key: str) -> Iterator[None]:
 
 
 def _keep(built: Built, about: Mapping[str, Any], part: Path, done: Path) -> None:
-    """Everything into a folder of another name, down to the disk; then it takes its name."""
+    """Write everything into a folder of another name, flush it to the disk, then rename the folder."""
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
     part.mkdir()
     for side, rows in zip(SIDES, built, strict=True):

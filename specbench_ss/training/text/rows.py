@@ -1,4 +1,7 @@
-"""Packed training rows: token ids, completions, which tokens are of one document. Knows no file and no tokenizer."""
+"""Packed training rows: token ids, completions, and which tokens belong to one document.
+
+This module knows no file and no tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from specbench_ss.training.text.rendering import Rendered
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the conversations of one side of the split, and how many tokens there are (padding apart).
+    """What became of the conversations on one side of the split, and the number of tokens without padding.
 
-    out_of_order: turns left out where roles do not alternate; cut: shortened to a row; too_long: no answer begins
-    within a row; unanswered: nothing the assistant says.
+    out_of_order: turns were left out where roles do not alternate. cut: shortened to a row. too_long: no answer begins
+    within a row. unanswered: the assistant says nothing.
     """
 
     conversations: int = 0
@@ -30,7 +33,7 @@ class Counts:
     completion_tokens: int = 0
 
     def line(self) -> str:
-        """All of it that is not nothing, on one line."""
+        """Return all counts that are not zero, on one line."""
         said = [f"{self.documents} of {self.conversations} conversations"]
         said += [f"{self.tokens} tokens, {self.completion_tokens} of them in completions"] if self.tokens else []
         lost = {
@@ -44,10 +47,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """R rows of L tokens, several whole conversations ("documents") in one, padded at the end; memory-mapped or not.
+    """R rows of L tokens with several whole conversations ("documents") each, padded at the end; memory-mapped or not.
 
-    ids int32 [R, L]. mask bool [R, L]: completions, end-of-turn tokens included, padding not. A run of True is one
-    completion: two never touch. documents int32 [R, L]: the number of the document in its row, from 0; -1 in padding.
+    ids: int32 [R, L]. mask: bool [R, L], True in completions, end-of-turn tokens included and padding not; each run of
+    True is one completion, since two never touch. documents: int32 [R, L], the number of the document in its row, from
+    0; -1 in padding.
 
     A model that runs a row under a plain causal mask from position 0 on lets a document see those before it in its row;
     the lab's base is trained so. With `visible` and `positions` every document stands alone, as prompts do in decoding.
@@ -59,12 +63,15 @@ class TrainingRows:
     counts: Counts = Counts()
 
     def __len__(self) -> int:
-        """R."""
+        """Return the number of rows, R."""
         return len(self.ids)
 
 
 def positions(documents: NDArray[np.int32]) -> NDArray[np.int64]:
-    """documents [B, L] -> the position of each token in its own document [B, L], from 0; padding counts from 0 too."""
+    """Return each token's position in its own document, [B, L], from 0. documents: [B, L].
+
+    Padding counts from 0 too.
+    """
     at = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
     begins = np.ones(documents.shape, bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -73,16 +80,16 @@ def positions(documents: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def visible(documents: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """documents [B, L] -> [B, L, L]: token q sees token k, itself or an earlier one, in its own document alone.
+    """Return bool [B, L, L]: token q sees token k if k is q or an earlier token of the same document.
 
-    Padding sees padding, so no row of a softmax is empty.
+    documents: [B, L]. Padding sees padding, so no row of a softmax is empty.
     """
     same: NDArray[np.bool_] = documents[:, :, None] == documents[:, None, :]
     return np.tril(same)
 
 
 def pack_documents(documents: Sequence[Rendered], length: int, pad: int) -> TrainingRows:
-    """Whole documents, none longer than `length`, into rows; counts are left empty."""
+    """Pack whole documents, none longer than `length`, into rows. The counts are left empty."""
     plan = plan_rows([len(d.ids) for d in documents], length)
     ids = np.full((len(plan), length), pad, np.int32)
     mask = np.zeros(ids.shape, bool)
@@ -95,10 +102,10 @@ def pack_documents(documents: Sequence[Rendered], length: int, pad: int) -> Trai
 
 
 def plan_rows(lengths: Iterable[int], length: int, window: int = 64) -> list[list[int]]:
-    """Which documents share a row: for each row the numbers of its documents, in the order they are laid out.
+    """Decide which documents share a row: return the numbers of each row's documents, in the order they are laid out.
 
     A document is never split, and one longer than `length` is left out. A row starts with the oldest document that
-    waits, then the longest of the `window` oldest that still fits goes next.
+    waits; then the longest of the `window` oldest that still fits goes next.
     """
     plan: list[list[int]] = []
     waiting: list[tuple[int, int]] = []  # (document, its length), oldest first
@@ -127,7 +134,7 @@ def plan_rows(lengths: Iterable[int], length: int, window: int = 64) -> list[lis
 
 
 def lay_out(documents: Sequence[NDArray[Any]], plan: Sequence[Sequence[int]], rows: NDArray[Any]) -> None:
-    """Write the documents into rows [R, length] as planned; what lies behind a row's last document is left as it is."""
+    """Write the documents into rows [R, length] as planned. What follows a row's last document is left as it is."""
     for row, numbers in zip(rows, plan, strict=True):
         end = 0
         for number in numbers:

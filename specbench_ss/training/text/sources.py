@@ -1,4 +1,7 @@
-"""Where conversation data lies: files, folders, or a data set of the Hugging Face hub. Knows rows, not their forms."""
+"""Where conversation data is: in files, folders, or a data set of the Hugging Face hub.
+
+This module knows rows, but not their forms.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ class Source(Protocol):
     """Rows with their places, and a digest that changes when any of them does."""
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Every row with its place. Raises UserError for what cannot be read."""
+        """Yield every row with its place. Raises UserError for what cannot be read."""
 
     def digest(self) -> str:
-        """sha256 of the content, as hex digits."""
+        """Return a sha256 of the content, as hex digits."""
 
 
 def open_source(given: str | Path | Sequence[str | Path]) -> Source:
-    """Files, folders (their .jsonl and .json files, sub-folders too), or the id of one hub data set.
+    """Open files, folders (their .jsonl and .json files, sub-folders too), or the id of one hub data set.
 
-    An id is asked for at the hub only where no file or folder has that name. Raises UserError for what is neither.
+    The hub is asked for an id only where no file or folder has that name. Raises UserError for what is neither.
     """
     names = [given] if isinstance(given, str | Path) else list(given)
     if not names:
@@ -62,12 +65,12 @@ class FileSource:
     paths: tuple[Path, ...]
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Rows in the order of the files; places are FILE:LINE, in a list FILE, entry N."""
+        """Yield rows in the order of the files. The place is FILE:LINE, or in a list 'FILE, entry N'."""
         for path in self.paths:
             yield from _entries(path) if _is_list(path) else read_rows(path)
 
     def digest(self) -> str:
-        """Of the files' bytes, in their order; their names do not matter."""
+        """Return a sha256 of the files' bytes, in their order; their names do not matter."""
         whole = hashlib.sha256()
         for path in self.paths:
             try:
@@ -102,7 +105,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Row]]:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A data set of the Hugging Face hub, its split `train`, through the package `datasets`."""
+    """A data set of the Hugging Face hub, of which the split `train` is read through the package `datasets`."""
 
     name: str
 
@@ -120,12 +123,12 @@ class HubSource:
             raise UserError(f"cannot load data set {self.name!r}: {type(error).__name__}: {first}") from error
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Rows in the data set's order; places are NAME, row N."""
+        """Yield rows in the data set's order. The place is 'NAME, row N'."""
         for number, row in enumerate(self._load(), start=1):
             yield f"{self.name}, row {number}", row
 
     def digest(self) -> str:
-        """Of all rows as JSON."""
+        """Return a sha256 of all rows as JSON."""
         whole = hashlib.sha256()
         for _, row in self.rows():
             whole.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")

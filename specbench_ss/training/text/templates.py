@@ -1,4 +1,7 @@
-"""Conversations filled into a chat template, and where in the text the assistant's own words stand. Knows no tokens."""
+"""Fill conversations into a chat template, and find the assistant's own words in the text.
+
+This module knows no tokens.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ MARKS = re.compile("\ue000([0-9]+)\ue001")
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The text of a conversation; before and after: for each answer the text up to it, ready for it, and with it."""
+    """The text of a conversation. before, after: for each answer, the text up to it and ready for it, and with it."""
 
     text: str
     before: tuple[str, ...]
@@ -26,7 +29,10 @@ class Filled:
 
 
 def fill(tokenizer: Any, messages: Sequence[Message], place: str = "", generation_prompt: bool = False) -> Filled:
-    """The conversation in the tokenizer's chat form. Raises UserError, with the place, where the template refuses."""
+    """Return the conversation in the tokenizer's chat form.
+
+    Raises UserError, with the place, where the template refuses.
+    """
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     return Filled(
         apply(tokenizer, messages, place, generation_prompt),
@@ -38,11 +44,12 @@ def fill(tokenizer: Any, messages: Sequence[Message], place: str = "", generatio
 def completion_places(
     tokenizer: Any, messages: Sequence[Message], text: str, generation_prompt: bool = False
 ) -> list[tuple[int, int]] | None:
-    """For each answer, (first, behind the last) character of its completion in the text; None where it cannot be told.
+    """Return (first, last + 1) characters of each answer's completion in the text; None where they cannot be told.
 
-    The template is filled once more with marks for contents: what stands between the marks is the template's own. A
-    completion is the content, what opens it behind the generation prompt, and what closes it. Contents in place of the
-    marks must make the text again, or the template does more than place them and is not understood.
+    The template is filled once more with marks in place of contents; what stands between the marks is the template's
+    own. A completion is the content, what opens it after the generation prompt, and what closes it. Putting the
+    contents back in place of the marks must give the text again; otherwise the template does more than place them and
+    is not understood.
     """
     marked = [{**m, "content": MARK.format(i)} for i, m in enumerate(messages)]
     whole = fill(tokenizer, marked, "", generation_prompt)
@@ -62,7 +69,7 @@ def completion_places(
 
 
 def _content_places(text: str, marked: str, contents: Sequence[str]) -> dict[int, tuple[int, int]] | None:
-    """Where in the text every content stands that is marked in `marked`; None where filling them in is not the text."""
+    """Return where each content of `marked` stands in the text; None where filling it in gives another text."""
     start, *pieces = MARKS.split(marked)
     if not text.startswith(start):
         return None
@@ -79,7 +86,7 @@ def _content_places(text: str, marked: str, contents: Sequence[str]) -> dict[int
 
 
 def apply(tokenizer: Any, messages: Sequence[Message], place: str, generation_prompt: bool) -> str:
-    """The chat template's text. Raises UserError, with the place, where the template refuses."""
+    """Return the chat template's text. Raises UserError, with the place, where the template refuses."""
     try:
         text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=generation_prompt, tokenize=False)
     except Exception as error:  # Jinja's own errors, and whatever a template raises by itself

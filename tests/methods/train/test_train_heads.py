@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.cli import main
-from specbench_ss.methods._shared.heads_options import HeadsOptions
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.hydra.decoding import Hydra
+from specbench_ss.methods.hydra.options import HydraOptions
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.joint_decoding import Medusa2, Medusa2AROptions, Medusa2Autoregressive
 from specbench_ss.methods.medusa.options import MedusaOptions
@@ -41,8 +41,8 @@ def test_trained_hydra_heads_decode_what_the_base_does(
     assert [len(row) for row in config["accuracies"]] == [10, 10, 10]
     assert config["hydra_head_arch"] == ("mlp" if "--no-prefix" in more else "prefix-mlp")
     target = load_target(str(models[kind]), device="cpu")
-    Hydra.check(HeadsOptions(weights=str(out)), target)
-    decoder = Hydra.load(target, HeadsOptions(weights=str(out)))
+    Hydra.check(HydraOptions(weights=str(out)), target)
+    decoder = Hydra.load(target, HydraOptions(weights=str(out)))
     assert (decoder.heads.prefix is None) is ("--no-prefix" in more)
     assert answer(decoder) == answer(Autoregressive(target))
 

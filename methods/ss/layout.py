@@ -1,0 +1,51 @@
+"""Which rows a multi-stream-attention layer has, and which of them see each other. Knows no model and no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The rows of an MSA layer: `mains` main rows, then gamma streams of each row that carries them.
+
+    stream_top_p: streams see only so many main keys (ACL H.1), 0 = all; then every main row carries streams.
+    """
+
+    mains: int
+    gamma: int
+    stream_top_p: int = 0
+
+
+def own_streams(rows: int, gamma: int, device: torch.device) -> Tensor:
+    """Bool [rows * gamma, rows * gamma]: stream j of a row sees streams 1..j of that row and no other's."""
+    own = torch.ones(gamma, gamma, dtype=torch.bool, device=device).tril()
+    same = torch.eye(rows, dtype=torch.bool, device=device)
+    return (same[:, None, :, None] & own[:, None]).reshape(rows * gamma, rows * gamma)
+
+
+own_streams_of_step = lru_cache(maxsize=256)(own_streams)  # trees are of few and small sizes, unlike training's rows
+
+
+def stream_visibility(visible: Tensor, gamma: int, carriers: Tensor | None = None, attends: bool = False) -> Tensor:
+    """Who sees whom among m main rows and the streams of c of them, bool [m + c*gamma, m + c*gamma].
+
+    visible [m, m]: main rows. carriers int64 [c]: rows that carry streams, None = all. Stream j of row i sees what
+    row i sees, and streams 1..j of row i, no other's. A main row sees its own streams where it attends to them
+    (eq. 3), and no stream otherwise.
+    """
+    m = visible.shape[0]
+    carriers = torch.arange(m, device=visible.device) if carriers is None else carriers
+    upper = torch.nn.functional.pad(visible, (0, len(carriers) * gamma))
+    if attends:
+        own = torch.arange(m, device=visible.device)[:, None] == carriers  # [m, c]
+        upper = torch.cat((visible, own.repeat_interleave(gamma, 1)), 1)
+    own = own_streams_of_step(len(carriers), gamma, visible.device)
+    return torch.cat((upper, torch.cat((visible[carriers].repeat_interleave(gamma, 0), own), 1)))

@@ -1,0 +1,170 @@
+"""`run` of the public API: the numbers of the command without its printing, mistakes in one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from specbench_ss import Target, UserError, load_method, load_model, load_run, run
+from specbench_ss.cli import main
+from specbench_ss.runs.config import RunConfig
+from tests.tiny import tiny_model
+
+SMALL: dict[str, Any] = {"categories": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
+TIMES = ("_s", "started", "ended", "speedup", "tokens_per_s", "step_ratio", "residual", "health", "unstable", "compar")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Target:
+    return load_model("lab", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Target:
+    return Target(tiny_model("llama"))
+
+
+def compared(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without what depends on time."""
+    return frame[[name for name in frame.columns if not (name.endswith(TIMES) or name.startswith(TIMES[1:]))]]
+
+
+def test_a_run_is_silent_and_equals_that_of_the_command(
+    lab: Target, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By name and by a loaded model; every count, text and verdict is that of the command's run directory."""
+    settings = {"pld": {"length": 4, "complete": True}}
+    capfd.readouterr()
+    named = run(["pld", "ss[k=2]"], set=settings, device="cpu", out=tmp_path / "named", **SMALL)
+    given = run("pld,ss[k=2]", set=["pld.length=4", "pld.complete=on"], model=lab, out=tmp_path / "given", **SMALL)
+    assert capfd.readouterr() == ("", "")
+    options = ["--methods", "pld,ss[k=2]", "--set", "pld.length=4", "--set", "pld.complete=on", "--device", "cpu"]
+    options += [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["run", *options, "--out", str(tmp_path / "told")]) == 0
+    told = load_run(tmp_path / "told")
+    assert {p.name for p in (tmp_path / "told").iterdir()} - {p.name for p in named.path.iterdir()} == {"report.html"}
+    for made in (named, given):
+        for name in ("samples", "steps", "sameness"):
+            pd.testing.assert_frame_equal(compared(getattr(made, name)), compared(getattr(told, name)))
+        pd.testing.assert_frame_equal(compared(made.summary()), compared(told.summary()))
+        assert not made.unfinished and made.manifest["status"] == "complete"
+    assert named.manifest["config"] == told.manifest["config"]
+    assert given.manifest["model"] == told.manifest["model"]
+    assert told.manifest["command"][0] == "ssbench"
+    (called,) = named.manifest["command"]
+    assert called.startswith("specbench_ss.run(['pld', 'ss[k=2]'], categories='qa', limit=1, set={'pld': ")
+    assert "model='<lab>'" in given.manifest["command"][0] and sys.argv[0] not in str(given.manifest)
+
+
+def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    first = run("pld", out=tmp_path / "run", device="cpu", **SMALL)
+    rows = tmp_path / "run" / "rows.jsonl"
+    rows.write_text(rows.read_text().splitlines(keepends=True)[0])
+    assert "samples are missing" in load_run(tmp_path / "run").unfinished
+    again = run("pld", out=tmp_path / "run", device="cpu", resume=True, **SMALL)
+    pd.testing.assert_frame_equal(compared(again.samples), compared(first.samples))
+    with pytest.raises(UserError, match="is not empty"):
+        run("pld", out=tmp_path / "run", device="cpu", **SMALL)
+    with pytest.raises(UserError, match="has limit 1, not 2"):
+        run("pld", out=tmp_path / "run", device="cpu", resume=True, **{**SMALL, "limit": 2})
+
+
+def test_what_the_command_warns_of_is_in_the_manifest(lab: Target, tmp_path: Path) -> None:
+    """As of a preset that was made for other conditions."""
+    file = tmp_path / "pld.yaml"
+    file.write_text("method: pld\noptions: {length: 3}\nmade_for: {device: cuda}\n")
+    made = run("pld", model=lab, preset=file, out=tmp_path / "a", **SMALL)
+    assert f"preset {file} was made for other conditions: device cuda, here cpu" in made.manifest["warnings"]
+    assert made.manifest["methods"][1]["options"]["length"] == 3
+
+
+PLUGIN = """
+from specbench_ss import Decoder, DraftTree, State
+
+
+class Nothing(Decoder):
+    name, summary = "nothing", "drafts nothing"
+
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.root_only(state.root)
+"""
+
+
+def test_a_plugin_may_change_from_run_to_run(tiny: Target, tmp_path: Path) -> None:
+    file = tmp_path / "nothing.py"
+    for text in (PLUGIN, PLUGIN.replace("drafts nothing", "still drafts nothing")):
+        file.write_text(text)
+        made = run("nothing", plugin=file, out=tmp_path / str(len(text)), device="cpu", **SMALL)
+        assert made.manifest["methods"][1]["summary"] in text
+    assert load_method("nothing", tiny).name == "nothing"
+    with pytest.raises(UserError, match="no method 'nothing'"):
+        run("nothing", out=tmp_path / "none", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "said"),
+    [
+        ("pld", {"limit": "few"}, "--limit must be a whole number of at least 0, not 'few'"),
+        ("pld", {"limit": -1}, "--limit must be a whole number of at least 0, not -1"),
+        ("pld", {"repeats": True}, "--repeats must be a whole number"),
+        ("pld", {"max_new_tokens": 0}, "--max-new-tokens must be a whole number of at least 1"),
+        ("pld", {"temperature": "0"}, "--temperature must be a number, not '0'"),
+        ("pld", {"temperature": float("nan")}, "--temperature must be a number of at least 0"),
+        ("pld", {"dtype": "float8"}, "--dtype: there is no 'float8'"),
+        ("pld", {"history": "mine"}, "--history: there is no 'mine'"),
+        ("pld", {"device": "cuda:99"}, "device 'cuda:99' is not available"),
+        ("pld", {"suite": "specbnch"}, "did you mean specbench?"),
+        ("pld", {"categories": ["qaa"]}, "did you mean qa?"),
+        ("pld", {"set": {"pld.lenght": 2}}, "has no option 'lenght'"),
+        ("pld", {"set": {"pld": 2}}, "run(): 'set' has 'pld'; expected method.option: value"),
+        ("pld", {"set": {"ss.k": 2}}, "--set names method 'ss', which is not part of this run"),
+        ("pld", {"stop": ""}, "--stop must not be empty"),
+        ("pld", {"chat_template": "vicunja"}, "did you mean vicuna?"),
+        ("pld", {"plugin": "nowhere.py"}, "nowhere.py"),
+        ("pld", {"preset": "nowhere.yaml"}, "cannot read nowhere.yaml"),
+        ("pld", {"resume": True}, "resume=True needs out="),
+        ("pld", {"model": "labb"}, "did you mean lab?"),
+        (
+            "pld",
+            {"model": 3},
+            "model= is a name, a folder or a target, as load_model gives it, not an object of type int",
+        ),
+        ("", {}, "no method given"),
+        (["pld", "pld"], {}, "asked for twice"),
+        (3, {}, "methods are a text or a list of texts, not 3"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_leaves_nothing(
+    methods: Any, options: Mapping[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=re.escape(said)):
+        run(methods, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loaded_model_keeps_its_place(lab: Target) -> None:
+    with pytest.raises(UserError, match="dtype= makes no difference to a model that is loaded already"):
+        run("pld", model=lab, dtype="float32")
+
+
+def test_every_option_of_the_command_is_one_of_the_function() -> None:
+    import inspect
+
+    import typer
+
+    from specbench_ss.cli import app
+
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    flags = {p.opts[0].lstrip("-").replace("-", "_") for p in command.params} - {"help"}
+    assert flags - set(inspect.signature(run).parameters) == {"config", "dry_run", "open"}
+    defaults = RunConfig(methods=())
+    for name, parameter in inspect.signature(run).parameters.items():
+        if hasattr(defaults, name) and name not in ("methods", "stop", "plugin"):
+            assert parameter.default == getattr(defaults, name), name

@@ -1,0 +1,94 @@
+"""The frames of a run: one schema, which docs/api.md repeats; they hold what directory, table and page have."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import specbench_ss
+from specbench_ss import load_run
+from specbench_ss.decoding.generation import Step
+from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
+from specbench_ss.results.summary import SummaryRow
+from specbench_ss.runs.rows import Row, Sameness
+
+DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+MakeRun = Callable[..., Path]
+
+
+def documented(heading: str) -> list[Column]:
+    """The columns in the table below a heading of docs/api.md."""
+    table = DOCS.partition(f"#### {heading}\n")[2].partition("\n#")[0]
+    rows = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table.splitlines() if line.startswith("| `")]
+    return [Column(row[0].strip(" `"), *(cell.strip() for cell in row[1:])) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("heading", "columns"),
+    [("`samples`", SAMPLES), ("`steps`", STEPS), ("`sameness`", SAMENESS), ("`summary()`", SUMMARY)],
+)
+def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[Column, ...], make_run: MakeRun) -> None:
+    assert documented(heading) == list(columns)
+    full = load_run(make_run(failing=("medusa",), questions=5))
+    for results in (full, load_run(make_run(labels=("ar",), categories=("qa",), questions=1))):
+        frame = results.summary() if heading == "`summary()`" else getattr(results, heading.strip("`"))
+        assert {name: str(kind) for name, kind in frame.dtypes.items()} == {c.name: c.dtype for c in columns}
+        assert not any(isinstance(value, float) and value != value for value in frame.astype(object).to_numpy().flat)
+
+
+def test_no_field_that_is_recorded_is_missing_from_the_frames() -> None:
+    names = {columns: {c.name for c in columns} for columns in (SAMPLES, STEPS, SAMENESS, SUMMARY)}
+    assert set(Row.__annotations__) == names[SAMPLES]
+    assert set(Step.__annotations__) <= names[STEPS] and set(Sameness.__annotations__) <= names[SAMENESS]
+    elsewhere = {"speedup_interval", "reference_interval", "quality_interval", "sameness"}  # as their ends and counts
+    assert set(SummaryRow.__annotations__) - elsewhere <= names[SUMMARY]
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for found in names.values() for name in found)
+
+
+def test_the_frames_hold_what_the_directory_holds(make_run: MakeRun) -> None:
+    path = make_run(failing=("medusa",), verdict="near-tie")
+    results = load_run(str(path))
+    rows = [json.loads(line) for line in (path / "rows.jsonl").read_text().splitlines()]
+    assert results.samples["token_ids"].map(lambda ids: None if ids is pd.NA else ids).tolist() == [
+        row["token_ids"] for row in rows
+    ]
+    failed = results.samples[results.samples["status"] == "failed"]
+    assert len(failed) == 4 and failed["tokens"].isna().all() and failed["error"].notna().all()
+    steps = results.steps.groupby(["question_id", "turn", "method", "repeat"])["total_s"].sum()
+    good = results.samples[results.samples["status"] == "ok"].set_index(["question_id", "turn", "method", "repeat"])
+    assert np.allclose(steps.astype(float), good.loc[steps.index, "decode_s"].astype(float))
+    row = results.summary().set_index(["category", "method"]).loc[("overall", "ss")]
+    assert (row["n_near_tie"], row["n_identical"], row["output"]) == (24, 0, "24 near-ties of 24")
+    assert row["speedup_low"] < row["speedup"] < row["speedup_high"]
+
+
+def test_the_table_and_the_report_show_the_numbers_of_the_summary(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from rich.console import Console
+
+    from specbench_ss.registry import load_report
+    from specbench_ss.results.terminal_table import print_tables
+    from specbench_ss.runs.run_directory import read_run
+
+    path = make_run(labels=("ar", "ss"))
+    read = read_run(path)
+    for row in read.rows:
+        row.peak_memory_bytes = 3 << 20 if row.method == "ss" else 1 << 20
+    row = specbench_ss.RunResults(read).summary().set_index(["category", "method"]).loc[("overall", "ss")]
+    print_tables(read, Console())
+    shown = capsys.readouterr().out
+    assert f"{row['speedup']:.2f}×" in shown and f"{row['tau']:.2f}" in shown and f"{row['tokens_per_s']:.1f}" in shown
+    load_report("html").write(read, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    others = html.partition('id="others-table"')[2].partition("</table>")[0]
+    for name, unit in (("speedup_geomean", "×"), ("speedup_specbench", "×"), ("tau_request_mean", "")):
+        assert f"{row[name]:.2f}{unit}" in others
+    assert f"{100 * row['acceptance_rate']:.1f}%" in others and f">{row['quality_n']}<" in others
+    assert row["peak_memory_bytes"] == 3 << 20 and ">3.0<" in others and "peak memory" in others

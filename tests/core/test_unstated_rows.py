@@ -1,0 +1,94 @@
+"""A method need not say how many rows a step puts through the target; one that does is held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.testing import check_decoder
+from tests.tiny import tiny_model
+
+PROMPT = [3, 9, 4, 7, 5]
+
+
+class Bushy(Decoder):
+    """Drafts 100 nodes: of every word that there is one, and a chain of ones behind the first."""
+
+    name, summary = "bushy", "a hundred nodes"
+
+    def propose(self, state: State) -> DraftTree:
+        words = min(50, self.target.vocab_size)
+        tokens = [int(state.root), *range(words), *[1] * (100 - words)]
+        parents = [-1, *[0] * words, 1, *range(words + 1, 100)]
+        return DraftTree.of(torch.tensor(tokens), parents)
+
+
+class Modest(Bushy):
+    """Says that it needs two rows."""
+
+    name = "modest"
+
+    def max_rows(self) -> int:
+        return 2
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    yield Target(tiny_model("llama"))
+
+
+def test_a_step_of_a_hundred_nodes_gives_the_greedy_tokens(target: Target) -> None:
+    """The first step fills all that was reserved: 5 + 20 + 64 rows."""
+    for fresh in (Target(tiny_model("llama")), target):
+        wanted = generate(Autoregressive(fresh), PROMPT, Limits(20), Sampling()).tokens
+        made = generate(Bushy(fresh), PROMPT, Limits(20), Sampling())
+        assert made.tokens == wanted and made.steps[0].nodes == 100
+
+
+def test_sampled_tokens_are_those_of_a_cache_that_was_large_enough(target: Target) -> None:
+    def tokens(fresh: Target) -> list[int]:
+        return generate(Bushy(fresh), PROMPT, Limits(20), Sampling(1.0, seed=4)).tokens
+
+    roomy = Target(tiny_model("llama"))
+    roomy.request_cache(1000)
+    assert tokens(Target(tiny_model("llama"))) == tokens(roomy)
+
+
+def test_a_method_that_needs_more_than_it_says_ends_with_an_error() -> None:
+    fresh = Target(tiny_model("llama"))
+    with pytest.raises(RuntimeError, match=r"more rows through the model than the method's max_rows\(\) says"):
+        generate(Modest(fresh), PROMPT, Limits(20), Sampling())
+    generate(Bushy(fresh), PROMPT, Limits(20), Sampling())  # one that says nothing, then one that does, on one target
+    with pytest.raises(RuntimeError, match="more rows"):
+        generate(Modest(fresh), PROMPT, Limits(120), Sampling())
+
+
+def test_a_cache_that_grows_keeps_rows_that_no_length_counts_yet() -> None:
+    """In a pass the layers below have written their new rows when one above needs more room."""
+    torch.manual_seed(0)
+    grown, roomy = Cache(2, 3), Cache(2, 50)
+    grown.grows = True
+    for rows in (2, 1, 7, 30):
+        layers = [torch.randn(1, 2, rows, 4) for _ in range(2)]
+        for layer, k in enumerate(layers):
+            one, other = grown.update(k, -k, layer), roomy.update(k, -k, layer)
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+        for cache in (grown, roomy):
+            cache.advance(rows)
+    assert grown.capacity >= 40
+
+
+def test_the_laws_hold_for_a_method_that_says_nothing() -> None:
+    """All but the one that holds a method to what it says."""
+    results = {result.law.name: result for result in check_decoder(Bushy, architectures=["llama"], all=True)}
+    assert results["rows"].exempt == "it states no max_rows" and not results["rows"].tried
+    assert not [name for name, result in results.items() if result.broken]
