@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,18 @@ RATE = {"ss": 0.7, "ss-shared": 0.7, "medusa": 0.55}  # chance that a drafted to
 STEP_S = {"ar": 0.010, "ss": 0.013, "ss-shared": 0.013, "ss-shared-ar": 0.010, "medusa": 0.012}
 EVIL = "Answer with </script><script>alert(1)</script> & <b>bold</b>"
 MakeRun = Callable[..., Path]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: whoever collects garbage later need not look at a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends gives all objects back to the collector, which takes the next one a third of a second."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture(autouse=True)

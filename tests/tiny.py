@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
+from specbench_ss.testing import FEW
 from specbench_ss.testing.tiny import ARCHITECTURES as ARCHITECTURES
 from specbench_ss.testing.tiny import tiny_model as tiny_model
+
+# CI sets it. What no architecture has of its own is otherwise tried on a few of them.
+THOROUGH = os.environ.get("SSBENCH_THOROUGH", "") not in ("", "0")
+SOME = ARCHITECTURES if THOROUGH else FEW
+WITHOUT_WINDOW = tuple(kind for kind in SOME if kind != "mistral-window")  # for what no sliding window can have
 
 
 def paths(parents: Sequence[int]) -> list[list[int]]:

@@ -71,10 +71,9 @@ DATASTORE_DRAFT = 8
 
 
 def tokenizer(lab: LabTraining) -> None:
-    """BPE from a sample of the training text."""
-    texts = [
-        render(e).replace("<|", "\n<|") for e in islice(conversations("train", lab.seed), lab.scaled(24_000, 4_000))
-    ]
+    """BPE from a sample of the training text: at least as many conversations as entries."""
+    count = lab.scaled(24_000, lab.base_size(lab.size).vocab)
+    texts = [render(e).replace("<|", "\n<|") for e in islice(conversations("train", lab.seed), count)]
     for marker in ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>"):
         texts = [t.replace(marker, "") for t in texts]
     made = train_tokenizer(texts, lab.base_size(lab.size).vocab)

@@ -18,6 +18,7 @@ Stages = tuple[tuple[int, float], ...]
 # answers, and the p-value below which what they say is looked at again, with more and other ones. Only the last stage
 # breaks the law: chance does not.
 STAGES: Stages = ((120, 0.04), (400, 0.003), (1200, 1e-5))
+CERTAIN = 1e-12  # so small a p-value breaks the law at any stage: nothing is gained by more answers
 ENOUGH = 5.0  # expected in a cell of a chi-square, for its distribution to be the limit's
 Joint = dict[tuple[int, ...], float]
 
@@ -43,6 +44,8 @@ def staged(subject: Subject, stages: Stages, found_over: Callable[[range], dict[
         if found[worst] > unlikely:
             return ""
         what = f"{worst}: p = {found[worst]:.1g} over {draws} answers"
+        if found[worst] < CERTAIN:
+            return what
     return what
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -55,17 +56,25 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert run.labels == ["ar"]
 
 
+def cuts(content: bytes, start: int = 0) -> list[int]:
+    """Lengths at which to cut a file: around the end of every record, and a few within them."""
+    ends = [start, *(i + 1 for i in range(start, len(content)) if content[i : i + 1] == b"\n")]
+    near = {end + off for end in ends for off in range(-2, 3)}
+    within = random.Random(0).sample(range(start, len(content)), 20)
+    return sorted(n for n in near.union(within) if start <= n <= len(content))
+
+
 @pytest.mark.parametrize("file", [ROWS, STEPS, SAMENESS])
 def test_a_file_cut_at_any_byte_recovers_or_is_refused(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rows: a sample fewer at each missing row, its steps forgotten. The others are whole before the row is there."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of files: the disk is not what is tested
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # hundreds of files: the disk is not what is tested
     path = tmp_path / "run"
     fill(path, range(1, 3))
     whole = {name: (path / name).read_bytes() for name in (ROWS, STEPS, SAMENESS)}
     content = whole[file]
-    for size in range(len(content) + 1):
+    for size in cuts(content):
         put(path, {**whole, file: content[:size]})
         if file == STEPS and size < len(content):  # not a crash: a committed sample's steps are gone
             with pytest.raises(UserError, match="damaged"):
@@ -103,7 +112,7 @@ def test_steps_cut_at_any_byte_before_their_row_are_forgotten(tmp_path: Path, mo
     with RunDir.open(RunTarget(path, resume=True), manifest(), QUESTIONS) as run:
         run.append(*sample(2))
     content = (path / STEPS).read_bytes()
-    for size in range(len(before[STEPS]), len(content) + 1):
+    for size in cuts(content, len(before[STEPS])):
         put(path, {**before, STEPS: content[:size]})
         assert len(read_run(path).steps) == 1
         _resume_and_finish(path, range(3))

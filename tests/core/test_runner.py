@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -23,6 +24,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.files import crash_safe
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.results.summary import summarise
+from specbench_ss.runs import environment
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.rows import Row, Run, StepRow
@@ -35,8 +37,12 @@ DATA = SuiteData("fake", "generated", ASKED)
 
 @pytest.fixture(autouse=True)
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is never busy."""
+    """The machine is never busy, and the versions of packages are looked up once."""
     monkeypatch.setattr(runner, "busy", lambda: "")
+    monkeypatch.setattr(environment, "_version", version_of)
+
+
+version_of = cache(environment._version)
 
 
 class FakeTarget:
@@ -407,15 +413,17 @@ def test_where_equality_is_not_promised_it_is_not_compared(tmp_path: Path, optio
     assert all(reason in s.reason for s in done.sameness)
 
 
-def test_the_collector_is_off_during_samples_and_on_afterwards(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, warmup=1)
+def test_the_collector_is_off_during_samples_and_on_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, calls = Bench(tmp_path, warmup=1), list[str]()
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: calls.append(name))
     states: list[bool] = []
     bench.before = lambda label, prompt: states.append(gc.isenabled())
     bench.run()
     assert states
     assert not any(states)
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
+    assert calls == ["freeze", "unfreeze"]
 
 
 def test_warm_up_precedes_and_is_not_recorded(tmp_path: Path) -> None:

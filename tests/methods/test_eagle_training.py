@@ -24,7 +24,7 @@ from specbench_ss.testing.tiny import randomise
 from specbench_ss.training.batches import Anchors, Batch, Documents
 from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates, base_states
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import SOME, tiny_model
 
 LEVELS = 3
 
@@ -58,7 +58,7 @@ def states_of(target: Target, trainee: FeatureTrainee, batch: Batch) -> BaseStat
     return base_states(target, batch.ids, trainee.taps, None, batch.documents)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", SOME)
 @torch.inference_mode()
 def test_what_is_unrolled_is_what_decoding_computes(kind: str) -> None:
     """Level j of anchor t: the state of the j-th node of a chain of the text's own tokens, drafted at t + 1."""

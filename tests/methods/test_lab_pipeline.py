@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods._lab import pipeline
+from specbench_ss.methods._lab import cards, pipeline
 from specbench_ss.methods._lab.base_training import BaseSize
 from specbench_ss.methods._lab.lab_training import LabTraining, training_rows
 from specbench_ss.methods._lab.pipeline import Stage, train
@@ -104,8 +104,12 @@ def test_rows_are_made_once_for_a_tokenizer_and_a_budget(tmp_path: Path) -> None
     assert first.max() >= 262 > other.max()
 
 
-def test_without_a_training_run_cards_measures_the_shipped_weights(tmp_path: Path) -> None:
+def test_without_a_training_run_cards_measures_the_shipped_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
+    monkeypatch.setattr(cards, "SPECBENCH_CATEGORIES", ("qa",))
+    monkeypatch.setattr(cards, "APP_CATEGORIES", ("sql",))
     train(tmp_path, stages=("cards",), budget_scale=0.001, log=said.append)
     assert "the shipped weights are measured" in said[0]
     card = (tmp_path / "shipped" / "ss" / "README.md").read_text()

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.methods._lab.base_training import SIZES, BaseTrainer, new_model, trapezoid
+from specbench_ss.methods._lab import cards, rivals
+from specbench_ss.methods._lab.base_training import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
 from specbench_ss.methods._lab.pipeline import STAGES, train
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
@@ -29,9 +30,28 @@ from specbench_ss.training.batches import future_labels, pick_anchors
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 
 
-def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
+SCALE = 0.001  # of every budget
+# learns enough in 24 steps to say something else than the token before, which drafters then learn
+TINY = BaseSize(
+    hidden=32, layers=4, heads=2, kv_heads=1, ffn=64, vocab=512, context=512, tokens=int(10_000 / SCALE),
+    rows_per_step=2, row_length=256, lr=0.1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def tiny_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lab with 50,000 parameters in place of 6.6 million, measured on two categories: every stage takes seconds."""
+    monkeypatch.setitem(SIZES, "s", TINY)
+    monkeypatch.setitem(SIZES, "draft", replace(TINY, layers=2, tokens=1))
+    monkeypatch.setattr(rivals, "EAGLE3_WORDS", 128)
+    monkeypatch.setattr(cards, "SPECBENCH_CATEGORIES", ("qa", "math"))
+    monkeypatch.setattr(cards, "APP_CATEGORIES", ("sql",))
+
+
+def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) -> None:
     said: list[str] = []
-    train(tmp_path, device="cpu", budget_scale=0.001, log=said.append)
+    train(tmp_path, device="cpu", budget_scale=SCALE, log=said.append)
+    assert not [line for line in said if " loss 0.000" in line]  # there was something to learn
     target = load_target(str(tmp_path / "export" / "base"), dtype="float32", device="cpu")
     assert target.is_lab
     prompt = target.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
@@ -45,13 +65,13 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path) -> None:
     for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():
         assert torch.equal(tensor, learnt[name].half()), f"{name} is not what was learnt"
     said.clear()
-    train(tmp_path, device="cpu", budget_scale=0.001, log=said.append)
+    train(tmp_path, device="cpu", budget_scale=SCALE, log=said.append)
     assert said == [f"{stage}: done before" for stage in STAGES]
     said.clear()
     files = [p for p in tmp_path.rglob("*") if p.is_file() and tmp_path / "draft" not in p.parents]
     others = {path: path.read_bytes() for path in files}
     (tmp_path / "draft" / "model" / "model.safetensors").unlink()
-    train(tmp_path, stages=("draft",), device="cpu", budget_scale=0.001, log=said.append)
+    train(tmp_path, stages=("draft",), device="cpu", budget_scale=SCALE, log=said.append)
     assert (tmp_path / "draft" / "model" / "model.safetensors").exists()
     assert said[0].startswith("draft: done before, run again")
     assert all(line.startswith("draft step") for line in said[1:])  # on the rows that were there

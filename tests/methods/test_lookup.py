@@ -14,12 +14,12 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import LookupOptions, PromptLookup, look_up
 from tests.methods.assisted import assert_same_steps
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import SOME, tiny_model
 
 PROMPTS = ([5, 6, 7, 5, 6, 7, 8, 5, 6], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 4, 4, 12], [7, 8, 9] * 42 + [7])
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=SOME)
 def target(request: pytest.FixtureRequest) -> Target:
     return Target(tiny_model(request.param))
 

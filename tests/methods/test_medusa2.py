@@ -33,7 +33,7 @@ from specbench_ss.testing.tiny import randomise
 from specbench_ss.training.trainee import BaseStates
 from tests.methods.batches import answers_of
 from tests.methods.test_medusa import layout
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import SOME, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 NOTHING = BaseStates(torch.empty(0), {}, {})
@@ -55,7 +55,7 @@ def trained(kind: str, **options: Any) -> tuple[Target, Medusa2Trainee]:
     return target, trainee
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", SOME)
 def test_output_is_its_own_backbones(kind: str, tmp_path: Path) -> None:
     target, trainee = trained(kind)
     save_joint(tmp_path, trainee, {})

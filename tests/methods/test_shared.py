@@ -30,9 +30,8 @@ from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrai
 from specbench_ss.training.trainee import BaseStates
 from tests.methods.batches import answers_of
 from tests.methods.decoders import randomise
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import WITHOUT_WINDOW, tiny_model
 
-TRAINABLE = [a for a in ARCHITECTURES if a != "mistral-window"]
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
 
@@ -54,7 +53,7 @@ EMPTY = BaseStates(torch.empty(0), {}, {})
 
 
 @pytest.mark.parametrize("attends", [True, False])
-@pytest.mark.parametrize("kind", TRAINABLE)
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Path) -> None:
     target, trainee = trained(kind, config(attends))
     save_shared(tmp_path, trainee, {})
@@ -96,7 +95,7 @@ def chosen(options: SSOptions) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("attends", [True, False])
-@pytest.mark.parametrize("kind", TRAINABLE)
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_training_sees_what_decoding_sees(kind: str, attends: bool, tmp_path: Path) -> None:
     """Main logits and stream logits at every answer position, teacher-forced, equal those of decoding steps."""
     target, trainee = trained(kind, config(attends))

@@ -33,10 +33,9 @@ from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
-TRAINABLE = [a for a in ARCHITECTURES if a != "mistral-window"]
 EMPTY = BaseStates(torch.empty(0), {}, {})
 
 
@@ -59,7 +58,7 @@ def masked(target: Target, k: int = 3, seed: int = 1, mask_id: int = 0) -> MaskT
     return mask
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=SOME)
 def target(request: pytest.FixtureRequest) -> Target:
     return Target(tiny_model(request.param))
 
@@ -127,7 +126,7 @@ def trained(kind: str, k: int = 3) -> tuple[Target, SPACETrainee]:
     return target, trainee
 
 
-@pytest.mark.parametrize("kind", TRAINABLE)
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_training_sees_what_decoding_sees(kind: str, tmp_path: Path) -> None:
     """Two texts in a row: at every anchor the masks' states are those of a prompt that ends there."""
     target, trainee = trained(kind)

@@ -26,7 +26,7 @@ from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import TWO_LAYERS, randomise, streaming
-from tests.tiny import ARCHITECTURES, paths, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 
 
 def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> State:
@@ -36,7 +36,7 @@ def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> State:
     return state
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", SOME)
 @torch.inference_mode()
 def test_main_logits_are_the_bases(kind: str) -> None:
     target = Target(tiny_model(kind))
@@ -51,7 +51,7 @@ def test_main_logits_are_the_bases(kind: str) -> None:
 
 
 # sliding windows: as the model has it, narrower than the text; in one layer narrower than the streams of a position
-@pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in ARCHITECTURES), ("mistral-window", 2)])
+@pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in SOME), ("mistral-window", 2)])
 def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | None) -> None:
     target = Target(tiny_model(kind))
     if window:
@@ -110,7 +110,7 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
     assert all(torch.equal(v, target.model.state_dict()[k]) for k, v in before.items())
 
 
-@pytest.mark.parametrize("kind", [a for a in ARCHITECTURES if a != "mistral-window"])
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 @torch.inference_mode()
 def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
     """And over few keys it changes what streams say, but no main logit (ACL H.1)."""

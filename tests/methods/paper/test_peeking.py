@@ -17,7 +17,7 @@ from specbench_ss.results.experiment import Bench, Request
 from specbench_ss.training.side_by_side import Budget, DrafterText
 from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import randomise
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import WITHOUT_WINDOW, tiny_model
 
 END = 2
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
@@ -49,7 +49,7 @@ def text(rows: int = 6) -> DrafterText:
     return DrafterText(ids, lambda row: np.arange(len(row)) >= 5, END)
 
 
-@pytest.mark.parametrize("kind", [a for a in ARCHITECTURES if a != "mistral-window"])
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_untrained_and_without_peeks_it_is_the_base(kind: str) -> None:
     target = Target(tiny_model(kind))
     with torch.no_grad():

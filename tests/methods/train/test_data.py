@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -239,10 +238,16 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from specbench_ss.training.text import row_cache
 from specbench_ss.training.text.loading import load_rows
 from tests.methods.train.tokenizers_made import made_tokenizer
-folder, writes = Path(sys.argv[1]), int(sys.argv[2])
+for argument in sys.argv[1:]:
+    folder = Path(argument)
+    if not os.fork():
+        break
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL
+else:
+    sys.exit()
+writes = int(folder.name)
 save, count = np.save, 0
 def half(file, array):
     global count
@@ -256,22 +261,21 @@ load_rows(folder / "data.jsonl", made_tokenizer("lab", ""), 96, cache=folder / "
 """
 
 
-@pytest.mark.parametrize("writes", [1, 6])
-def test_killed_in_the_middle_of_writing_nothing_is_there_and_the_next_one_makes_it(
-    writes: int, tmp_path: Path
-) -> None:
-    write(tmp_path / "data.jsonl", simple(40))
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(writes)]
+def test_killed_in_the_middle_of_writing_nothing_is_there_and_the_next_one_makes_it(tmp_path: Path) -> None:
+    """In the middle of the first file, and of the sixth: of two processes that share what they import."""
+    folders = [tmp_path / writes for writes in ("1", "6")]
+    for folder in (*folders, tmp_path / "whole"):
+        folder.mkdir()
+        write(folder / "data.jsonl", simple(40))
+    command = [sys.executable, "-c", KILLED, *map(str, folders)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(command, env=environment, capture_output=True, cwd=Path(__file__).parents[3])
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    left = {p.suffix for p in (tmp_path / "cache").iterdir()}
-    assert left == {".lock", ".part", ".work"}
-    text = load(tmp_path, simple(40))
-    other = tmp_path / "other"
-    other.mkdir()
-    assert np.array_equal(text.train.ids, load(other, simple(40)).train.ids)
-    assert {p.suffix for p in (tmp_path / "cache").iterdir()} == {".lock", ""}
+    assert ended.returncode == 0, ended.stderr.decode()
+    whole = load(tmp_path / "whole", simple(40)).train.ids
+    for folder in folders:
+        assert {p.suffix for p in (folder / "cache").iterdir()} == {".lock", ".part", ".work"}
+        assert np.array_equal(load(folder, simple(40)).train.ids, whole)
+        assert {p.suffix for p in (folder / "cache").iterdir()} == {".lock", ""}
 
 
 # -- public data --------------------------------------------------------------------------------------------------

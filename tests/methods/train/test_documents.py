@@ -17,7 +17,7 @@ from specbench_ss.training.text.packed_batches import PackedText
 from specbench_ss.training.text.rows import TrainingRows
 from specbench_ss.training.trainee import BaseStates, base_states
 from tests.methods.decoders import randomise
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
 
 LENGTHS, T = (9, 13, 6), 32
 NONE = BaseStates(torch.empty(0), {}, {})
@@ -45,7 +45,7 @@ def batch(packed: TrainingRows, ahead: int = 3) -> Batch:
     return PackedText(packed).chosen(np.zeros(1, np.int64), budget, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", SOME)
 def test_the_base_and_its_streams(kind: str) -> None:
     target = Target(tiny_model(kind))
     trainee = StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2))
@@ -64,7 +64,7 @@ def test_the_base_and_its_streams(kind: str) -> None:
 
 
 @pytest.mark.parametrize("attends", [True, False])
-@pytest.mark.parametrize("kind", [a for a in ARCHITECTURES if a != "mistral-window"])
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_shared_mode(kind: str, attends: bool) -> None:
     shape = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=attends)
     trainee = SharedTrainee(Target(tiny_model(kind)), shape)

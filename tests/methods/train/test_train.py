@@ -28,9 +28,8 @@ from specbench_ss.models.loading import load_target
 from specbench_ss.training.drafter_training import DrafterTraining, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
 
-SEVEN = [a for a in ARCHITECTURES if a != "mistral-window"]
 QUESTIONS = [f"What is the sum of {i} and {j}?" for i in range(3) for j in range(9)]
 
 
@@ -39,19 +38,24 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
 
 
+class Models(dict[str, Path]):
+    """Tiny models of any architecture on disk, with a tokenizer, made when asked for; "another" is another Llama."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.tokenizer = folder, made_tokenizer("gpt", "chatml")
+
+    def __missing__(self, kind: str) -> Path:
+        architecture, seed = ("llama", 1) if kind == "another" else (kind, 0)
+        tiny_model(architecture, seed, len(self.tokenizer)).save_pretrained(self.folder / kind)
+        self.tokenizer.save_pretrained(self.folder / kind)
+        self[kind] = self.folder / kind
+        return self[kind]
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model of every architecture on disk, with a tokenizer; another Llama beside the first."""
-    tokenizer = made_tokenizer("gpt", "chatml")
-    folders = {}
-    for kind in ARCHITECTURES:
-        folders[kind] = tmp_path_factory.mktemp("models") / kind
-        tiny_model(kind, vocab=len(tokenizer)).save_pretrained(folders[kind])
-        tokenizer.save_pretrained(folders[kind])
-    folders["another"] = folders["llama"].with_name("another")
-    tiny_model("llama", seed=1, vocab=len(tokenizer)).save_pretrained(folders["another"])
-    tokenizer.save_pretrained(folders["another"])
-    return folders
+    return Models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -88,7 +92,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", SOME)
 def test_trained_streams_decode_what_the_base_does(
     kind: str, models: dict[str, Path], chats: Path, tmp_path: Path
 ) -> None:
@@ -102,7 +106,7 @@ def test_trained_streams_decode_what_the_base_does(
         assert answer(decoder) == reference
 
 
-@pytest.mark.parametrize("kind", SEVEN)
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_a_trained_shared_model_decodes_as_itself(
     kind: str, models: dict[str, Path], chats: Path, tmp_path: Path
 ) -> None:
@@ -115,7 +119,7 @@ def test_a_trained_shared_model_decodes_as_itself(
     assert answer(SharedStreaming.load(target, SSOptions(weights=str(out), k=2))) == answer(own)
 
 
-@pytest.mark.parametrize("kind", ["llama", "opt", "gpt_neox", "qwen3"])
+@pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_bfloat16_and_recomputation(kind: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     for mode in ("lossless", "shared"):
         out = tmp_path / mode

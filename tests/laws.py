@@ -1,0 +1,55 @@
+"""The laws as most tests hold decoders to them: all of them, the costly ones on what can tell something new.
+
+SSBENCH_THOROUGH=1, which CI sets, holds all to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.testing import ARCHITECTURES, LAWS, Case, Law
+from specbench_ss.testing.law import Subject
+from specbench_ss.testing.laws_greedy import REPEATING, WARM
+from tests.tiny import THOROUGH
+
+STATISTICAL = ("distribution", "blocks")
+
+
+def architectures(turn: int) -> Sequence[str]:
+    """Two of them, other ones at every turn, so that those who take turns have all; every one if thorough."""
+    n = len(ARCHITECTURES)
+    return ARCHITECTURES if THOROUGH else [ARCHITECTURES[turn % n], ARCHITECTURES[(turn + 3) % n]]
+
+
+def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
+    """All of them. Those with hundreds of answers: on the shapes that could break them, by one kind of sampling each.
+
+    A shape whose candidates are not drawn, accepted by the core's rule, is as exact as this rule and the logits are,
+    which tests of the rule and other laws look at: of such shapes the first is enough. The kind of sampling differs
+    from shape to shape and from turn to turn.
+    """
+    return LAWS if thorough else tuple(_thinned(law, turn) if law.name in STATISTICAL else law for law in LAWS)
+
+
+def _thinned(law: Law, turn: int) -> Law:
+    def cases(subject: Subject) -> Iterator[Case]:
+        if subject.number and not _of_its_own(subject):
+            return
+        sampled = list[Case]()
+        for case in law.cases(subject):
+            if case.sampling.greedy:
+                yield case
+            else:
+                sampled.append(case)
+        yield sampled[(turn + subject.number) % len(sampled)]
+
+    return replace(law, cases=cases)
+
+
+def _of_its_own(subject: Subject) -> bool:
+    """Whether it draws its candidates, or accepts by a rule of its own."""
+    drafts = [step.drafted for step in subject.watch(Case(REPEATING, 10, WARM)).steps]
+    drawn = any(draft.draft_probs is not None for draft in drafts)
+    return drawn or type(subject.one).accept is not Decoder.accept
