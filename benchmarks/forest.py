@@ -1,8 +1,10 @@
-"""The speedups of a run as a picture for the README: a row per method, fastest first, with 95 % intervals.
+"""Speedups as a picture for the README: a row per method, fastest first, with 95 % intervals.
 
-    python benchmarks/forest.py RUN docs/images/all-methods.svg
+    python benchmarks/forest.py docs/results/all-methods.csv docs/images/all-methods.svg "84 prompts, lab model, ..."
+    python benchmarks/forest.py runs/MY-RUN picture.svg "what was measured on what"
 
-Plain decodings of changed models (`medusa2-ar` and the like) are left out: they are references, not contestants.
+The first argument is a run directory, or a CSV file with the columns of `load_run(...).summary()` that are drawn. Plain
+decodings of changed models (`medusa2-ar` and the like) are left out: they are references, not contestants.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment
 
-from specbench_ss import RunResults, load_run
+from specbench_ss import load_run
 
 ROW, LEFT, RIGHT, TOP, BOTTOM, WIDTH = 26, 110, 150, 34, 40, 760  # pixels
 PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" font-size="13"
@@ -43,11 +46,18 @@ PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{
 COLOURS = {"faster": "#0072B2", "slower": "#D55E00"}  # the others: not distinguishable from plain decoding
 
 
-def picture(run: RunResults) -> str:
-    """The SVG of a run."""
-    summary = run.summary()
-    methods = summary[(summary.category == "overall") & (summary.method != "ar")]
-    methods = methods[methods.reference_of.map(len) == 0].sort_values("speedup", ascending=False)
+def read(path: Path) -> pd.DataFrame:
+    """One row a method, over all tasks, the fastest first."""
+    if path.is_dir():
+        summary = load_run(path).summary()
+        methods = summary[(summary.category == "overall") & (summary.method != "ar")]
+    else:
+        methods = pd.read_csv(path)
+    return methods[~methods.method.str.endswith("-ar")].sort_values("speedup", ascending=False)
+
+
+def picture(methods: pd.DataFrame, what: str) -> str:
+    """The SVG of these rows. what: the sentence below them."""
     most, step = float(methods.speedup_high.max()), 0.25
     least = min(0.75, float(methods.speedup_low.min()))
     end = WIDTH - RIGHT
@@ -65,9 +75,6 @@ def picture(run: RunResults) -> str:
 
     ticks = [(x(n * step), f"{n * step:g}") for n in range(int(-(-least // step)), int(most / step) + 1)]
     foot = TOP + ROW * len(methods)
-    prompts, model = int(methods.n_prompts.max()), run.manifest["model"]
-    where = f"{prompts} prompts, model {model['name']}, {model['dtype']}, {model['device']}"
-    title = f"Speedup over autoregressive decoding, {where}"
     environment = Environment(autoescape=True)
     return environment.from_string(PICTURE).render(
         width=WIDTH,
@@ -78,7 +85,7 @@ def picture(run: RunResults) -> str:
         foot=foot,
         ticks=ticks,
         rows=list(rows()),
-        title=title,
+        title=f"Speedup over autoregressive decoding: {what}",
     )
 
 
@@ -87,8 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("what", help="what was measured on what, for the line below the picture")
     arguments = parser.parse_args()
-    arguments.out.write_text(picture(load_run(arguments.run)), encoding="utf-8")
+    arguments.out.write_text(picture(read(arguments.run), arguments.what), encoding="utf-8")
 
 
 if __name__ == "__main__":
