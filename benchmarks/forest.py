@@ -31,7 +31,7 @@ PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{
 <line x1="{{ x }}" x2="{{ x }}" y1="{{ top }}" y2="{{ foot }}" stroke="{{ '#333' if label == '1' else '#ddd' }}"/>
 <text x="{{ x }}" y="{{ foot + 16 }}" text-anchor="middle" fill="#555">{{ label }}×</text>
 {%- endfor %}
-<text x="{{ start }}" y="{{ foot + 34 }}" fill="#555">{{ title }}</text>
+<text x="12" y="{{ foot + 34 }}" fill="#555">{{ title }}</text>
 {%- for row in rows %}
 <text x="{{ start - 10 }}" y="{{ row.y + 4 }}" text-anchor="end">{{ row.method }}</text>
 <line x1="{{ row.low }}" x2="{{ row.high }}" y1="{{ row.y }}" y2="{{ row.y }}" stroke="{{ row.colour }}"
