@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -130,11 +131,18 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.M
         common += ["--length", "64", "--batch-size", "4", "--eval-fraction", "0.3", "--dtype", "float32"]
         return ["train", *COMMANDS[kind], *common, "--steps", str(steps), "--out", str(tmp_path / name)]
 
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    script = str(Path(__file__).with_name("two_processes.py"))
+    launched = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    script = [sys.executable, str(Path(__file__).with_name("two_processes.py"))]
     plain, sharded = [command(kind, f"{kind}-2") for kind in COMMANDS], ("ss", "medusa")
     commands = [*plain, *(command(kind, f"{kind}-sharded") for kind in sharded), command("ss", "cut", 3)]
-    done = subprocess.run([*launch, script, json.dumps(commands)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*script, json.dumps(commands)],
+        env=launched,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        start_new_session=True,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 processes") == 7  # the first process alone speaks
     assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 1  # both stopped

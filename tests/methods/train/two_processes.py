@@ -1,10 +1,13 @@
-"""Run by `test_processes.py` in two processes: trainings one after another.
+"""Run by `test_processes.py`: trainings one after another, in two processes, which share what they import.
+
+Launched as by `torchrun`, which sets the same variables.
 
 The last but one, and the one before it, have the base shared out; in the last Ctrl-C reaches the second process alone.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -28,7 +31,16 @@ def interrupted(self: TogetherTrainer, update: Any = TogetherTrainer._update) ->
     return str(update(self))
 
 
+def fork() -> None:
+    """Go on as rank 1 in a child, as rank 0 in this process, which fails where the child does."""
+    child = os.fork()
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if child else "1"
+    if child:
+        atexit.register(lambda: os._exit(1) if os.wait()[1] else None)
+
+
 if __name__ == "__main__":
+    fork()
     *plain, streams, heads, cut = json.loads(sys.argv[1])
     Accelerator.clip_grad_norm_ = lambda *_: None  # type: ignore[assignment, method-assign] # cut, a wrong scale is hidden
     for command in plain:
