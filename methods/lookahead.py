@@ -132,6 +132,7 @@ class Lookahead(Decoder):
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Columns that are N long go into the pool and lose their oldest level; until then the window is filled."""
+        assert output.extra is not None
         grown = torch.cat((self.window, output.extra[None]))  # [levels + 1, columns]
         if len(grown) == self.options.level:
             self.pool.add(grown.T.tolist())

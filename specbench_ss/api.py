@@ -6,12 +6,13 @@ Each imports what it needs when it is called. A mistake in what is given is a `U
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from specbench_ss.errors import UserError
+from specbench_ss.options import plain_number, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -93,11 +94,11 @@ def _method(method: str | type[Decoder]) -> tuple[type[Decoder], str, dict[str, 
 
 def _check_none(kind: type[Any], options: Mapping[str, Any], owner: str) -> None:
     """Raises UserError for a None that an option cannot have; as text it might be a file of that name."""
-    from specbench_ss.options import describe_options
+    from specbench_ss.options import takes_none, type_name
 
-    for option in describe_options(kind):
-        if options.get(option.name, ...) is None and "none" not in option.type.split(" or "):
-            raise UserError(f"{owner}: option {option.name}=None is not {option.type}")
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if options.get(name, ...) is None and not takes_none(hint):
+            raise UserError(f"{owner}: option {name}=None is not {type_name(hint)}")
 
 
 def generate(
@@ -127,15 +128,15 @@ def generate(
         raise UserError(f"generate takes a decoder, as load_method gives it, not {_kind(decoder)}")
     target = decoder.target
     prompt = _prompt(ids, target.vocab_size)
-    limits = _limits(target, _whole("max_new_tokens", max_new_tokens, 1), stop_strings, stop_ids)
-    numbers = _number("temperature", temperature), _number("top_p", top_p)
-    sampling = Sampling(*numbers, _whole("top_k", top_k, 0), _whole("seed", seed, 0))
+    limits = _limits(target, whole_number("max_new_tokens", max_new_tokens, 1), stop_strings, stop_ids)
+    numbers = plain_number("temperature", temperature), plain_number("top_p", top_p)
+    sampling = Sampling(*numbers, whole_number("top_k", top_k, 0), whole_number("seed", seed, 0))
     return loop.generate(decoder, prompt, limits, sampling)
 
 
 def _prompt(ids: Any, vocab_size: int) -> list[int]:
     """Token ids as a plain list. Raises UserError for what is none of this vocabulary."""
-    if isinstance(ids, (str, Mapping)):
+    if isinstance(ids, (str, Mapping)) or not (hasattr(ids, "tolist") or isinstance(ids, Iterable)):
         raise UserError(f"a prompt is token ids, not {_kind(ids)}: see target.encode_chat and target.tokenizer")
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if listed and isinstance(listed[0], list):
@@ -156,6 +157,9 @@ def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[st
     """Where answers end, as in a run; with other end tokens where they are given."""
     from specbench_ss.benchmark import requests
 
+    for name, value in (("stop_strings", stop_strings), ("stop_ids", () if stop_ids is None else stop_ids)):
+        if not isinstance(value, Iterable):
+            raise UserError(f"{name} must be a list, not {value!r}")
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     if not all(isinstance(text, str) and text for text in stops):
         raise UserError("a stop string is text that is not empty")
@@ -165,23 +169,7 @@ def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[st
     if stop_ids is None:
         return limits
     of_texts = requests.stop_ids(target.tokenizer, stops).values()
-    return replace(limits, stop_ids=frozenset(_whole("stop_ids", i, 0) for i in stop_ids).union(of_texts))
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise UserError(f"{name} must be a number, not {value!r}")
+    return replace(limits, stop_ids=frozenset(whole_number("stop_ids", i, 0) for i in stop_ids).union(of_texts))
 
 
 def _kind(value: Any) -> str:

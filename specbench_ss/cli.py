@@ -35,10 +35,15 @@ app.add_typer(suites.app, name="suites")
 app.add_typer(train.app, name="train")
 
 
+def _own_names() -> set[str]:
+    """Names of the commands that are not a plugin's."""
+    return {str(c.name) for c in app.registered_commands} | {str(g.name) for g in app.registered_groups}
+
+
 @cache
 def _add_plugin_commands() -> None:
     """Commands that come with a plugin, as `datastore` comes with the method `rest`."""
-    for name, group in registry.load_commands().items():
+    for name, group in registry.load_commands(_own_names()).items():
         app.add_typer(group, name=name)
 
 

@@ -30,8 +30,14 @@ class _StandIn(ModuleType):
         module = import_module(self.__name__)
         for names in self.holders:
             names.update({key: module for key, value in names.items() if value is self})
-        self.holders.clear()  # from here on they hold the module itself: no use of it is slower than ever
+        self.holders.clear()  # from here on the modules that imported it hold the module itself
         return getattr(module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__") or name in ("hook", "holders"):
+            super().__setattr__(name, value)
+        else:  # whoever sets an attribute means the module's
+            setattr(import_module(self.__name__), name, value)
 
 
 class _Hook:
@@ -39,6 +45,7 @@ class _Hook:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.own = builtins.__import__
+        self.active = True
         self.stand_ins = {name: _StandIn(name, self) for name in names}
 
     def __call__(
@@ -49,16 +56,24 @@ class _Hook:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """`import NAME` of a heavy module gives its stand-in; everything else, submodules included, is as ever."""
+        """`import NAME` of a heavy module gives its stand-in; everything else, submodules included, is as ever.
+
+        The statement passes None as fromlist. Compiled code that imports passes a list, and then takes the module from
+        `sys.modules`: it has to be there.
+        """
         stand_in = self.stand_ins.get(name)
-        if stand_in is None or fromlist or level or name in sys.modules:
+        if not self.active or stand_in is None or fromlist is not None or level or name in sys.modules:
             return self.own(name, globals, locals, fromlist, level)
         if isinstance(globals, dict):
             stand_in.holders.append(globals)
         return stand_in
 
     def remove(self) -> None:
-        """Import statements are as ever again; stand-ins that are held already go on working."""
+        """Import statements are as ever again; stand-ins that are held already go on working.
+
+        Where another hook was put on top of this one, this one only passes on from now.
+        """
+        self.active = False
         if builtins.__import__ is self:
             builtins.__import__ = self.own
 

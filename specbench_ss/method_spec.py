@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench_ss.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
 
 REFERENCE = "ar"  # the method every other one is compared with
 _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")

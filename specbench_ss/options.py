@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import types
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
-from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
+from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Le, Lt
 
 from specbench_ss.errors import UserError, did_you_mean, first_line
 
@@ -34,8 +36,8 @@ class Bounds:
     marks: tuple[Ge | Gt | Le | Lt, ...]
 
     def hold(self, value: Any) -> bool:
-        """Whether a number is within them; what is no number at all (nan) never is."""
-        return all(_holds(mark, value) for mark in self.marks)
+        """Whether a number is within them; nan never is. What is no number, as the 'auto' of a union, has no bounds."""
+        return not isinstance(value, Real) or all(_holds(mark, value) for mark in self.marks)
 
     def __str__(self) -> str:
         """In words, as after 'must be': '1 to 64', 'at least 1', 'above 0 and at most 1', 'a number above 0'."""
@@ -85,13 +87,44 @@ def bounds_of(options: type[Any]) -> Mapping[str, Bounds]:
 
 
 def _marks(kind: Any) -> Iterator[Ge | Gt | Le | Lt]:
+    return (mark for mark in _metadata(kind) if isinstance(mark, Ge | Gt | Le | Lt))
+
+
+def _metadata(kind: Any) -> Iterator[BaseMetadata]:
+    """What the library's marks say of a type, those of a union's parts included."""
     if _is_union(kind):
         for part in get_args(kind):
-            yield from _marks(part)
+            yield from _metadata(part)
     elif get_origin(kind) is Annotated:
+        yield from _metadata(kind.__origin__)
         for given in kind.__metadata__:
             marks = given if isinstance(given, GroupedMetadata) else (given,)
-            yield from (mark for mark in marks if isinstance(mark, Ge | Gt | Le | Lt))
+            yield from (mark for mark in marks if isinstance(mark, BaseMetadata))
+
+
+def takes_none(kind: Any) -> bool:
+    """Whether None is a value of a type."""
+    if get_origin(kind) is Annotated:
+        return takes_none(kind.__origin__)
+    return kind is type(None) or (_is_union(kind) and any(takes_none(part) for part in get_args(kind)))
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A value given in Python as a plain int. Raises UserError for what is no whole number of at least `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return number
+
+
+def plain_number(name: str, value: Any) -> float:
+    """A value given in Python as a plain float. Raises UserError for what is no number."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    raise UserError(f"{name} must be a number, not {value!r}")
 
 
 def check_bounds(options: type[Any], values: Mapping[str, Any], owner: str = "", flag: str = "") -> None:
@@ -185,7 +218,11 @@ def options_problem(options: Any) -> str:
                 return f"its option {f.name} is {type_name(hints[f.name])}, which cannot be given as text"
             if f.init and f.default is f.default_factory is dataclasses.MISSING:
                 return f"its option {f.name} has no default"
-        options()
+        made, extras = options(), get_type_hints(options, include_extras=True)
+        for f in dataclasses.fields(options):
+            if strange := [mark for mark in _metadata(extras[f.name]) if not isinstance(mark, Ge | Gt | Le | Lt)]:
+                return f"its option {f.name} declares {strange[0]}; only Ge, Gt, Le, Lt and Interval are checked"
+        check_bounds(options, {f.name: getattr(made, f.name) for f in dataclasses.fields(options)})
     except Exception as error:  # whatever a plugin's annotations and __post_init__ may raise
         return f"its Options cannot be made: {first_line(error)}"
     return ""

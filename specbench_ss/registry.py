@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -117,15 +117,18 @@ def load_all(group: Group) -> dict[str, type[Any]]:
     return loaded
 
 
-def load_commands() -> dict[str, Any]:
+def load_commands(taken: Collection[str]) -> dict[str, Any]:
     """Return {name: `typer.Typer`} with every command group that plugins add to `ssbench`.
 
-    One that does not load, or is no `typer.Typer`, is named in a PluginWarning and left out.
+    One that does not load, is no `typer.Typer`, or has a name that is taken, is named in a PluginWarning and left out.
     """
     import typer
 
     loaded = {}
     for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
+        if point.name in taken or point.name in loaded:
+            _warn(f"command {point.name!r} of {point.value} is left out: there is one of that name already")
+            continue
         try:
             found = point.load()
         except (Exception, SystemExit) as error:  # a plugin's import may fail in any way

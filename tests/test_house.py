@@ -11,7 +11,19 @@ import networkx
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("methods", "suites", "reports")  # linked into the package as specbench_ss.methods, .suites, .reports
-WINGS = ("files", "decoding", "models", "runs", "results", "benchmark", "training", "tuning", "testing", "commands")
+WINGS: dict[
+    str, set[str]
+] = {  # wing -> the wings that it may import from, besides the modules that lie in specbench_ss/ itself
+    "files": set(),
+    "decoding": set(),
+    "models": {"decoding", "files"},
+    "runs": {"decoding", "files", "models"},
+    "results": {"decoding", "runs"},
+    "benchmark": {"decoding", "models", "results", "runs"},
+    "training": {"decoding", "files", "models", "runs"},
+    "tuning": {"benchmark", "decoding", "results", "runs"},
+    "testing": {"decoding", "results", "runs"},
+}
 
 
 def modules() -> dict[str, Path]:
@@ -72,3 +84,13 @@ def test_packages_of_methods_are_a_docstring_line() -> None:
     for file in (ROOT / "methods").rglob("__init__.py"):
         body = ast.parse(file.read_text()).body
         assert len(body) == 1 and isinstance(body[0], ast.Expr) and body[0].end_lineno == 1, file
+
+
+def test_a_wing_knows_only_those_below_it() -> None:
+    """Commands and the public API know all wings; no wing knows the commands."""
+
+    def wing(module: str) -> str:
+        return module.split(".")[1] if module.count(".") > 0 else ""
+
+    found = {(wing(a), wing(b)) for a, b in arrows() if wing(a) in WINGS and wing(b) in {*WINGS, "commands"}}
+    assert not [(a, b) for a, b in found if a != b and b not in WINGS[a]]

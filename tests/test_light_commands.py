@@ -16,7 +16,8 @@ LISTING = ("methods", "suites", "--help", "", "train --help")
 DRIVER = """
 import sys
 from specbench_ss.cli import main
-main(sys.argv[1:])
+code = main(sys.argv[1:])
+print("exit", code)
 print([name for name in {heavy} if name in sys.modules], file=sys.stderr)
 """
 
@@ -37,6 +38,16 @@ def test_no_heavy_module_is_loaded(line: str, compiled: Path) -> None:
     command = [sys.executable, "-c", DRIVER.format(heavy=HEAVY), *line.split()]
     done = subprocess.run(command, env=environment(compiled), capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
+    said = done.stdout.splitlines()  # without arguments the help is shown, and the code is that of a mistake
+    assert said[-1] == ("exit 0" if line else "exit 2") and len(said) > 4
+
+
+@pytest.mark.parametrize("line", ["models check lab pld", "models check lab medusa"])
+def test_what_compiled_code_imports_is_imported(line: str, compiled: Path) -> None:
+    """In a process of its own, in which nothing has loaded torch: safetensors asks for it while it reads a header."""
+    command = [sys.executable, "-m", "specbench_ss", *line.split()]
+    done = subprocess.run(command, env=environment(compiled), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "\nworks: " in done.stdout, done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("line", LISTING)

@@ -193,6 +193,7 @@ class SPACE(OwnModel):
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Only the masks behind the last accepted token draft the next chain."""
+        assert output.extra is not None
         self.masked = self.target.family.norm(output.extra[verdict.path[-1]])
 
 

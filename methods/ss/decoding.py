@@ -260,4 +260,5 @@ class SpeculativeStreaming(Decoder):
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Only the streams of the last accepted node draft the next tree."""
+        assert output.extra is not None
         self.next_streams = self.target.family.norm(output.extra[verdict.path[-1]])

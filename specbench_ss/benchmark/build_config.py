@@ -7,7 +7,6 @@ it.
 from __future__ import annotations
 
 import math
-import operator
 import os
 import re
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import Any
 from specbench_ss.benchmark.asked import check_plugins, method_specs
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
-from specbench_ss.options import value_text
+from specbench_ss.options import plain_number, value_text, whole_number
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import read_preset
 
@@ -86,20 +85,22 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data", "stop", "presets"}
     if values["chat_template"] is not None:
         template_text(values["chat_template"])  # found wrong before anything is loaded
-    presets = tuple(read_preset(Path(part)) for part in _parts(values["preset"]))
+    presets = tuple(read_preset(Path(part)) for part in _parts("preset", values["preset"]))
     check_plugins(presets)
     return RunConfig(
         methods=method_specs(values["methods"], values["set"] or (), presets),
-        categories=_parts(values["categories"]),
-        data=None if values["data"] is None else str(values["data"]),
+        categories=_parts("categories", values["categories"]),
+        data=None if values["data"] is None else str(Path(values["data"]).expanduser()),
         stop=tuple(values["stop"] or ()),
         presets=presets,
         **{name: values[name] for name in own},
     )
 
 
-def _parts(text: str | None) -> tuple[str, ...]:
-    """'a, b' -> ('a', 'b')."""
+def _parts(name: str, text: Any) -> tuple[str, ...]:
+    """'a, b' -> ('a', 'b'). Raises UserError for what is no text."""
+    if not isinstance(text, str | None):
+        raise UserError(f"{_flag(name)} must be text, or a list of texts, not {text!r}")
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
@@ -110,11 +111,11 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         if done[name] is None and name in OPTIONAL:
             continue
         if name in LEAST:
-            done[name] = _whole(name, done[name])
+            done[name] = whole_number(_flag(name), done[name], LEAST[name])
         elif not isinstance(done[name], str):
             raise UserError(f"{_flag(name)} must be text, not {done[name]!r}")
     for name in ("temperature", "top_p"):
-        done[name] = _number(name, done[name])
+        done[name] = plain_number(_flag(name), done[name])
     for name, choices in CHOICES.items():
         if done[name] not in choices:
             raise UserError(f"{_flag(name)}: there is no {done[name]!r}{known_words(str(done[name]), choices)}")
@@ -130,25 +131,6 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
 def _flag(name: str) -> str:
     """An option's name as on the command line."""
     return f"--{name.replace('_', '-')}"
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < LEAST[name]:
-        raise UserError(f"{_flag(name)} must be a whole number of at least {LEAST[name]}, not {value!r}")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if not isinstance(value, (bool, str)):
-            return float(value)
-    except (TypeError, ValueError):
-        pass
-    raise UserError(f"{_flag(name)} must be a number, not {value!r}")
 
 
 def default_out(config: RunConfig, now: datetime) -> Path:

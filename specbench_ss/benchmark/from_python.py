@@ -62,6 +62,9 @@ def run(
     `resume=True` with the same `out` goes on.
     """
     given = dict(locals())
+    for name in ("out", "data"):
+        if not isinstance(given[name], str | Path | None):
+            raise UserError(f"{name}= is a path, not {given[name]!r}")
     from specbench_ss.benchmark import preflight
     from specbench_ss.benchmark.measure import measure
     from specbench_ss.results.run_results import load_run

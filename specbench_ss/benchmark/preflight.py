@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,8 +39,13 @@ class Plan:
     loaded: Target | None = None
 
 
-def check(config: RunConfig, where: RunTarget, loaded: Target | None = None) -> Plan:
-    """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind."""
+def check(
+    config: RunConfig, where: RunTarget, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
+) -> Plan:
+    """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind.
+
+    note: told at once what the user should know, also where a later check fails.
+    """
     from specbench_ss.benchmark.requests import check_ids, check_room, stop_ids
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.model_folder import check_model
@@ -50,6 +55,8 @@ def check(config: RunConfig, where: RunTarget, loaded: Target | None = None) -> 
     if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
         check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
     config, notes = without_unfit(config, where.optional, loaded)
+    for text in notes:
+        note(text)
     config = with_references(config)
     options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)

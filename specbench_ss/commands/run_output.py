@@ -58,10 +58,7 @@ def measure(config: RunConfig, where: RunTarget) -> None:
 
 
 def _checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
-    plan = preflight.check(config, where)
-    for note in plan.notes:
-        warnings.warn(note, stacklevel=2)
-    return plan
+    return preflight.check(config, where, note=lambda text: warnings.warn(text, stacklevel=2))
 
 
 @contextmanager

@@ -34,14 +34,14 @@ class Output:
     logits [1, n, V] of the rows of `tree`; taps {layer: [1, n, h]} (input of that layer, or FINAL);
     rows: for each node of `tree`, its offset among the rows this pass wrote into the cache, by layer range
     [(lo, hi, offsets)]; None = node i is row i in every layer. extra: a tensor that the method's `forward` hands to
-    its `observe`; empty where there is none.
+    its `observe`; None where there is none.
     """
 
     logits: Tensor
     tree: DraftTree | None = None
     taps: dict[int, Tensor] = field(default_factory=dict)
     rows: list[tuple[int, int, Sequence[int]]] | None = None
-    extra: Tensor = field(default_factory=lambda: torch.empty(0))
+    extra: Tensor | None = None
 
 
 class Target(Outline):

@@ -128,11 +128,11 @@ class DraftTree:
         """
         numbers = tuple(map(index, parents.tolist() if isinstance(parents, torch.Tensor) else parents))
         nodes = tokens if isinstance(tokens, torch.Tensor) else listed(tokens)
-        if nodes.ndim != 1 or nodes.dtype != torch.long:
-            raise ValueError(f"tokens of a tree are int64 [n], not {nodes.dtype} {list(nodes.shape)}")
+        if nodes.ndim != 1 or nodes.is_floating_point() or nodes.dtype == torch.bool:
+            raise ValueError(f"tokens of a tree are whole numbers [n], not {nodes.dtype} {list(nodes.shape)}")
         if len(numbers) != len(nodes):
             raise ValueError(f"a tree of {len(nodes)} tokens, the root among them, has {len(numbers)} parents")
-        return cls(nodes, shape_of(numbers), draft_probs)
+        return cls(nodes.long(), shape_of(numbers), draft_probs)
 
     def __len__(self) -> int:
         return len(self.shape.parents)

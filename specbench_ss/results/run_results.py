@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench_ss.errors import UserError
 from specbench_ss.results.health import unfinished
 from specbench_ss.runs.run_directory import read_run
 
@@ -66,4 +67,6 @@ def load_run(path: str | Path) -> RunResults:
 
     Raises UserError where `path` is no run directory, or a damaged one.
     """
-    return RunResults(read_run(Path(path)))
+    if not isinstance(path, str | Path):
+        raise UserError(f"load_run takes the path of a run directory, not {path!r}")
+    return RunResults(read_run(Path(path).expanduser()))
