@@ -222,7 +222,7 @@ def options_problem(options: Any) -> str:
         for f in dataclasses.fields(options):
             if strange := [mark for mark in _metadata(extras[f.name]) if not isinstance(mark, Ge | Gt | Le | Lt)]:
                 return f"its option {f.name} declares {strange[0]}; only Ge, Gt, Le, Lt and Interval are checked"
-        check_bounds(options, {f.name: getattr(made, f.name) for f in dataclasses.fields(options)})
+        check_bounds(options, option_values(made))
     except Exception as error:  # whatever a plugin's annotations and __post_init__ may raise
         return f"its Options cannot be made: {first_line(error)}"
     return ""
@@ -234,10 +234,16 @@ def _readable(kind: Any) -> bool:
     return get_origin(kind) is Literal or kind in (bool, int, float, str, Path)
 
 
+def option_values(options: Any) -> dict[str, Any]:
+    """The value of every field of an Options instance, by name; nothing of what is no dataclass."""
+    if not dataclasses.is_dataclass(options):
+        return {}
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+
+
 def options_text(options: Any) -> str:
     """'k=4, prune=on': every value of an Options instance, as it would be written on the command line."""
-    pairs = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
-    return ", ".join(f"{name}={value_text(value)}" for name, value in pairs)
+    return ", ".join(f"{name}={value_text(value)}" for name, value in option_values(options).items())
 
 
 def value_text(value: Any) -> str:

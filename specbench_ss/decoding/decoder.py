@@ -16,7 +16,7 @@ import torch
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
-from specbench_ss.options import NoOptions
+from specbench_ss.options import NoOptions, option_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,7 @@ class Decoder(ABC):
 
         Goes into the manifest; a run is resumed only where it is the same.
         """
-        return {name: getattr(self.options, name) for name in getattr(self.options, "__dataclass_fields__", {})}
+        return option_values(self.options)
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """Options whose best value depends on the device, each with the values worth trying, the simplest first.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.models.chat_templates import template_hash
+from specbench_ss.options import option_values
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest_reading import FORMAT
@@ -61,11 +62,10 @@ def manifest_for(
 
 def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
     options = decoder.options
-    values = {name: getattr(options, name) for name in getattr(options, "__dataclass_fields__", {})}
     return {
         "label": label,
         "name": decoder.name,
-        "options": plain(values),
+        "options": plain(option_values(options)),
         "resolved": plain(decoder.described()),
         "lossless": decoder.lossless,
         "reference": decoder.reference_for(options).label,
