@@ -139,6 +139,8 @@ def _prompt(ids: Any, vocab_size: int) -> list[int]:
     if isinstance(ids, (str, Mapping)) or not (hasattr(ids, "tolist") or isinstance(ids, Iterable)):
         raise UserError(f"a prompt is token ids, not {_kind(ids)}: see target.encode_chat and target.tokenizer")
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if not isinstance(listed, list):
+        raise UserError("a prompt is token ids: whole numbers, a list or a tensor [S] or [1, S] of them")
     if listed and isinstance(listed[0], list):
         if len(listed) > 1:
             raise UserError(f"one prompt at a time: these are {len(listed)}")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class State:
     """What is known between two steps of one request.
 
-    ids: prompt and answer so far, int64 [S]; its last entry is the root: decided, not yet in the cache.
+    ids: prompt and answer so far, a list of S token ids; its last entry is the root: decided, not yet in the cache.
     root: that last token, int64 [1], on the device. taps: hidden states asked for by `Decoder.taps` at the
     position before the root, {layer: [1, 1, h]}; key -1 is the final, normed state (what the LM head reads).
     rng: of this request, on the target's device: for a method that draws its candidates.

@@ -85,9 +85,8 @@ def test_every_name_of_before_is_found_with_a_warning_that_names_its_new_place()
         "print(load_target is loading.load_target)",
     )
     assert told == "True"
-    with pytest.warns(
-        DeprecationWarning, match=r"specbench_ss.models.find_folder has moved to .*model_folder.find_folder"
-    ):
+    moved = r"specbench_ss.models.find_folder has moved to .*model_folder.find_folder"
+    with pytest.warns(DeprecationWarning, match=moved):
         from specbench_ss.models import find_folder  # noqa: F401
     with pytest.raises(ModuleNotFoundError, match="No module named 'specbench_ss.nothing'"):
         import specbench_ss.nothing  # noqa: F401
