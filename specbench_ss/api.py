@@ -128,9 +128,11 @@ def generate(
         raise UserError(f"generate takes a decoder, as load_method gives it, not {_kind(decoder)}")
     target = decoder.target
     prompt = _prompt(ids, target.vocab_size)
+    if whole_number("seed", seed, 0) >= 2**63:
+        raise UserError(f"seed must be below 2**63, not {seed}")
     limits = _limits(target, whole_number("max_new_tokens", max_new_tokens, 1), stop_strings, stop_ids)
     numbers = plain_number("temperature", temperature), plain_number("top_p", top_p)
-    sampling = Sampling(*numbers, whole_number("top_k", top_k, 0), whole_number("seed", seed, 0))
+    sampling = Sampling(*numbers, whole_number("top_k", top_k, 0), seed)
     return loop.generate(decoder, prompt, limits, sampling)
 
 

@@ -101,8 +101,8 @@ def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig,
     if loaded is not None:
         plain["model"] = loaded.name
     texts = {**DEFAULTS, **as_options(plain, {*plain}, PLACE)}
-    if not isinstance(texts["methods"], str):
-        raise UserError(f"methods are a text or a list of texts, not {texts['methods']!r}")
+    if not isinstance(texts.get("methods"), str):
+        raise UserError(f"methods are a text or a list of texts, not {given['methods']!r}")
     config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
     if loaded is not None:
         config = replace(config, dtype=str(loaded.dtype).removeprefix("torch."), device=str(loaded.device))

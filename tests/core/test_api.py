@@ -178,6 +178,11 @@ def test_a_method_that_cannot_be_is_one_line(lab: Target, method: Any, options: 
         ([5], {"stop_strings": ""}, "a stop string is text that is not empty"),
         ([5], {"stop_strings": "x"}, "stop strings need a tokenizer"),
         ([5], {"stop_ids": ["x"]}, "stop_ids must be a whole number"),
+        (5, {}, "a prompt is token ids, not an object of type int"),
+        (torch.tensor(5), {}, "a prompt is token ids: whole numbers"),
+        ([5], {"stop_ids": 5}, "stop_ids must be a list, not 5"),
+        ([5], {"stop_strings": None}, "stop_strings must be a list, not None"),
+        ([5], {"seed": 2**70}, "seed must be below 2**63"),
     ],
 )
 def test_what_cannot_be_decoded_is_one_line(tiny: Target, ids: Any, options: dict[str, Any], said: str) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Interval, Le, Lt
+from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
 
 from specbench_ss.commands.train import _own_options
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded, describe_options, parse_options
+from specbench_ss.options import Bounded, describe_options, options_problem, parse_options
 from specbench_ss.training.trainer import TrainConfig
 
 
@@ -111,3 +111,27 @@ def test_what_is_no_method_declares_its_bounds_too(make: Any, words: str) -> Non
     with pytest.raises(UserError) as caught:
         make()
     assert str(caught.value) == words
+
+
+def test_bounds_of_a_union_are_those_of_its_numbers() -> None:
+    @dataclass(frozen=True)
+    class Options:
+        x: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+
+    assert options_problem(Options) == ""
+    assert parse_options(Options, {"x": "auto"}, "m").x == "auto" and parse_options(Options, {"x": "3"}, "m").x == 3
+    with pytest.raises(UserError, match="x must be at least 1, not 0"):
+        parse_options(Options, {"x": "0"}, "m")
+
+
+def test_a_mark_that_nobody_checks_is_a_problem() -> None:
+    @dataclass(frozen=True)
+    class Options:
+        y: Annotated[int, MultipleOf(8)] = 8
+
+    @dataclass(frozen=True)
+    class BeyondItself:
+        x: Annotated[int, Ge(1)] = 0
+
+    assert "declares MultipleOf" in options_problem(Options)
+    assert "x must be at least 1, not 0" in options_problem(BeyondItself)
