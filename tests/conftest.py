@@ -18,6 +18,7 @@ from specbench_ss.runs.manifest_reading import FORMAT
 from specbench_ss.runs.rows import Agreement, Row, Sameness
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Question, SuiteData
+from specbench_ss.testing import Law, kit
 
 collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")
@@ -37,6 +38,14 @@ def pytest_collection_finish() -> None:
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends gives all objects back to the collector, which takes the next one a third of a second."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture
+def few_laws(monkeypatch: pytest.MonkeyPatch) -> tuple[Law, ...]:
+    """`ssbench check` tries these alone, for tests of what it says and not of the laws."""
+    few = tuple(law for law in kit.LAWS if law.name in ("draft", "rows", "greedy", "description"))
+    monkeypatch.setattr(kit.Kit.results, "__defaults__", (few,))
+    return few
 
 
 @pytest.fixture(autouse=True)

@@ -24,18 +24,30 @@ def architectures(turn: int) -> Sequence[str]:
 
 
 def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
-    """All of them. Those with hundreds of answers: on the shapes that could break them, by one kind of sampling each.
+    """All of them. The first shape is tried in every case, the others in two of each law: other ones by turn and shape.
+
+    The laws with hundreds of answers: on the shapes that could break them, by one kind of sampling each.
 
     A shape whose candidates are not drawn, accepted by the core's rule, is as exact as this rule and the logits are,
-    which tests of the rule and other laws look at: of such shapes the first is enough. The kind of sampling differs
-    from shape to shape and from turn to turn.
+    which tests of the rule and other laws look at: of such shapes the first is enough, and of the others every second
+    one. The kind of sampling differs from shape to shape and from turn to turn.
     """
-    return LAWS if thorough else tuple(_thinned(law, turn) if law.name in STATISTICAL else law for law in LAWS)
+    return LAWS if thorough else tuple((_thinned if law.name in STATISTICAL else _fewer)(law, turn) for law in LAWS)
+
+
+def _fewer(law: Law, turn: int) -> Law:
+    def cases(subject: Subject) -> Iterator[Case]:
+        every = list(law.cases(subject))
+        others = every[1:]
+        few = [*every[:1], *others[(turn + subject.number) % max(1, len(others)) :][:1]]
+        yield from every if subject.number == 0 else few
+
+    return replace(law, cases=cases)
 
 
 def _thinned(law: Law, turn: int) -> Law:
     def cases(subject: Subject) -> Iterator[Case]:
-        if subject.number and not _of_its_own(subject):
+        if subject.number and (not _of_its_own(subject) or (subject.number + turn) % 2):
             return
         sampled = list[Case]()
         for case in law.cases(subject):

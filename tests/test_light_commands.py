@@ -42,11 +42,10 @@ def test_no_heavy_module_is_loaded(line: str, compiled: Path) -> None:
     assert said[-1] == ("exit 0" if line else "exit 2") and len(said) > 4
 
 
-@pytest.mark.parametrize("line", ["models check lab pld", "models check lab medusa"])
-def test_what_compiled_code_imports_is_imported(line: str, compiled: Path) -> None:
+def test_what_compiled_code_imports_is_imported() -> None:
     """In a process of its own, in which nothing has loaded torch: safetensors asks for it while it reads a header."""
-    command = [sys.executable, "-m", "specbench_ss", *line.split()]
-    done = subprocess.run(command, env=environment(compiled), capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "specbench_ss", "models", "check", "lab", "medusa"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "\nworks: " in done.stdout, done.stderr + done.stdout
 
 
@@ -72,7 +71,7 @@ def _cpu_seconds(command: list[str], compiled: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def test_a_method_that_uses_torch_at_once_is_listed_all_the_same(tmp_path: Path, compiled: Path) -> None:
+def test_a_method_that_uses_torch_at_once_is_listed_all_the_same(tmp_path: Path) -> None:
     plugin = tmp_path / "eager.py"
     plugin.write_text(
         "import torch\nfrom torch import Tensor\nfrom specbench_ss.decoding.decoder import Decoder\n"
@@ -81,5 +80,5 @@ def test_a_method_that_uses_torch_at_once_is_listed_all_the_same(tmp_path: Path,
         "    def propose(self, state):\n        return DraftTree.root_only(state.root)\n"
     )
     command = [sys.executable, "-m", "specbench_ss", "methods", "--plugin", str(plugin)]
-    done = subprocess.run(command, env=environment(compiled), capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "eager      imports at once" in done.stdout and "pld " in done.stdout

@@ -16,7 +16,7 @@ from torch import Tensor
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.testing.watched_decoder import SPARE, Trace, Watched, WatchedCache, watch
 
 CLOSE = 1e-4  # of the largest number: what float32 may lose by summing in another order, many times over
@@ -130,15 +130,22 @@ class Subject:
         return trace
 
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """Return float32 logits [V] from a fresh pass of the method's own model, computed once for each text."""
+        """Return float32 logits [V] from a fresh pass of the method's own model, computed once for each text.
+
+        The pass of a target shows the logits of all beginnings of the text too, so ask for the longest first.
+        """
         plain = type(self.one).next_logits is Decoder.next_logits
         owner: object = self.one.target if plain else self.one
-        key = (id(owner), 0 if plain else len(prompt), (*prompt, *answer))
-        fresh = self.place.fresh
-        if key not in fresh:
-            fresh[key] = _fresh_logits(self.one, prompt, answer)
+        said = 0 if plain else len(prompt)  # where a model of a method's own may treat prompt and answer differently
+        ids, fresh = (*prompt, *answer), self.place.fresh
+        if (id(owner), said, ids) not in fresh:
             self.place.owners.append(owner)
-        return fresh[key]
+            if plain:
+                rows = every_logits(self.one.target, ids)
+                fresh |= {(id(owner), said, ids[: n + 1]): row for n, row in enumerate(rows)}
+            else:
+                fresh[id(owner), said, ids] = _fresh_logits(self.one, prompt, answer)
+        return fresh[id(owner), said, ids]
 
     def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Return these tokens' keys and values from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
@@ -155,6 +162,7 @@ class Subject:
 
     def wrong_token(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         """Describe the first token that is not the most probable one; '' where all are."""
+        self.logits(prompt, tokens[:-1])  # one pass for all of them
         for i, token in enumerate(tokens):
             logits = self.logits(prompt, tokens[:i])
             best = int(logits.argmax())
@@ -169,6 +177,13 @@ class Subject:
         """Return random tokens of the vocabulary, without the special ones."""
         rng = random.Random(seed)
         return tuple(rng.randrange(FIRST, self.target.vocab_size) for _ in range(length))
+
+
+@torch.inference_mode()
+def every_logits(target: Target, ids: Sequence[int]) -> Tensor:
+    """Return float32 logits [S, V] after every beginning of these S ids, from a fresh pass of the target."""
+    output = target.prefill(torch.tensor([list(ids)], device=target.device), target.new_cache(len(ids)), every=True)
+    return target.logits(output.taps[FINAL])[0].float()
 
 
 @torch.inference_mode()

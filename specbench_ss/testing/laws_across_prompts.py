@@ -39,7 +39,9 @@ def seed(subject: Subject, case: Case) -> str:
     for i in range(SEEDS):
         first, *others = subject.watch(replace(case, sampling=replace(case.sampling, seed=i))).tokens
         after[first].add(tuple(others))
-    return "" if max(map(len, after.values())) > 1 else f"{SEEDS} seeds gave only {dict(after)}"
+        if len(after[first]) > 1:
+            return ""
+    return f"{SEEDS} seeds gave only {dict(after)}"
 
 
 def _at_global_seed(number: int, subject: Subject, case: Case) -> Trace:

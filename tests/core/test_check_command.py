@@ -11,7 +11,7 @@ from specbench_ss.cli import main
 from specbench_ss.commands import check
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.testing import LAWS, kit
+from specbench_ss.testing import Law
 from tests.cli import failing
 from tests.core import test_conformance as broken
 
@@ -24,10 +24,8 @@ METHODS: dict[str, type[Decoder]] = {
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few(monkeypatch: pytest.MonkeyPatch, few_laws: tuple[Law, ...]) -> None:
     """One architecture, quick laws, made-up methods."""
-    quick = [law for law in LAWS if law.name in ("draft", "rows", "greedy", "description")]
-    monkeypatch.setattr(kit.Kit.results, "__defaults__", (quick,))
     monkeypatch.setattr("specbench_ss.testing.FEW", ("llama",))
     monkeypatch.setattr(registry, "load", lambda group, name: METHODS[name])
     monkeypatch.setattr(registry, "load_all", lambda group: METHODS)

@@ -38,6 +38,7 @@ OLD = Path(__file__).parents[1] / "before" / "copycat_plugin.py"
 
 
 @pytest.mark.filterwarnings("ignore:.* has moved to:DeprecationWarning")  # as outside of a test
+@pytest.mark.usefixtures("few_laws")
 def test_a_plugin_of_before_still_loads_and_decodes(tiny: Target, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--plugin", str(OLD)]) == 0
     checked = capsys.readouterr()

@@ -18,7 +18,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.testing import LAWS, check_decoder, kit
+from specbench_ss.testing import Law, check_decoder
 from specbench_ss.tuning.bench import DecoderBench
 from tests.laws import laws
 from tests.tiny import tiny_model
@@ -61,15 +61,13 @@ def test_its_own_test_passes(site: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_it_is_checked_by_its_name(
-    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], few_laws: tuple[Law, ...]
 ) -> None:
     """By a few laws: its own test has held it to all."""
-    few = [law for law in LAWS if law.name in ("draft", "rows", "greedy", "description")]
-    monkeypatch.setattr(kit.Kit.results, "__defaults__", (few,))
     monkeypatch.syspath_prepend(str(site))
     assert main(["check", "copycat"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "copycat: default" and len(lines) == len(few) + 2
+    assert lines[0] == "copycat: default" and len(lines) == len(few_laws) + 2
     assert all(line.startswith("  ok ") for line in lines[1:-1])
 
 
