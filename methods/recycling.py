@@ -41,12 +41,12 @@ PUBLISHED: tuple[Choice, ...] = from_branches({
 })  # fmt: skip
 WIDTH = 8
 DECAY = 0.7  # for each depth; with 1 / (rank + 1) it puts the last nodes of the published depths about level
-UNSEEN = -1
+FILL, UNSEEN = 0, -1  # where no successor is known: the token that the published code drafts; no token
 
 
 @dataclass(frozen=True, slots=True)
 class RecyclingOptions(Bounded):
-    """Options of `recycling`; defaults as published, but that nothing is kept from prompt to prompt.
+    """Options of `recycling`; defaults as published, save that nothing is kept from prompt to prompt.
 
     Raises UserError for values beyond their bounds.
     """
@@ -68,6 +68,13 @@ class RecyclingOptions(Bounded):
     prompt: bool = field(
         default=False, metadata={"help": "Begin each answer with the successors that tokens have in the prompt."}
     )
+    known_only: bool = field(
+        default=False,
+        metadata={
+            "help": "Leave out nodes of which no token is known yet, instead of drafting token 0 there as published: "
+            "steps are cheaper, but fewer rows are learnt."
+        },
+    )
     keep: bool = field(
         default=False, metadata={"help": "Keep the successors from one prompt to the next, as published."}
     )
@@ -87,12 +94,13 @@ class Recycling(Decoder):
         self.tree = chosen_tree(self.options)
         self.levels = gathers(self.tree, target.device)
         self.width = min(self.options.k, target.vocab_size)
+        self.unknown = UNSEEN if self.options.known_only else FILL
         rows = target.vocab_size + 1  # the last is that of an unseen token: index -1
-        self.successors = torch.full((rows, self.options.k), UNSEEN, device=target.device)
+        self.successors = torch.full((rows, self.options.k), self.unknown, device=target.device)
 
     def forget(self) -> None:
         """No token has successors."""
-        self.successors.fill_(UNSEEN)
+        self.successors.fill_(self.unknown)
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
@@ -106,6 +114,7 @@ class Recycling(Decoder):
             "default": RecyclingOptions(),
             "small": RecyclingOptions(nodes=6, prompt=True),
             "chain": RecyclingOptions(k=1),
+            "known-only": RecyclingOptions(known_only=True),
             "keep": RecyclingOptions(nodes=20, keep=True),
         }
         return {label: partial(cls, target, options) for label, options in shapes.items()}
@@ -115,9 +124,9 @@ class Recycling(Decoder):
         return asdict(self.options) | self.tree.described()
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """The size of the tree, and whether the prompt helps."""
+        """The size of the tree, and whether the prompt helps and nodes of no known token pay."""
         sizes = {} if self.options.tree else {"nodes": (3, 5, 8, 12, 18, 27, 40, 60, 80)}
-        return {**sizes, "prompt": (False, True)}
+        return {**sizes, "prompt": (False, True), "known_only": (False, True)}
 
     def max_rows(self) -> int:
         """The tree, root included."""
@@ -128,15 +137,18 @@ class Recycling(Decoder):
         if not self.options.keep:
             self.forget()
         if self.options.prompt:
-            tokens, followed = bigrams(state.ids, self.options.k)
+            tokens, followed = bigrams(state.ids, self.options.k, self.unknown)
             self.successors[torch.tensor(tokens, dtype=torch.long)] = torch.tensor(followed).to(self.successors)
 
     def propose(self, state: State) -> DraftTree:
-        """The tree, level by level, less what has no token: on most devices a row costs more than to ask which."""
+        """The tree, level by level. With `known_only` less what has no token, which takes asking the device."""
         tokens = state.root
         for parents, ranks in self.levels:
             tokens = torch.cat((tokens, self.successors[tokens[parents], ranks]))
-        tree, filled = DraftTree(tokens, self.tree.shape), (tokens != UNSEEN).tolist()
+        tree = DraftTree(tokens, self.tree.shape)
+        if not self.options.known_only:
+            return tree
+        filled = (tokens != UNSEEN).tolist()
         return tree if all(filled) else tree.select([i for i, yes in enumerate(filled) if yes])
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
@@ -180,12 +192,12 @@ def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor
     return found
 
 
-def bigrams(ids: Sequence[int], k: int) -> tuple[list[int], list[list[int]]]:
-    """Tokens that have a successor, and their last k different ones [n][k], the newest first; UNSEEN where fewer."""
+def bigrams(ids: Sequence[int], k: int, unknown: int) -> tuple[list[int], list[list[int]]]:
+    """Tokens that have a successor, and their last k different ones [n][k], the newest first; `unknown` where fewer."""
     known: dict[int, dict[int, None]] = {}
     for token, following in zip(ids, ids[1:], strict=False):
         successors = known.setdefault(token, {})
         successors.pop(following, None)
         successors[following] = None
     rows = [list(reversed(successors))[:k] for successors in known.values()]
-    return list(known), [row + [UNSEEN] * (k - len(row)) for row in rows]
+    return list(known), [row + [unknown] * (k - len(row)) for row in rows]

@@ -1,9 +1,9 @@
-"""The matrix holds the last top-k of every verified token; the tree is the published shape, less what is unknown."""
+"""The matrix holds the last top-k of every verified token; the tree is the published shape, filled with token 0."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods.recycling import UNSEEN, Recycling, RecyclingOptions, bigrams, template
+from specbench_ss.methods.recycling import FILL, UNSEEN, Recycling, RecyclingOptions, bigrams, template
 from tests.tiny import tiny_model
 
 PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
@@ -55,10 +55,45 @@ class Watched(Recycling):
 
 
 TEMPLATE = set(template())
+PINNED = {  # seed of the model -> tokens kept by every step
+    1: [1, 1, 3, 3, 3, 3, 2, 4],
+    2: [1, 1, 5, 5, 7],
+}
+
+
+def published(target: Target, prompt: list[int], n: int) -> list[int]:
+    """Tokens that every step keeps by the published algorithm, in plain Python, from fresh passes over each path."""
+    rows: dict[int, list[int]] = defaultdict(lambda: [0] * 8)
+    by_depth, kept = sorted(TEMPLATE, key=lambda choice: (len(choice), choice)), list[int]()
+    ids = [*prompt, int(target.next_logits(prompt).argmax())]
+    while len(ids) < len(prompt) + n:
+        paths: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
+        for choice in by_depth:
+            above = paths[choice[:-1]]
+            paths[choice] = (*above, rows[(above or ids)[-1]][choice[-1]])
+        said = {path: target.next_logits([*ids, *path]) for path in set(paths.values())}
+        best: tuple[int, ...] = ()
+        while (longer := (*best, int(said[best].argmax()))) in said:
+            best = longer
+        for path in paths.values():  # of nodes with one token the last one's
+            rows[(path or ids)[-1]] = said[path].topk(8).indices.tolist()
+        ids += longer
+        kept.append(len(longer))
+    return kept
+
+
+@pytest.mark.parametrize("seed", PINNED)
+def test_the_steps_are_those_of_the_published_algorithm(seed: int) -> None:
+    """Unknown successors are token 0, are verified, and what follows them is learnt."""
+    target = Target(tiny_model("llama", seed))
+    steps = generate(Recycling(target), PROMPT, Limits(20), Sampling()).steps
+    assert {s.nodes for s in steps} == {80}
+    own = [s.accepted + 1 for s in steps]
+    assert own == PINNED[seed] == published(target, PROMPT, 20)
 
 
 def test_the_matrix_holds_the_last_top_k_and_fills_the_tree() -> None:
-    decoder = Watched(Target(tiny_model("llama")), RecyclingOptions())
+    decoder = Watched(Target(tiny_model("llama")), RecyclingOptions(known_only=True))
     steps = generate(decoder, PROMPT, Limits(40), Sampling()).steps
     assert steps[0].nodes == 0 and max(s.nodes for s in steps) == 80 and decoder.twice > 100
     assert max(s.accepted for s in steps) > 3
@@ -74,13 +109,13 @@ def test_the_published_tree_has_the_published_counts() -> None:
 
 
 def test_a_vocabulary_smaller_than_k() -> None:
-    decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions())
+    decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions(known_only=True))
     assert generate(decoder, [3, 4, 3], Limits(20), Sampling()).steps[-1].nodes > 5
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_what_is_kept_from_prompt_to_prompt(keep: bool) -> None:
-    decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(keep=keep))
+    decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(keep=keep, known_only=True))
     assert decoder.remembers == keep
     first, again = (generate(decoder, PROMPT, Limits(40), Sampling()) for _ in range(2))
     assert first.tokens == again.tokens
@@ -89,11 +124,12 @@ def test_what_is_kept_from_prompt_to_prompt(keep: bool) -> None:
 
 
 def test_the_prompt_gives_successors_where_asked() -> None:
-    assert bigrams([1, 2, 1, 3, 1, 2, 4], 2) == ([1, 2, 3], [[2, 3], [4, 1], [1, UNSEEN]])
-    assert bigrams([1, 2, 1, 3], 1) == ([1, 2], [[3], [1]])
-    decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(prompt=True))
-    generate(decoder, PROMPT, Limits(1), Sampling())
-    assert decoder.successors[4].tolist() == [30, 4, *[UNSEEN] * 6]
+    assert bigrams([1, 2, 1, 3, 1, 2, 4], 2, UNSEEN) == ([1, 2, 3], [[2, 3], [4, 1], [1, UNSEEN]])
+    assert bigrams([1, 2, 1, 3], 1, UNSEEN) == ([1, 2], [[3], [1]])
+    for known_only, unknown in ((True, UNSEEN), (False, FILL)):
+        decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(prompt=True, known_only=known_only))
+        generate(decoder, PROMPT, Limits(1), Sampling())
+        assert decoder.successors[4].tolist() == [30, 4, *[unknown] * 6]
 
 
 @pytest.mark.parametrize("given", [{"k": 0}, {"nodes": 0}, {"nodes": 81}, {"k": 5000}])
