@@ -14,6 +14,7 @@ from specbench_ss.reports.html.palette import styles
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
+from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
 from specbench_ss.results.run_health import checks
 from specbench_ss.results.summary import OVERALL, summarise
@@ -29,7 +30,7 @@ class HtmlReport(Report):
 
     def write(self, run: Run, path: Path) -> None:
         """Write the page, whole or not at all."""
-        _write(assets.render("report.html.jinja", page=page(run)), path)
+        _write(assets.render("report.html.jinja", page=page(run, self.quality_margin)), path)
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
@@ -41,10 +42,10 @@ def _write(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
-def page(run: Run) -> dict[str, Any]:
+def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     """Return everything that the template shows."""
     manifest, look, steps = run.manifest, styles(run.labels), frames.steps(run)
-    summaries = summarise(run)
+    summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
     overall = {s.method: s for s in summaries if s.category == OVERALL}
     made = checks(run, summaries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 TIMES = ("ttft", "tpot", "latency")
 
 
-def latencies(rows: Sequence[Row]) -> dict[str, float | None]:
+def latencies(rows: Sequence[Row]) -> dict[str, Any]:
     """Return ttft_s_p50 to latency_s_p99 of good samples, in seconds; None where no sample has such a time.
 
     Time per output token is that of the steps over the tokens that they produced; the first token is prefill's.

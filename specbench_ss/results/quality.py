@@ -14,9 +14,10 @@ import numpy as np
 from specbench_ss.errors import UserError
 from specbench_ss.options import plain_number
 from specbench_ss.results.intervals import Interval, mean_interval
+from specbench_ss.results.report import Report
 from specbench_ss.runs.rows import Row
 
-MARGIN = 0.02  # of a score from 0 to 1: how much worse still counts as no worse
+MARGIN = Report.quality_margin  # of a score from 0 to 1: how much worse still counts as no worse
 NonInferiority = Literal["non-inferior", "inferior", "not shown"]
 
 

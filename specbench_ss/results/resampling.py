@@ -16,9 +16,9 @@ from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 100_000  # docs/metrics.md says what error is left
-ENTRIES = 50_000_000  # of a matrix of counts: its bytes. More questions need fewer resamples for the same error
-LISTED = 9  # questions of which every resample that there is can be listed, 24,310: then nothing is left to chance
+RESAMPLES = 50_000  # docs/metrics.md says what error is left
+ENTRIES = 25_000_000  # of a matrix of counts: its bytes. More questions need fewer resamples for the same error
+LISTED = 10  # questions of which every resample that there is can be listed, 92,378: then nothing is left to chance
 SEED = 20240917
 CHUNK = 1_000_000  # entries of a matrix of counts that are turned into floats at a time
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError
 from specbench_ss.results.health import unfinished
-from specbench_ss.results.quality import checked_margin
+from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.runs.run_directory import read_run
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RunResults:
 
         return frames.sameness(self._run)
 
-    def summary(self, quality_margin: float = 0.02) -> pd.DataFrame:
+    def summary(self, quality_margin: float = MARGIN) -> pd.DataFrame:
         """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report.
 
         quality_margin: how much lower than that of `ar` the quality of a method that changes the model may be, on

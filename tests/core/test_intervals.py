@@ -93,4 +93,4 @@ def test_an_interval_wider_than_one_has_a_digit_less() -> None:
 
 
 def test_a_memory_of_many_questions_is_bounded() -> None:
-    assert resamples(5_000).counts.nbytes <= 50_000_000
+    assert resamples(5_000).counts.nbytes <= 25_000_000
