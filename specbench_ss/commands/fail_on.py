@@ -20,12 +20,18 @@ NAMES = (*KINDS, NOT_CHECKED)
 
 
 def read(text: str | None) -> tuple[str, ...]:
-    """Return the names of the findings. Raises UserError for an unknown one; an option callback."""
+    """Return the names of the findings. Raises UserError for an unknown one."""
     names = tuple(part.strip() for part in (text or "").split(",") if part.strip())
     for name in names:
         if name not in NAMES:
             raise UserError(f"--fail-on: there is no finding {name!r}{known_words(name, NAMES)}")
     return names
+
+
+def _checked(text: str | None) -> str | None:
+    """Return the text: an option callback, so that a mistake is found before anything is done."""
+    read(text)
+    return text
 
 
 FailOn = Annotated[
@@ -34,7 +40,7 @@ FailOn = Annotated[
         "--fail-on",
         metavar="A,B",
         help=f"Findings that end the command with exit code 1, after everything is written: {', '.join(NAMES)}.",
-        callback=read,
+        callback=_checked,
     ),
 ]
 
@@ -49,8 +55,9 @@ def found(made: Sequence[Check], names: Sequence[str]) -> list[str]:
     ]
 
 
-def fail(run: Run, names: Sequence[str]) -> None:
+def fail(run: Run, asked: str | None) -> None:
     """Exit with code 1 and one line that says why, where a run has one of these findings."""
+    names = read(asked)
     if not names:
         return
     from specbench_ss.results.run_health import checks

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def command(
-    ctx: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.")],
     name: Annotated[str, typer.Option("--as", metavar="NAME", help="Kind of report.")] = "html",
     out: Annotated[
@@ -47,7 +46,7 @@ def command(
     print(f"report: {path}")
     if open_it:
         open_in_browser(path)
-    fail(done, ctx.params["fail_on"])
+    fail(done, fail_on)
 
 
 def write_report(

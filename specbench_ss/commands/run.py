@@ -175,6 +175,6 @@ def command(
         run_output.describe(wanted, where)
         return
     try:
-        run_output.run(wanted, where, open_report=open_it, fail_on=ctx.params["fail_on"])
+        run_output.run(wanted, where, open_report=open_it, fail_on=fail_on)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ def describe(config: RunConfig, where: RunTarget) -> None:
     print(f"out        {where.out}")
 
 
-def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on: Sequence[str] = ()) -> None:
+def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on: str | None = None) -> None:
     """Make the run, print its tables, and write its report. fail_on: findings that exit with code 1 after that."""
     measure(config, where)
     tell(where.out, open_report, fail_on)
@@ -88,7 +88,7 @@ def _decoding(config: RunConfig, data: SuiteData) -> str:
     return f"{decoding(config.as_dict())}, at most {limit} tokens, seed {config.seed}"
 
 
-def tell(out: Path, open_report: bool, fail_on: Sequence[str] = ()) -> None:
+def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
     """Print the tables, write the report and print its path.
 
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.

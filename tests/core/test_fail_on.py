@@ -41,7 +41,7 @@ def test_a_run_fails_after_everything_is_written(make_run: MakeRun, capsys: pyte
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, verdict="mismatch")
     run_output.tell(run, False)
     with pytest.raises(typer.Exit) as ended:
-        run_output.tell(run, False, ("mismatch",))
+        run_output.tell(run, False, "mismatch")
     assert ended.value.exit_code == 1 and (run / "report.html").is_file()
     assert capsys.readouterr().err == "ssbench: --fail-on: mismatch (ss: 5 of 5 answers against the reference)\n"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from specbench_ss import UserError, load_run
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.summary import summarise
@@ -107,3 +109,13 @@ def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run
 def test_a_good_run_has_no_alert(steady: Run) -> None:
     assert not page_of(steady)["alerts"]
     assert not any(line.startswith(("✕", "!", "?")) for line in told(steady))
+
+
+@pytest.mark.parametrize("name", ["tokens", "steps", "accepted", "turn"])
+def test_a_sample_with_a_negative_count_is_a_damaged_one(make_run: MakeRun, name: str) -> None:
+    path = make_run(**STEADY)
+    lines = (path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    lines[0] = json.dumps(json.loads(lines[0]) | {name: -1})
+    (path / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"damaged in line 1: {name} is negative"):
+        load_run(path)
