@@ -59,11 +59,11 @@ def test_recorded_timings_of_the_reference_twice_are_not_distinguishable() -> No
 
 
 def test_the_same_timings_with_a_method_that_is_faster_are_told_apart() -> None:
-    """The test above can fail: 12 % of difference is found in most of the same recordings."""
+    """Intervals are not wide for nothing: on the same recordings, noisy as they are, half the time is told apart."""
     found = 0
     for run in recorded().values():
         for row in run.rows:
             if row.method == "ar#2" and row.wall_s:
-                row.wall_s /= 1.12
+                row.wall_s /= 2
         found += next(r for r in summarise(run) if (r.category, r.method) == (OVERALL, "ar#2")).comparison == "faster"
-    assert found > 50
+    assert found > 80
