@@ -14,16 +14,25 @@ _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
 
 @dataclass(frozen=True, slots=True)
 class MethodSpec:
-    """A method with the options given for it: `ss`, `ss[k=1]`, `ss[k=1,prune=off]`. Values are still text."""
+    """A method with the options given for it: `ss`, `ss[k=1]`, `ss[k=1,prune=off]`. Values are still text.
+
+    copy: 2 for the reference that is asked for a second time, to be compared with itself: `ar#2`.
+    """
 
     name: str
     options: dict[str, str] = field(default_factory=dict)
+    copy: int = 1
 
     @property
     def label(self) -> str:
         """Return the name of this variant in every table: the text that it was asked for with."""
         inner = ",".join(f"{k}={v}" for k, v in self.options.items())
-        return f"{self.name}[{inner}]" if inner else self.name
+        return (f"{self.name}[{inner}]" if inner else self.name) + (f"#{self.copy}" if self.copy > 1 else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a manifest records of it."""
+        asked = {"name": self.name, "options": dict(self.options)}
+        return asked | ({"copy": self.copy} if self.copy > 1 else {})
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:

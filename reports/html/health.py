@@ -8,62 +8,25 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.answers import VERDICTS
 from specbench_ss.reports.html.page_parts import Column, Notice, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.health import unfinished
+from specbench_ss.results.run_health import Check, State, worst_first
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Run
 
 SHOWN = 12  # lines of a list; the rest is counted
-
-# Kind of finding (specbench_ss/results/health.py): how bad, what is said where there is one, what where there is none.
-KINDS = {
-    "impossible": (
-        "error",
-        "Impossible results: a bug, or a measurement that must not be believed.",
-        "No impossible result: all counts and times add up, no method is faster than its accepted tokens allow.",
-    ),
-    "failed": ("error", "Samples failed; no number includes them.", "No sample failed."),
-    "mismatch": (
-        "error",
-        "Answers differ from their reference's in a way that no near-tie explains.",
-        "No method that promises the output of its reference broke its promise.",
-    ),
-    "length": ("warning", "Answers end earlier or later than their reference's.", ""),
-    "near-tie": ("warning", "Near-ties in float32, where they should be rare.", ""),
-    "unstable": ("warning", "Unstable timing: other work on the machine, or clocks that change.", "Timing is stable."),
-}
+LEVELS: dict[State, str] = {"wrong": "error", "warning": "warning", "not checked": "unknown", "ok": "ok"}
 
 
-def notices(run: Run, summaries: Sequence[SummaryRow]) -> list[Notice]:
+def notices(made: Sequence[Check]) -> list[Notice]:
     """Return every check, passed or not, over all tasks."""
-    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for row in summaries:
-        for sentence in row.health:
-            kind, _, text = sentence.partition(": ")
-            found.setdefault(kind, []).append(f"{row.method}: {text}")
-    made = [_finished(run), _warned(run), *(_notice(kind, lines) for kind, lines in found.items())]
-    return [notice for notice in made if notice.title]
+    return [Notice(LEVELS[check.state], check.sentence, _some(check.lines)) for check in made]
 
 
-def alerts(found: Sequence[Notice]) -> list[Notice]:
-    """Return what must stand above the results. In a good run there is nothing."""
-    return [notice for notice in found if notice.level == "error"]
+def alerts(made: Sequence[Check]) -> list[Notice]:
+    """Return what must stand above the results: all that is wrong, what to beware of, and what nobody checked.
 
-
-def _notice(kind: str, lines: Sequence[str]) -> Notice:
-    level, bad, good = KINDS.get(kind, ("warning", kind.capitalize(), ""))
-    return Notice(level, bad, _some(lines)) if lines else Notice("ok", good)
-
-
-def _finished(run: Run) -> Notice:
-    lacking = unfinished(run)
-    if lacking:
-        return Notice("error", f"The run is {lacking}.")
-    return Notice("ok", f"The run is complete: {len(run.rows):,} samples.")
-
-
-def _warned(run: Run) -> Notice:
-    said = run.manifest.get("warnings", [])
-    return Notice("warning", "Warnings of the run.", _some(said)) if said else Notice("ok", "")
+    In a good run there is nothing.
+    """
+    return notices(worst_first(made))
 
 
 def differences(run: Run, overall: Mapping[str, SummaryRow]) -> Sequence[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 from specbench_ss.results.number_text import number
@@ -11,7 +13,10 @@ from specbench_ss.results.number_text import number
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table. sort: the raw value. small: quieter lines below. swatch: a method's colour class."""
+    """One cell of a table. sort: the raw value. small: quieter lines below. swatch: a method's colour class.
+
+    values: what stands in a CSV file, one for each of the column's `fields`.
+    """
 
     text: str
     sort: float | str | None = None
@@ -19,19 +24,22 @@ class Cell:
     swatch: str = ""
     strong: bool = False
     tag: str = ""  # 'good', 'bad', 'note', 'flat': the text stands in a pill of that kind
+    values: Sequence[float | str | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table. Numeric ones are set in tabular figures, to the right.
 
-    help: the definition, shown on hover.
+    help: the definition, shown on hover. fields: the columns that it becomes in a CSV file, where it is more than one
+    with its title.
     """
 
     title: str
     numeric: bool = True
     help: str = ""
     swatch: str = ""
+    fields: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,16 @@ class Table:
     sortable: bool = True
     total: bool = False  # the first row sums up the others
     notes: Sequence[str] = ()
+
+    def csv(self) -> str:
+        """Return the table as a CSV file: raw values, each in a column of its own."""
+        out = StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(name for column in self.columns for name in column.fields or (column.title,))
+        for row in self.rows:
+            pairs = zip(self.columns, row, strict=True)
+            writer.writerow(value for column, cell in pairs for value in _values(column, cell))
+        return out.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +94,18 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that the reader must not miss. level: 'error', 'warning' or 'ok'. title: a sentence."""
+    """Something that the reader must not miss. level: 'error', 'warning', 'unknown' or 'ok'. title: a sentence."""
 
     level: str
     title: str
     lines: Sequence[str] = field(default=())
+
+
+def _values(column: Column, cell: Cell) -> Sequence[float | str | None]:
+    """Return what a cell is in a CSV file: None is written as nothing."""
+    if column.fields:
+        return cell.values or [None] * len(column.fields)
+    return [cell.sort]
 
 
 def plain(text: str, sort: str | None = None) -> Cell:

@@ -13,7 +13,10 @@ from specbench_ss.reports.html import experiment_page as of_experiment
 from specbench_ss.reports.html.palette import styles
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.experiment import Experiment, Result
+from specbench_ss.results.finding import finding
+from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
+from specbench_ss.results.run_health import checks
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.rows import Run
 
@@ -27,7 +30,7 @@ class HtmlReport(Report):
 
     def write(self, run: Run, path: Path) -> None:
         """Write the page, whole or not at all."""
-        _write(assets.render("report.html.jinja", page=page(run)), path)
+        _write(assets.render("report.html.jinja", page=page(run, self.quality_margin)), path)
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
@@ -39,19 +42,20 @@ def _write(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
-def page(run: Run) -> dict[str, Any]:
+def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     """Return everything that the template shows."""
     manifest, look, steps = run.manifest, styles(run.labels), frames.steps(run)
-    summaries = summarise(run)
+    summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
     overall = {s.method: s for s in summaries if s.category == OVERALL}
-    findings = health.notices(run, list(overall.values()))
+    made = checks(run, summaries)
     return {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
         "styles": list(look.values()),
         "chips": run_record.chips(run),
-        "alerts": health.alerts(findings),
+        "finding": finding(summaries, made),
+        "alerts": health.alerts(made),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
         "cards": speed.cards(cells, look, manifest["config"]),
         "matrix": speed.matrix(cells, look, manifest["config"]),
@@ -60,9 +64,10 @@ def page(run: Run) -> dict[str, Any]:
         "others": speed.others(cells, look),
         "acceptance": [acceptance.histogram(steps, look), acceptance.by_position(overall, look)],
         "time": timing.per_token(overall, look),
+        "latency": timing.latency(overall, look),
         "steps": timing.decomposition(overall, frames.median_step_ms(steps), look),
         "examples": answers.examples(run, overall, look),
-        "notices": findings,
+        "notices": health.notices(made),
         "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
         "sameness": health.sameness(overall, look),

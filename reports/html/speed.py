@@ -9,7 +9,7 @@ from typing import Any
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results import verdict_text
+from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.number_text import interval, number, percent, times, title
 from specbench_ss.results.summary import OVERALL, SummaryRow
 
@@ -26,6 +26,12 @@ QUALITY = (
     f"below it the paired difference to {REFERENCE}"
 )
 Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
+# Columns of a CSV file, by the names that docs/api.md has for them.
+SPEEDUP = ("speedup", "reference", "reference_speedup", "reference_speedup_low", "reference_speedup_high")
+ENDS = ("speedup_low", "speedup_high")
+DIFFERENCE = ("quality", "quality_difference", "quality_difference_low", "quality_difference_high", "quality_verdict")
+COUNTS = ("n_prompts", "n_questions", "n_failed")
+IN_MATRIX = ("speedup", *ENDS, "comparison", "tau", *COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
         ("quality", number(row.quality)),
         ("prompts", verdict_text.n(row)),
     ]
+    if row.quality_verdict is not None:
+        facts.append(("quality is", verdict_text.non_inferiority(row)))
     if row.reference_speedup is not None:
         facts.append((f"speedup over {row.reference}", verdict_text.own_model(row)))
     return Card(
@@ -77,7 +85,7 @@ def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
 
 def matrix(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
     """Return the table of tasks by methods, with speedups and intervals. config: that of the manifest."""
-    columns = [Column("task", False), *(Column(label, swatch=s.css) for label, s in styles.items())]
+    columns = [Column("task", False), *(_matrix_column(label, style) for label, style in styles.items())]
     rows = [
         [plain(title(task)), *(_matrix_cell(cells[label, task]) for label in styles), _prompts(cells, styles, task)]
         for task in tasks(cells)
@@ -86,20 +94,29 @@ def matrix(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any])
     return Table("matrix", [*columns, Column("n", help=N)], rows, total=True, notes=notes)
 
 
+def _matrix_column(label: str, style: Style) -> Column:
+    return Column(label, swatch=style.css, fields=[f"{label} {name}" for name in IN_MATRIX])
+
+
 def _matrix_cell(row: SummaryRow) -> Cell:
+    values = _fields(row, IN_MATRIX)
     if row.speedup is None:
-        return figure(None)
-    tau = f"τ {number(row.tau)}"
+        return figure(None, values=values)
+    sure = row.comparison in ("faster", "slower")
+    text = times(row.speedup) if sure else verdict_text.speedup(row)
+    return Cell(text, row.speedup, _matrix_details(row), strong=sure, values=values)
+
+
+def _matrix_details(row: SummaryRow) -> tuple[str, ...]:
     if row.comparison == "reference":
-        return Cell(times(row.speedup), row.speedup, small=(f"{number(row.tokens_per_s, 1)} tokens/s",))
-    bounds = interval(row.speedup_interval)
-    if row.comparison == "too few":
-        return Cell(verdict_text.speedup(row), row.speedup, small=(f"too few questions · {tau}", *_own(row)))
-    if row.comparison == "not distinguishable":
-        return Cell(
-            verdict_text.speedup(row), row.speedup, small=(f"{bounds} · {tau}", "not distinguishable", *_own(row))
-        )
-    return Cell(times(row.speedup), row.speedup, small=(f"{bounds} · {tau}", *_own(row)), strong=True)
+        return (f"{number(row.tokens_per_s, 1)} tokens/s",)
+    bounds = interval(row.speedup_interval) or "too few questions"
+    unsure = ("not distinguishable",) if row.comparison == "not distinguishable" else ()
+    return (f"{bounds} · τ {number(row.tau)}", *unsure, *_own(row))
+
+
+def _fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
+    return [frames.summary_value(row, name) for name in names]
 
 
 def _own(row: SummaryRow) -> tuple[str, ...]:
@@ -112,7 +129,8 @@ def _prompts(cells: Cells, styles: Mapping[str, Style], task: str) -> Cell:
 
 
 def _n(row: SummaryRow, failed: bool = True) -> Cell:
-    return figure(row.n_prompts, 0, small=[text for text in verdict_text.counts(row) if failed or "failed" not in text])
+    small = [text for text in verdict_text.counts(row) if failed or "failed" not in text]
+    return figure(row.n_prompts, 0, small=small, values=_fields(row, COUNTS))
 
 
 def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
@@ -120,14 +138,18 @@ def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, A
     columns = [
         Column("task", False),
         Column("method", False),
-        Column("speedup", help=f"Wall time per token, that of {REFERENCE} over the method's, paired by prompt"),
-        Column("95 % interval", help="Sorts by its lower end"),
+        Column(
+            "speedup",
+            help=f"Wall time per token, that of {REFERENCE} over the method's, paired by prompt",
+            fields=SPEEDUP,
+        ),
+        Column("95 % interval", help="Sorts by its lower end", fields=ENDS),
         Column("verdict", False),
         Column("tokens/s", help="Kept tokens over wall time, prefill included"),
         Column("τ", help="Tokens per step, pooled"),
-        Column("quality", help=QUALITY),
+        Column("quality", help=QUALITY, fields=DIFFERENCE),
         Column("output", False, help=f"Against the answers of its reference: {REFERENCE}, unless another is named"),
-        Column("n", help=N),
+        Column("n", help=N, fields=COUNTS),
     ]
     rows = [_row(cells[label, task], task, style, config) for task in tasks(cells) for label, style in styles.items()]
     return Table("everything", columns, rows, notes=verdict_text.notes(list(cells.values()), config))
@@ -170,20 +192,23 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) ->
     return [
         plain(title(task)),
         style.cell(),
-        Cell(verdict_text.speedup(row), row.speedup, _own(row), strong=row.comparison in ("faster", "slower")),
-        Cell(interval(bounds), bounds[0] if bounds else None),
+        Cell(
+            verdict_text.speedup(row),
+            row.speedup,
+            _own(row),
+            strong=row.comparison in ("faster", "slower"),
+            values=_fields(row, SPEEDUP),
+        ),
+        Cell(interval(bounds), bounds[0] if bounds else None, values=_fields(row, ENDS)),
         Cell(text, text, tag=tag),
         figure(row.tokens_per_s, 1),
         figure(row.tau),
-        figure(row.quality, small=_difference(row)),
+        figure(row.quality, small=_difference(row), values=_fields(row, DIFFERENCE)),
         plain(verdict_text.output(row, config)),
         _n(row),
     ]
 
 
 def _difference(row: SummaryRow) -> tuple[str, ...]:
-    """Return the paired difference of quality to the reference, as in '+0.01 (−0.02 to 0.04)'."""
-    if row.quality_difference is None or row.comparison == "reference":
-        return ()
-    bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""
-    return (f"{row.quality_difference:+.2f}{bounds}".replace("-", "−"),)
+    """Return the paired difference of quality to the reference, and whether a changed model's quality is no worse."""
+    return tuple(filter(None, (verdict_text.quality_difference(row), verdict_text.non_inferiority(row))))

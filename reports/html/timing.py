@@ -8,9 +8,15 @@ from typing import Any
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, figure
 from specbench_ss.reports.html.palette import PARTS, Style, hatch
+from specbench_ss.results.latency import QUANTILES
 from specbench_ss.results.summary import SummaryRow
 
 STEP_PARTS = ("draft", "verify", "accept", "host")
+WAITS = {  # as in `latencies`: words of a heading, and its definition
+    "ttft": ("first token", "Time to the first token"),
+    "tpot": ("per token", "Time per output token after the first"),
+    "latency": ("request", "Time of a whole request"),
+}
 WORDS = {
     "prefill": "Reading the prompt",
     "draft": "Making the draft",
@@ -72,6 +78,31 @@ def _layer(part: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, Any
         },
         "hovertemplate": "%{x:.2f} ms per token",
     }
+
+
+def latency(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Table:
+    """Show how long a user waits: quantiles over samples, in milliseconds."""
+    columns = [
+        Column("method", False),
+        *(
+            Column(f"{words} {quantile}", help=f"{WAITS[name][1]}, milliseconds: {quantile} over samples")
+            for name, (words, _) in WAITS.items()
+            for quantile in QUANTILES
+        ),
+    ]
+    rows = [
+        [styles[label].cell(), *(_quantile(row, name, quantile) for name in WAITS for quantile in QUANTILES)]
+        for label, row in overall.items()
+        if row.latency_s_p50 is not None
+    ]
+    return Table(
+        "latency", columns, rows, "How long a request takes, in milliseconds: median, 95th and 99th percentile"
+    )
+
+
+def _quantile(row: SummaryRow, name: str, quantile: str) -> Cell:
+    seconds = getattr(row, f"{name}_s_{quantile}")
+    return figure(None if seconds is None else seconds * 1000, 2 if name == "tpot" else 1)
 
 
 def decomposition(

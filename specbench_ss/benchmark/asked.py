@@ -33,8 +33,18 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
     specs = [MethodSpec(s.name, chosen.get(s.name, {}) | shared.get(s.name, {}) | s.options) for s in specs]
     if not any(s.label == REFERENCE for s in specs):
         specs.append(MethodSpec(REFERENCE))
+    specs = _numbered(specs)
     _check(specs, shared)
     return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
+
+
+def _numbered(specs: Sequence[MethodSpec]) -> list[MethodSpec]:
+    """Give every further copy of the reference a number: 'ar,ar' compares it with itself, as `ar` and `ar#2`."""
+    made: list[MethodSpec] = []
+    for spec in specs:
+        copies = sum(s.name == REFERENCE for s in made) if spec.label == REFERENCE else 0
+        made.append(MethodSpec(spec.name, spec.options, copies + 1) if copies else spec)
+    return made
 
 
 def with_all(methods: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import typer
 from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.benchmark.build_config import default_out, run_config
 from specbench_ss.commands import help_texts, run_options
+from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
 from specbench_ss.runs.config import RunConfig, RunTarget
 
@@ -161,6 +162,7 @@ def command(
     open_it: Annotated[
         bool, typer.Option("--open", help="Open the report in a browser when the run has ended.", rich_help_panel=WHERE)
     ] = False,
+    fail_on: FailOn = None,
 ) -> None:
     """Decode a suite's questions with several methods, side by side, and say which one pays."""
     wanted = run_config({**ctx.params, "set": set_})
@@ -173,6 +175,6 @@ def command(
         run_output.describe(wanted, where)
         return
     try:
-        run_output.run(wanted, where, open_report=open_it)
+        run_output.run(wanted, where, open_report=open_it, fail_on=fail_on)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from specbench_ss.benchmark import measure as measuring
 from specbench_ss.benchmark import preflight
+from specbench_ss.commands.fail_on import fail
 from specbench_ss.commands.report import open_in_browser, write_report
 from specbench_ss.options import options_text
 from specbench_ss.results.number_text import parameters
@@ -46,10 +47,10 @@ def describe(config: RunConfig, where: RunTarget) -> None:
     print(f"out        {where.out}")
 
 
-def run(config: RunConfig, where: RunTarget, open_report: bool = False) -> None:
-    """Make the run, print its tables, and write its report."""
+def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on: str | None = None) -> None:
+    """Make the run, print its tables, and write its report. fail_on: findings that exit with code 1 after that."""
     measure(config, where)
-    tell(where.out, open_report)
+    tell(where.out, open_report, fail_on)
 
 
 def measure(config: RunConfig, where: RunTarget) -> None:
@@ -87,8 +88,11 @@ def _decoding(config: RunConfig, data: SuiteData) -> str:
     return f"{decoding(config.as_dict())}, at most {limit} tokens, seed {config.seed}"
 
 
-def tell(out: Path, open_report: bool) -> None:
-    """Print the tables, write the report and print its path. Exit with code 1 where a method has no good sample."""
+def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
+    """Print the tables, write the report and print its path.
+
+    Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
+    """
     from specbench_ss.results.terminal_table import print_tables
     from specbench_ss.runs.run_directory import read_run
 
@@ -103,6 +107,7 @@ def tell(out: Path, open_report: bool) -> None:
         what = "; ".join(f"{label}: {error}" for label, error in errors.items())
         print(f"ssbench: every sample failed of {' '.join(what.split())}", file=sys.stderr)
         raise typer.Exit(1)
+    fail(done, fail_on)
 
 
 def without_result(run: Run) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from specbench_ss.results import verdict_text
 from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
+from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.rows import Run, Sameness, StepRow
 
@@ -68,14 +69,14 @@ def _categories(run: Run) -> dict[Any, str]:
     return {row.key: row.category for row in run.rows}
 
 
-def summary(run: Run) -> pd.DataFrame:
+def summary(run: Run, quality_margin: float = MARGIN) -> pd.DataFrame:
     """Return one row for each task and method, `overall` first: the rows of the terminal's table and of the report."""
     config = run.manifest["config"]
 
     def value(row: SummaryRow, name: str) -> Any:
         return verdict_text.output(row, config) if name == "output" else summary_value(row, name)
 
-    return frame(SUMMARY, summarise(run), value)
+    return frame(SUMMARY, summarise(run, quality_margin), value)
 
 
 def summary_value(row: SummaryRow, name: str) -> Any:

@@ -17,6 +17,7 @@ from specbench_ss.results.intervals import Interval
 from specbench_ss.runs.rows import KILLED, Key, Row, Run
 
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
+ENOUGH = 4  # times of the same work, to say that they do not spread
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
 Check = Callable[[Row, Sequence[Step]], bool]
 
@@ -50,21 +51,20 @@ def impossible(rows: Sequence[Row], steps: Mapping[Key, Sequence[Step]]) -> list
     return found
 
 
-def too_fast(
-    speedup: float | None, interval: Interval | None, tau: float | None, equally_long: bool = True
-) -> list[str]:
-    """Report a speedup above tau: at batch 1 no step of a method costs less than the reference's, so tau bounds it.
+def within_tau(interval: Interval | None, tau: float | None, equally_long: bool = True) -> bool | None:
+    """Say whether a speedup is one that tau allows: at batch 1 no step of a method costs less than the reference's.
 
-    This is checked only where the answers are as long as the reference's: in longer ones prefill weighs less. The whole
-    interval must lie above tau; where there is none, the speedup must exceed tau by more than times of the same work
-    may spread.
+    It is not where its whole interval lies above tau. None where there is no interval, and where answers are of another
+    length than the reference's: in longer ones prefill weighs less.
     """
-    if tau is None or speedup is None or not equally_long:
-        return []
-    if interval is None:
-        clear = speedup > (1 + SPREAD) * tau
-        return [f"impossible: speedup of {speedup:.2f} with only {tau:.2f} tokens per step"] if clear else []
-    if interval[0] <= tau:
+    if tau is None or interval is None or not equally_long:
+        return None
+    return interval[0] <= tau
+
+
+def too_fast(interval: Interval | None, tau: float | None, equally_long: bool = True) -> list[str]:
+    """Report a speedup above tau, where `within_tau` says so."""
+    if interval is None or within_tau(interval, tau, equally_long) is not False:
         return []
     return [f"impossible: speedup of at least {interval[0]:.2f} with only {tau:.2f} tokens per step"]
 
@@ -86,7 +86,7 @@ def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
     return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]
 
 
-def unsteady(unstable: bool) -> list[str]:
+def unsteady(unstable: bool | None) -> list[str]:
     """Report times that spread, as `unstable` found."""
     return ["unstable: times of the same work differ by more than a tenth"] if unstable else []
 
@@ -100,8 +100,8 @@ def unfinished(run: Run) -> str:
     return f"not complete ({what}): {made:,} of {run.samples:,} samples"
 
 
-def unstable(rows: Sequence[Row], equal_steps: bool) -> bool:
-    """Say whether times of the same work spread by more than a tenth.
+def unstable(rows: Sequence[Row], equal_steps: bool) -> bool | None:
+    """Say whether times of the same work spread by more than a tenth; None where there are too few to say that not.
 
     The same work is repeats of a prompt that gave the same tokens. Where every step does equal work (the reference), it
     is also the step times of different samples, without their outer quarters.
@@ -110,11 +110,13 @@ def unstable(rows: Sequence[Row], equal_steps: bool) -> bool:
     for row in rows:
         repeats[row.question_id, row.turn, tuple(row.token_ids or ())].append(row.wall_s or 0.0)
     squares = [(np.std(t, ddof=1) / np.mean(t)) ** 2 for t in repeats.values() if len(t) > 1]
-    if squares:
-        return bool(math.sqrt(float(np.mean(squares))) > SPREAD)
-    per_step = [(row.decode_s or 0.0) / row.steps for row in rows if row.steps]
-    if not equal_steps or len(per_step) < 4:
+    if squares and math.sqrt(float(np.mean(squares))) > SPREAD:
+        return True
+    if sum(len(t) - 1 for t in repeats.values()) >= ENOUGH - 1:
         return False
+    per_step = [(row.decode_s or 0.0) / row.steps for row in rows if row.steps]
+    if not equal_steps or len(per_step) < ENOUGH:
+        return None
     low, middle, high = np.quantile(per_step, (0.25, 0.5, 0.75))
     return bool((high - low) / 1.349 > SPREAD * middle)
 

@@ -6,34 +6,34 @@ Whole questions are resampled, since their turns and repeats are not independent
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import ndtr, ndtri
 
-Floats = NDArray[np.float64]
+from specbench_ss.results.resampling import Floats, Resamples, resamples
+
 Interval = tuple[float, float]
 Comparison = Literal["reference", "faster", "slower", "not distinguishable", "too few"]
+Statistic = Callable[[Floats], Floats]  # of sums [..., k]: [...]
 
 LEVEL = 0.95
-RESAMPLES = 2000
 FEWEST = 4  # questions: of two or three, Student's t makes an interval that says nothing
-SEED = 20240917
 SAFETY = 1.25  # bootstrap intervals cover less than they say: ours must hold in A/A runs with room to spare
 TIMING_FLOOR = 0.01  # what one process cannot see of itself: clocks, memory layout, heat
+TIE = 1e-12  # sums of the same numbers in another order
 
 
 def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_tokens: Floats) -> Interval | None:
     """Return the 95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
 
-    def log_ratio(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Floats:
-        sums = [np.log(x.sum(axis)) for x in (a, b, c, d)]
-        return np.asarray(sums[0] - sums[1] - sums[2] + sums[3])
+    def log_ratio(sums: Floats) -> Floats:
+        a, b, c, d = np.moveaxis(sums, -1, 0)
+        return np.asarray(np.log(a * d / (b * c)))
 
-    around = bootstrap(log_ratio, ref_s, ref_tokens, own_s, own_tokens)
+    around = bootstrap(log_ratio, np.stack([ref_s, ref_tokens, own_s, own_tokens], 1))
     if around is None:
         return None
     floor = math.log1p(TIMING_FLOOR)
@@ -43,23 +43,49 @@ def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_token
 def mean_interval(differences: Floats) -> Interval | None:
     """Return the 95% interval of the mean of paired differences, one a question [n]; None below FEWEST."""
 
-    def mean(x: Floats, axis: int = -1) -> Floats:
-        return np.asarray(x.mean(axis))
+    def mean(sums: Floats) -> Floats:
+        return np.asarray(sums[..., 0] / len(differences))
 
-    return bootstrap(mean, differences)
+    return bootstrap(mean, differences[:, None])
 
 
-def bootstrap(statistic: Callable[..., Floats], *samples: Floats) -> Interval | None:
-    """Return the BCa interval (percentile where BCa is degenerate), widened for few questions; None below FEWEST."""
-    n = len(samples[0])
+def bootstrap(statistic: Statistic, columns: Floats) -> Interval | None:
+    """Return the interval of a statistic of the sums of columns [n, k], widened for few questions; None below FEWEST.
+
+    It is BCa, or percentile where BCa is degenerate.
+    """
+    n = len(columns)
     if n < FEWEST:
         return None
-    estimate = float(statistic(*samples))
-    low, high = _scipy(statistic, samples, "BCa")
-    if not (math.isfinite(low) and math.isfinite(high)):
-        low, high = _scipy(statistic, samples, "percentile")
+    estimate = float(statistic(columns.sum(0)))
+    low, high = bca(statistic, columns, resamples(n))
     widen = widening(n)
     return estimate - widen * (estimate - min(low, estimate)), estimate + widen * (max(high, estimate) - estimate)
+
+
+def bca(statistic: Statistic, columns: Floats, of: Resamples) -> Interval:
+    """Return the BCa interval (Efron 1987) of a statistic of sums, as `scipy.stats.bootstrap` computes it.
+
+    Every question enters the statistic by its sums [n, k] alone, so leaving one out is a subtraction, and all
+    resamples are one product.
+    """
+    total = columns.sum(0)
+    estimate, values = statistic(total), statistic(of.sums(columns))
+    level = np.array([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    below, above = (of.share(values < estimate + sign * TIE) for sign in (-1, 1))
+    bias = ndtri((below + above) / 2)
+    pull = bias + ndtri(level)
+    with np.errstate(all="ignore"):  # a bias without bounds: no resample lies below the estimate, or none above
+        corrected = ndtr(bias + pull / (1 - _acceleration(statistic(total - columns)) * pull))
+    low, high = of.quantiles(values, corrected if np.isfinite(corrected).all() else level)
+    return float(low), float(high)
+
+
+def _acceleration(left_one_out: Floats) -> float:
+    """Return BCa's acceleration from the statistic with each question left out [n]; 0 where these are all equal."""
+    pulls = left_one_out.mean() - left_one_out
+    squares = float((pulls**2).sum())
+    return float((pulls**3).sum()) / (6 * squares**1.5) if squares > 0 else 0.0
 
 
 def widening(n: int) -> float:
@@ -75,12 +101,3 @@ def compare(interval: Interval | None) -> Comparison:
     if interval[0] <= 1 <= interval[1]:
         return "not distinguishable"
     return "faster" if interval[0] > 1 else "slower"
-
-
-def _scipy(statistic: Callable[..., Floats], samples: tuple[Floats, ...], method: str) -> Interval:
-    options: dict[str, Any] = {"paired": True, "vectorized": True, "n_resamples": RESAMPLES, "batch": 500}
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # degenerate data: seen by the non-finite result
-        rng = np.random.default_rng(SEED)
-        done = stats.bootstrap(samples, statistic, confidence_level=LEVEL, method=method, rng=rng, **options)
-    return float(done.confidence_interval.low), float(done.confidence_interval.high)

@@ -35,9 +35,13 @@ def scientific(value: float | None, digits: int = 3) -> str:
 
 
 def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 1) -> str:
-    """Return bounds as in '1.71–1.97', with a longer separator where one is negative. line: see `end`."""
+    """Return bounds as in '1.71–1.97', with a longer separator where one is negative. line: see `end`.
+
+    An interval wider than 1 has a digit less: the last one would not stand, since the resamples are random.
+    """
     if bounds is None:
         return ""
+    digits -= bounds[1] - bounds[0] > 1
     between = " to " if bounds[0] < 0 else "–"
     return between.join(end(bound, digits, line) for bound in bounds)
 

@@ -20,6 +20,9 @@ class Report(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     filename: ClassVar[str]  # what the file is called inside the run directory
+    quality_margin: float = (
+        0.02  # how much lower the quality of a method that changes the model may be: docs/metrics.md
+    )
 
     @abstractmethod
     def write(self, run: Run, path: Path) -> None:

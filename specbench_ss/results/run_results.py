@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError
 from specbench_ss.results.health import unfinished
+from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.runs.run_directory import read_run
 
 if TYPE_CHECKING:
@@ -55,11 +56,15 @@ class RunResults:
 
         return frames.sameness(self._run)
 
-    def summary(self) -> pd.DataFrame:
-        """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report."""
+    def summary(self, quality_margin: float = MARGIN) -> pd.DataFrame:
+        """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report.
+
+        quality_margin: how much lower than that of `ar` the quality of a method that changes the model may be, on
+        scores from 0 to 1, for `quality_verdict` to call it non-inferior. Raises UserError for what is no such margin.
+        """
         from specbench_ss.results import frames
 
-        return frames.summary(self._run)
+        return frames.summary(self._run, checked_margin(quality_margin))
 
 
 def load_run(path: str | Path) -> RunResults:

@@ -15,7 +15,10 @@ import numpy as np
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
-from specbench_ss.results.intervals import Comparison, Floats, Interval, compare, mean_interval, speedup_interval
+from specbench_ss.results.intervals import Comparison, Interval, compare, speedup_interval
+from specbench_ss.results.latency import latencies
+from specbench_ss.results.quality import MARGIN, NonInferiority, non_inferiority, quality
+from specbench_ss.results.resampling import Floats
 from specbench_ss.results.step_tally import tally
 from specbench_ss.runs.rows import Row, Run
 
@@ -33,9 +36,10 @@ class SummaryRow:
     tau * step_ratio * residual, where step_ratio is the reference's step time over the method's. reference: the method
     whose output it must equal. Where that is not the run's reference, since the method changes the model,
     reference_speedup and reference_interval compare with it. reference_of: the methods that are compared with this one,
-    where it is not the run's reference. acceptance_at[i] and acceptance_given[i] belong to draft position i + 1; the _n
-    are their denominators. target_calls, draft_calls, tokens, prefill_s: means over samples. peak_memory_bytes: of the
-    sample that took most.
+    where it is not the run's reference. within_tau, unstable: None where not checked. acceptance_at[i] and
+    acceptance_given[i] belong to draft position i + 1; the _n are their denominators. target_calls, draft_calls,
+    tokens, prefill_s: means over samples. peak_memory_bytes: of the sample that took most. quality_verdict,
+    quality_margin: only of methods that may change the answers.
     """
 
     category: str
@@ -70,6 +74,8 @@ class SummaryRow:
     quality_n: int
     quality_difference: float | None
     quality_interval: Interval | None
+    quality_verdict: NonInferiority | None
+    quality_margin: float | None
     step_s: float | None
     draft_s: float | None
     verify_s: float | None
@@ -78,9 +84,19 @@ class SummaryRow:
     parts_residual_s: float | None
     step_ratio: float | None
     residual: float | None
+    ttft_s_p50: float | None
+    ttft_s_p95: float | None
+    ttft_s_p99: float | None
+    tpot_s_p50: float | None
+    tpot_s_p95: float | None
+    tpot_s_p99: float | None
+    latency_s_p50: float | None
+    latency_s_p95: float | None
+    latency_s_p99: float | None
     peak_memory_bytes: int | None
     sameness: Mapping[str, int]
-    unstable: bool
+    within_tau: bool | None
+    unstable: bool | None
     health: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,13 +104,16 @@ class SummaryRow:
         return asdict(self)
 
 
-def summarise(run: Run) -> list[SummaryRow]:
-    """Return a row for every method on `overall`, then on each category, in the order in which they were asked for."""
+def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
+    """Return a row for every method on `overall`, then on each category, in the order in which they were asked for.
+
+    quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
+    """
     chosen = [OVERALL, *run.categories]
-    return [_summary(run, label, category) for category in chosen for label in run.labels]
+    return [_summary(run, label, category, quality_margin) for category in chosen for label in run.labels]
 
 
-def _summary(run: Run, label: str, category: str) -> SummaryRow:
+def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
     here = [r for r in run.rows if category in (OVERALL, r.category)]
     own_rows = [r for r in here if r.method == label]
     own, ref = _paired(own_rows, [r for r in here if r.method == REFERENCE])
@@ -110,6 +129,10 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
     )
     named = f", {same_as}" if same_as != REFERENCE else ""
     unstable = health.unstable(own, label == REFERENCE)
+    scores = quality(own, ref, label == REFERENCE)
+    changes = (
+        label != REFERENCE and scores["quality_n"] and (same_as != REFERENCE or not _method(run, label)["lossless"])
+    )
     return SummaryRow(
         category=category,
         method=label,
@@ -133,13 +156,17 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         **mine.columns(),
         step_ratio=step_ratio,
         residual=_over(speedup, None if tau is None or step_ratio is None else tau * step_ratio),
-        **_quality(own, ref, label),
+        **scores,
+        quality_verdict=non_inferiority(scores["quality_interval"], margin) if changes else None,
+        quality_margin=margin if changes else None,
+        **latencies(own),
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
         sameness=dict(verdicts),
+        within_tau=health.within_tau(around, tau, times.equally_long()),
         unstable=unstable,
         health=(
             *health.impossible(own, run.steps_by_sample),
-            *health.too_fast(speedup, around, tau, times.equally_long()),
+            *health.too_fast(around, tau, times.equally_long()),
             *health.failures(own_rows),
             *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
             *health.unsteady(unstable),
@@ -221,23 +248,6 @@ def _means(rows: Sequence[Row], at: Any, name: str) -> Floats:
 def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
     """Return the sums of the values that have the same number in `at`."""
     return np.bincount(at, values, groups).astype(np.float64)
-
-
-def _quality(own: Sequence[Row], ref: Sequence[Row], label: str) -> dict[str, Any]:
-    """Return mean quality and its mean paired difference to the reference, both as means of question means."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for a, b in zip(own, ref, strict=True):
-        if a.quality is not None and b.quality is not None:
-            pairs.setdefault(a.question_id, []).append((a.quality, b.quality))
-    means = np.array([np.mean(values, axis=0) for values in pairs.values()], dtype=np.float64).reshape(-1, 2)
-    difference = means[:, 0] - means[:, 1]
-    none = len(means) == 0
-    return {
-        "quality": None if none else float(means[:, 0].mean()),
-        "quality_n": len(means),
-        "quality_difference": None if none else float(difference.mean()),
-        "quality_interval": None if label == REFERENCE else mean_interval(difference),
-    }
 
 
 def _sum(rows: Sequence[Row], name: str) -> float:

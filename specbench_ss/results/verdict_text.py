@@ -47,13 +47,32 @@ def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
     said = output(row, config)
     if row.reference_of:
         return "reference †"
-    return said if row.reference == REFERENCE else f"{said.removesuffix(row.reference).rsplit(maxsplit=1)[0]} †"
+    if row.reference == REFERENCE or not said.endswith(row.reference):
+        return said
+    return f"{said.removesuffix(row.reference).rsplit(maxsplit=1)[0]} †"
 
 
 def own_model(row: SummaryRow) -> str:
     """Return what a method that changes the model gains over plain decoding of that model: '1.52× (1.41–1.66)'."""
     around = interval(row.reference_interval)
     return _marked(row.reference_speedup, compare(row.reference_interval)) + (f" ({around})" if around else "")
+
+
+def quality_difference(row: SummaryRow) -> str:
+    """Return the paired difference of quality to the reference, as in '+0.01 (−0.02–0.04)'; '' without one."""
+    if row.quality_difference is None or row.comparison == "reference":
+        return ""
+    bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""
+    return f"{row.quality_difference:+.2f}{bounds}".replace("-", "−")
+
+
+def non_inferiority(row: SummaryRow) -> str:
+    """Return whether a method that changes the model answers no worse: 'non-inferior to ar (margin 0.02)'; '' else."""
+    if row.quality_verdict is None:
+        return ""
+    than = "than" if row.quality_verdict == "not shown" else "to"
+    said = "not shown to be no worse" if row.quality_verdict == "not shown" else row.quality_verdict
+    return f"{said} {than} {REFERENCE} (margin {row.quality_margin:g})"
 
 
 def counts(row: SummaryRow) -> list[str]:

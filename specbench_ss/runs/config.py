@@ -41,8 +41,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready data."""
-        files = {"presets": self.presets, "plugin": self.plugin}
-        return asdict(self) | {name: [file.as_dict() for file in given] for name, given in files.items()}  # type: ignore[attr-defined]
+        parts = {"methods": self.methods, "presets": self.presets, "plugin": self.plugin}
+        return asdict(self) | {name: [part.as_dict() for part in given] for name, given in parts.items()}  # type: ignore[attr-defined]
 
     @property
     def fingerprint(self) -> str:

@@ -38,6 +38,7 @@ class AskedMethod(Struct):
 
     name: str
     options: dict[str, Any]
+    copy: int = 1
 
 
 class _PluginFile(Struct):

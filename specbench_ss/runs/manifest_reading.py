@@ -131,7 +131,7 @@ def _label(entry: Any) -> str:
         asked = records.convert(entry, AskedMethod)
     except ValueError:
         return _text(entry)
-    return MethodSpec(asked.name, asked.options).label
+    return MethodSpec(asked.name, asked.options, asked.copy).label
 
 
 def _at(data: Any, keys: tuple[str, ...]) -> Any:

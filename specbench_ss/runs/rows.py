@@ -24,6 +24,10 @@ MEASURED = (  # what every good sample has
     "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified", "depth", "accepted", "overshoot",
     "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
 )  # fmt: skip
+COUNTS = (  # what cannot be negative
+    "turn", "repeat", "index", "position", "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified",
+    "depth", "accepted", "overshoot", "draft_calls", "peak_memory_bytes",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -104,9 +108,12 @@ class Row(OfSample):
     def read(cls, line: bytes) -> Row:
         """Return the sample that was written as this line of JSON. Unknown fields are ignored.
 
-        Raises ValueError where a field is missing or of another type, or where a successful sample lacks a number.
+        Raises ValueError where a field is missing or of another type, where a count is negative, or where a successful
+        sample lacks a number.
         """
         row = _read_row(line)
+        if below := [name for name in COUNTS if (getattr(row, name) or 0) < 0]:
+            raise ValueError(f"{below[0]} is negative")
         if row.ok and (lacking := [name for name in MEASURED if getattr(row, name) is None]):
             raise ValueError(f"it lacks {lacking[0]}")
         return row

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench_ss.results import intervals
-from specbench_ss.results.intervals import Floats, Interval
+from specbench_ss.results.intervals import Interval
+from specbench_ss.results.resampling import Floats
 
 
 @dataclass(frozen=True, slots=True)

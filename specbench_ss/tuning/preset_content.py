@@ -18,7 +18,21 @@ from specbench_ss.tuning.session import Tuned
 
 
 def sentence(tuned: Tuned) -> str:
-    """Say whether anything is better than the default, and by how much, on prompts that were not used for choosing."""
+    """Say whether anything is better than the default, by how much, and what there was no time to try."""
+    return f"{_found(tuned)}{_untried(tuned)}"
+
+
+def _untried(tuned: Tuned) -> str:
+    if not tuned.untried:
+        return ""
+    options = ", ".join(
+        f"{name} ({n} {'value' if n == 1 else 'values'})" if n else name for name, n in tuned.untried.items()
+    )
+    return f"; not tried, or not on enough prompts, for lack of time: {options}: give a longer --budget"
+
+
+def _found(tuned: Tuned) -> str:
+    """Compare with the default on prompts that were not used for choosing."""
     over, finalist = tuned.over_default, tuned.finalist.label
     measured = f"{times(over.speedup)}, interval {interval(over.interval)}, {over.prompts} prompts"
     if tuned.outcome == "faster":
@@ -52,6 +66,7 @@ def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], as
         "measured": {
             "seconds": round(tuned.seconds, 1),
             "interrupted": tuned.interrupted,
+            "untried": tuned.untried,
             **how,
             "confirmation": _confirmation(tuned),
             "search": _search(tuned),

@@ -38,16 +38,19 @@ class Search:
         self.default = self.best = default
         self.ends, self.clock, self.room = ends, clock, room
         self.specs = {default.label: default}
+        self.untried: dict[str, int] = {}  # option -> values that no race had time to decide on; 0: not counted
 
     def run(self) -> None:
         """Race one option after the other until none gives a better leader, or time is up."""
         pending = self.bench.options(self.best)
+        self.untried = dict.fromkeys(pending, 0)
         while pending and self.clock() < self.ends and self._has_room(()):
             option, before = pending.pop(0), self.best
             # one share is left over for what a new leader brings
             self._race(option, self.clock() + (self.ends - self.clock()) / (len(pending) + 2))
             if self.best is not before:
                 pending += [name for name in self.bench.options(self.best) if name not in (option, *pending)]
+                self.untried |= dict.fromkeys(pending, 0)
 
     def finalist(self) -> MethodSpec:
         """Return the configuration to compare with the default on other prompts.
@@ -64,20 +67,24 @@ class Search:
         out = {*self.blocks.failed, self.default.label, self.best.label}
         field = [spec for spec in self.bench.around(self.best, option) if spec.label not in out]
         self.specs |= {spec.label: spec for spec in field}
-        if not self._has_room([*field, *field]):  # warm-up, and a block
+        self.untried[option] = len(field)
+        if field and not self._has_room([*field, *field]):  # warm-up, and a block
             return
         self._announce(option, field)
-        field = self.blocks.warm_up(field)
+        field, measured = self.blocks.warm_up(field), 0
         for block in range(1, CUTS[-1] + 1):
             # less than the first cut decides nothing, so a race that is begun gets that far while there is any time
             if not field or self.clock() >= (deadline if block > CUTS[0] else self.ends) or not self._has_room(field):
                 break
             alive = self.blocks.measure(self._with_leaders(field))
+            measured = block
             field = self._stays([spec for spec in field if spec in alive], block)
             if block in CUTS:
                 self._announce(option, field)
                 if len(field) == 1 and self._compare(field[0], self.best) == "faster":
                     break
+        if not field or measured >= CUTS[0]:
+            del self.untried[option]
         self._crown(field)
 
     def _with_leaders(self, field: Sequence[MethodSpec]) -> list[MethodSpec]:

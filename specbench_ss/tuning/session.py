@@ -35,7 +35,8 @@ class Tuned:
     finalist: the configuration that was compared with the default, which it may be itself. search, confirmation: all
     samples; only the confirmation has those of the reference. failed: {label: why it failed}. interrupted: whether
     Ctrl-C ended it; what was measured before counts. seconds: time of the whole session. to_confirm: estimated seconds
-    of the shortest confirmation.
+    of the shortest confirmation. untried: {option: how many of its values were not tried, or not often
+    enough; 0: not counted}.
     """
 
     default: MethodSpec
@@ -47,6 +48,7 @@ class Tuned:
     interrupted: bool = False
     seconds: float = 0.0
     to_confirm: float = 0.0
+    untried: dict[str, int] = field(default_factory=dict)
 
     @property
     def over_default(self) -> Comparison:
@@ -128,6 +130,7 @@ def tune(
         done.interrupted = True
         done.finalist, done.leader = search.finalist(), search.best
     done.failed |= confirming.failed
+    done.untried = search.untried
     done.seconds = clock() - started
     return done
 

@@ -32,7 +32,8 @@ def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: 
 
 def test_marks_that_no_row_bears_are_not_explained(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar",), categories=("qa",), questions=2)))
-    assert "?" not in text and "≈" not in text
+    assert "? no interval" not in text and "≈" not in text
+    assert "?" not in text[: text.index("Whether timing") - 2]
 
 
 def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
@@ -75,7 +76,8 @@ def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeR
 
 def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
     text = told(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
-    assert "ss-shared: mismatch: 20 of 20 answers against the reference, ss-shared-ar" in text
+    assert "ss-shared: 20 of 20 answers against the reference, ss-shared-ar" in text
+    assert "Not to be relied on before it is explained (mismatch): " in text.splitlines()[-1]
     assert "20 mismatches of 20 †" in text
 
 
@@ -100,7 +102,7 @@ def test_many_tasks_stand_close_together(make_run: MakeRun, tasks: int, blank: b
     assert all(text.count(f" {name} ") == 1 for name in names)
 
 
-@pytest.mark.parametrize(("width", "missing"), [(80, {"tokens/s", "τ", "output"}), (96, {"tokens/s"}), (130, set())])
+@pytest.mark.parametrize(("width", "missing"), [(80, {"tokens/s", "quality"}), (94, {"tokens/s"}), (130, set())])
 def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     make_run: MakeRun, width: int, missing: set[str]
 ) -> None:
@@ -111,3 +113,66 @@ def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     assert {column for column in DISPENSABLE if column not in heads} == missing
     assert ("terminal is too narrow" in text) == bool(missing)
     assert "questions" in text
+
+
+WIDE = ("ar", "ss[k=4,prune=on,tree=wide]", "medusa[nodes=63,typical=off,temperature=0.7,tree=a]", "ss", "medusa")
+
+
+def test_long_labels_fold_at_80_columns_and_the_columns_that_matter_stay(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=WIDE, questions=5, categories=("qa", "math_reasoning"), references=None))
+    lines = re.sub("\x1b[^m]*m", "", told(run, width=80, force_terminal=True)).splitlines()
+    tables = lines[: next(i for i, line in enumerate(lines) if line.startswith("not shown"))]
+    assert max(len(line.rstrip()) for line in tables) <= 80 and not any("…" in line for line in tables)
+    heads = [line for line in tables if "speedup" in line]
+    assert len(heads) == 2 and all(w in head for head in heads for w in ("method", "95% interval", "τ", "output"))
+    assert sum("identical" in line for line in tables) == 3 * 4
+
+
+def test_the_reference_comes_first_then_the_fastest(make_run: MakeRun) -> None:
+    text = told(read_run(make_run(labels=("ar", "medusa", "ss"), questions=5)))
+    overall = [
+        line.split()[0] for line in text[text.index("Overall") :].splitlines() if "×" in line and "fast" not in line
+    ]
+    assert overall == ["ar", "ss", "medusa"]
+
+
+def test_many_methods_get_one_row_a_task(make_run: MakeRun) -> None:
+    labels = ("ar", "ss", "medusa", *(f"ar[n={i}]" for i in range(16)))
+    categories = tuple(f"task_{i}" for i in range(13))
+    text = told(read_run(make_run(labels=labels, categories=categories, questions=1)), width=80, force_terminal=True)
+    by_task = re.sub("\x1b[^m]*m", "", text[: text.index("Overall")])
+    rows = [line for line in by_task.splitlines() if line.strip().startswith("task ") and "×" in line]
+    assert len(rows) == 13 and all("0 of 18" in row for row in rows)
+    assert "the fastest of 18 methods" in by_task
+    assert len(text.splitlines()) < 80
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"labels": ("ar", "ss", "medusa")}, r"^ss is \d\.\d\d× as fast as ar \(95% interval .*, the fastest of 2 m"),
+        ({"labels": ("ar", "ar[n=1]")}, r"^ar\[n=1\] is not distinguishable from ar \("),
+        ({"labels": ("ar", "ar[n=1]", "ar[n=2]")}, r"^No method is distinguishable from ar \(the fastest of 2 is "),
+        ({"labels": ("ar", "ss"), "questions": 2, "categories": ("qa",)}, r"^Too few questions to tell"),
+        ({"labels": ("ar",)}, r"^Only ar was measured"),
+    ],
+)  # fmt: skip
+def test_the_last_line_is_the_finding(make_run: MakeRun, changes: dict[str, Any], sentence: str) -> None:
+    last = told(read_run(make_run(**{"questions": 5, **changes}))).splitlines()[-1]
+    assert re.match(sentence, last), last
+
+
+def test_a_lossy_method_with_its_own_reference_reads_not_compared(make_run: MakeRun) -> None:
+    run = read_run(make_run(**SHARED, questions=5, verdict="not compared"))
+    run.manifest["methods"][1]["lossless"] = False
+    text = told(run)
+    assert "not compared" in text and not re.search(r"\bnot †", text)
+
+
+def test_quality_of_a_changed_model_is_judged_against_a_margin(make_run: MakeRun) -> None:
+    run = read_run(make_run(**SHARED, questions=8))
+    for row in run.rows:
+        row.quality = 0.5 - (0.1 if row.method == "ss-shared" else 0.0) + 0.001 * int(row.question_id[-1])
+    text = told(run)
+    assert re.search(r"ss-shared: quality −0\.10 \(.*\), inferior to ar \(margin 0\.02\)", text)
+    assert "ss-shared-ar: quality" in text and "non-inferior to ar (margin 0.02)" in text

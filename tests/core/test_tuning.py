@@ -102,6 +102,23 @@ def test_the_fastest_combination_is_found_through_noise() -> None:
     assert covered >= 4
 
 
+def test_a_short_budget_names_what_it_did_not_try() -> None:
+    bench = FakeBench(flat, noise=0.01)
+    short = next(tuned for budget in range(2, 30) if (tuned := _tuned(budget)) is not None and tuned.untried)
+    assert set(short.untried) <= set(GRID) and "depth" in short.untried
+    assert "not tried, or not on enough prompts, for lack of time: " in sentence(short)
+    assert "depth" in sentence(short).partition("for lack of time")[2]
+    long = bench.tune(budget=600)
+    assert long.untried == {} and "not tried" not in sentence(long)
+
+
+def _tuned(budget: float) -> Tuned | None:
+    try:
+        return FakeBench(flat, noise=0.01).tune(budget=budget)
+    except UserError:  # too short to try anything
+        return None
+
+
 def test_what_makes_no_difference_is_left_at_the_default() -> None:
     """A/A: neither does the search see a leader in noise, nor does the confirmation believe one."""
     done = [FakeBench(flat, seed=seed).tune(seed=seed) for seed in range(20)]

@@ -60,14 +60,9 @@
     body.append(...rows.map(({ row }) => row));
   };
 
-  const csv = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
-    const text = cell.dataset.sort ?? cell.innerText.trim();
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  }).join(",")).join("\n") + "\n";
   const save = (button) => {
-    const table = document.getElementById(button.dataset.csv);
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([csv(table)], { type: "text/csv" }));
+    link.href = URL.createObjectURL(new Blob([button.dataset.content], { type: "text/csv" }));
     link.download = `${button.dataset.csv}.csv`;
     link.click();
     URL.revokeObjectURL(link.href);

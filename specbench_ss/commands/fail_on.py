@@ -1,0 +1,69 @@
+"""`--fail-on`: which findings end a command with exit code 1, for whoever has it watched. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench_ss.errors import UserError, known_words
+
+if TYPE_CHECKING:
+    from specbench_ss.results.run_health import Check
+    from specbench_ss.runs.rows import Run
+
+KINDS = ("failed", "mismatch", "impossible", "void", "unstable", "near-tie", "length", "incomplete", "warnings")
+NOT_CHECKED = "not-checked"  # whatever could not be checked
+NAMES = (*KINDS, NOT_CHECKED)
+
+
+def read(text: str | None) -> tuple[str, ...]:
+    """Return the names of the findings. Raises UserError for an unknown one."""
+    names = tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    for name in names:
+        if name not in NAMES:
+            raise UserError(f"--fail-on: there is no finding {name!r}{known_words(name, NAMES)}")
+    return names
+
+
+def _checked(text: str | None) -> str | None:
+    """Return the text: an option callback, so that a mistake is found before anything is done."""
+    read(text)
+    return text
+
+
+FailOn = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-on",
+        metavar="A,B",
+        help=f"Findings that end the command with exit code 1, after everything is written: {', '.join(NAMES)}.",
+        callback=_checked,
+    ),
+]
+
+
+def found(made: Sequence[Check], names: Sequence[str]) -> list[str]:
+    """Return what was asked for and found, one text for each check."""
+    return [
+        f"{check.name} ({check.lines[0] if check.lines else check.sentence})"
+        for check in made
+        if (check.name in names and check.state in ("wrong", "warning"))
+        or (NOT_CHECKED in names and check.state == "not checked")
+    ]
+
+
+def fail(run: Run, asked: str | None) -> None:
+    """Exit with code 1 and one line that says why, where a run has one of these findings."""
+    names = read(asked)
+    if not names:
+        return
+    from specbench_ss.results.run_health import checks
+    from specbench_ss.results.summary import summarise
+
+    why = found(checks(run, summarise(run)), names)
+    if why:
+        print(f"ssbench: --fail-on: {' '.join('; '.join(why).split())}", file=sys.stderr)
+        raise typer.Exit(1)

@@ -1,0 +1,64 @@
+"""The sentence that ends a run's tables: what was found, and how sure that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.results.intervals import FEWEST
+from specbench_ss.results.number_text import interval, times
+from specbench_ss.results.run_health import Check
+from specbench_ss.results.summary import OVERALL, SummaryRow
+
+DISBELIEVE = ("impossible", "void", "mismatch", "failed", "incomplete")  # checks after which no speed is a finding
+
+
+def finding(summaries: Sequence[SummaryRow], made: Sequence[Check]) -> str:
+    """Return the finding over all tasks. made: the checks of the run; what is wrong is named before the numbers."""
+    rows = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
+    wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
+    said = _fastest(rows) if rows else f"Only {REFERENCE} was measured: there is nothing to compare it with."
+    return f"Not to be relied on before it is explained ({', '.join(wrong)}): {said}" if wrong else said
+
+
+def _fastest(rows: Sequence[SummaryRow]) -> str:
+    known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
+    if not known:
+        return f"Too few questions to tell a method from {REFERENCE}: an interval takes {FEWEST}."
+    faster = [row for row in known if row.comparison == "faster"]
+    if faster:
+        return (
+            f"{faster[0].method} is {times(faster[0].speedup)} as fast as {REFERENCE} "
+            f"(95% interval {interval(faster[0].speedup_interval)}){_of(known, faster)}."
+        )
+    counts = Counter(row.comparison for row in known)
+    if counts["not distinguishable"] == len(known):
+        which = f"{known[0].method} is not" if len(known) == 1 else "No method is"
+        return f"{which} distinguishable from {REFERENCE}{_nearest(known)}."
+    if counts["slower"] == len(known):
+        which = f"{known[0].method} is" if len(known) == 1 else f"All {len(known)} methods are"
+        return f"{which} slower than {REFERENCE}{_nearest(known)}."
+    slower, same = counts["slower"], counts["not distinguishable"]
+    return f"No method is faster than {REFERENCE}: {slower} slower, {same} not distinguishable{_nearest(known)}."
+
+
+def _of(known: Sequence[SummaryRow], faster: Sequence[SummaryRow]) -> str:
+    """Say where the fastest stands among the others, and which of these its interval does not leave behind."""
+    if len(known) == 1:
+        return ""
+    best, low = faster[0], (faster[0].speedup_interval or (0.0, 0.0))[0]
+    near = [row.method for row in known if row is not best and (row.speedup or 0) >= low]
+    level = f"; its interval also holds {_some(near)}" if near else ""
+    return f", the fastest of {len(known)} methods{level}"
+
+
+def _some(names: Sequence[str], shown: int = 3) -> str:
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _nearest(known: Sequence[SummaryRow]) -> str:
+    best = known[0]
+    name = "" if len(known) == 1 else f"the fastest of {len(known)} is {best.method}: "
+    return f" ({name}{times(best.speedup)}, 95% interval {interval(best.speedup_interval)})"

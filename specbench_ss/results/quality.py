@@ -1,0 +1,56 @@
+"""Quality beside speed: means over questions, paired differences, and whether a method that changes the model is worse.
+
+Non-inferiority is judged as in clinical trials: by the interval of the paired difference against a margin stated
+beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from specbench_ss.errors import UserError
+from specbench_ss.options import plain_number
+from specbench_ss.results.intervals import Interval, mean_interval
+from specbench_ss.results.report import Report
+from specbench_ss.runs.rows import Row
+
+MARGIN = Report.quality_margin  # of a score from 0 to 1: how much worse still counts as no worse
+NonInferiority = Literal["non-inferior", "inferior", "not shown"]
+
+
+def checked_margin(margin: float) -> float:
+    """Return the margin. Raises UserError where it is no number above 0 and up to 1."""
+    value = plain_number("quality_margin", margin)
+    if not 0 < value <= 1:
+        raise UserError(f"the margin of quality must be above 0 and at most 1, not {value:g}")
+    return value
+
+
+def quality(own: Sequence[Row], ref: Sequence[Row], itself: bool) -> dict[str, Any]:
+    """Return mean quality and its mean paired difference to the reference, both as means of question means.
+
+    own, ref: paired samples. itself: whether the method is the reference, which has no interval.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for a, b in zip(own, ref, strict=True):
+        if a.quality is not None and b.quality is not None:
+            pairs.setdefault(a.question_id, []).append((a.quality, b.quality))
+    means = np.array([np.mean(values, axis=0) for values in pairs.values()], dtype=np.float64).reshape(-1, 2)
+    difference = means[:, 0] - means[:, 1]
+    none = len(means) == 0
+    return {
+        "quality": None if none else float(means[:, 0].mean()),
+        "quality_n": len(means),
+        "quality_difference": None if none else float(difference.mean()),
+        "quality_interval": None if itself else mean_interval(difference),
+    }
+
+
+def non_inferiority(interval: Interval | None, margin: float) -> NonInferiority:
+    """Say whether a method's quality is at most `margin` below the reference's, by the interval of the difference."""
+    if interval is None or interval[0] <= -margin <= interval[1]:
+        return "not shown"
+    return "non-inferior" if interval[0] > -margin else "inferior"

@@ -1,0 +1,69 @@
+"""A/A: the reference against itself comes out not distinguishable, on timings that were really measured."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from specbench_ss.benchmark.asked import method_specs
+from specbench_ss.errors import UserError
+from specbench_ss.results.intervals import FEWEST
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.rows import Row, Run
+
+RECORDED = Path(__file__).parent / "a_a_timings.csv"  # by benchmarks/a_a.py
+
+
+def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:
+    specs = method_specs("ar,ar,ss", ())
+    assert [spec.label for spec in specs] == ["ar", "ar#2", "ss"]
+    stored = RunConfig(methods=specs).as_dict()["methods"]
+    assert stored == [
+        {"name": "ar", "options": {}},
+        {"name": "ar", "options": {}, "copy": 2},
+        {"name": "ss", "options": {}},
+    ]
+    with pytest.raises(UserError, match="asked for twice"):
+        method_specs("ss,ss", ())
+
+
+def recorded() -> dict[str, Run]:
+    """The recorded comparisons, each as a run."""
+    rows: dict[str, list[Row]] = defaultdict(list)
+    with RECORDED.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            row = Row(line["question"], 0, line["method"], 0, "qa", len(rows), 0, 0, "", "", "ok")
+            row.tokens, row.prefill_tokens, row.steps = int(line["tokens"]), 1, 0
+            row.prefill_s, row.decode_s, row.wall_s = 0.0, float(line["wall_s"]), float(line["wall_s"])
+            rows[line["comparison"]].append(row)
+    methods = [{"label": label, "lossless": True} for label in ("ar", "ar#2")]
+    manifest = {"methods": methods, "model": {"dtype": "float32"}}
+    return {name: Run(Path(), manifest, found, []) for name, found in rows.items()}
+
+
+def test_recorded_timings_of_the_reference_twice_are_not_distinguishable() -> None:
+    runs = recorded()
+    verdicts = [
+        row.comparison
+        for run in runs.values()
+        for row in summarise(run)
+        if (row.category, row.method) == (OVERALL, "ar#2")
+    ]
+    assert len(verdicts) == 100
+    assert all(len({row.question_id for row in run.rows}) >= FEWEST for run in runs.values())
+    assert verdicts.count("not distinguishable") >= 95
+
+
+def test_the_same_timings_with_a_method_that_is_faster_are_told_apart() -> None:
+    """Intervals are not wide for nothing: on the same recordings, noisy as they are, half the time is told apart."""
+    found = 0
+    for run in recorded().values():
+        for row in run.rows:
+            if row.method == "ar#2" and row.wall_s:
+                row.wall_s /= 2
+        found += next(r for r in summarise(run) if (r.category, r.method) == (OVERALL, "ar#2")).comparison == "faster"
+    assert found > 80

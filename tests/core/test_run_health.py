@@ -1,0 +1,121 @@
+"""Checks of a run: ok only where something was looked at, the same in the terminal and the report, and never hidden."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from specbench_ss import UserError, load_run
+from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.results.run_health import Check, checks
+from specbench_ss.results.summary import summarise
+from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import MakeRun
+
+STEADY: dict[str, Any] = {"labels": ("ar", "ss"), "categories": ("qa",), "questions": 8}
+
+
+def made_of(run: Run) -> dict[str, Check]:
+    return {check.name: check for check in checks(run, summarise(run))}
+
+
+def told(run: Run) -> list[str]:
+    out = StringIO()
+    print_tables(run, Console(file=out, width=110))
+    return out.getvalue().splitlines()
+
+
+@pytest.fixture
+def steady(make_run: MakeRun) -> Run:
+    """A run whose reference takes the same time for every step."""
+    run = read_run(make_run(**STEADY))
+    for row in run.rows:
+        row.decode_s = 0.01 * (row.steps or 0)
+    return run
+
+
+def test_timing_is_called_stable_where_it_was_seen(steady: Run) -> None:
+    timing = made_of(steady)["unstable"]
+    assert (timing.state, timing.sentence.startswith("Timing is stable")) == ("ok", True)
+
+
+def test_timing_of_two_samples_is_not_checked(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
+    assert made_of(run)["unstable"].state == "not checked"
+
+
+def test_timing_without_a_good_sample_is_not_checked_nor_are_its_numbers(steady: Run) -> None:
+    for row in steady.rows:
+        row.status, row.error = "failed", "RuntimeError: no"
+    steady.sameness = []
+    made = made_of(steady)
+    assert made["unstable"].state == made["impossible"].state == made["mismatch"].state == "not checked"
+    assert made["failed"].state == "wrong"
+
+
+def test_timing_without_a_good_sample_of_the_reference_is_not_checked(steady: Run) -> None:
+    for row in steady.rows:
+        if row.method == "ar":
+            row.status, row.error = "failed", "RuntimeError: no"
+    assert made_of(steady)["unstable"].state == "not checked"
+
+
+@pytest.mark.parametrize(
+    "said", ["the machine is busy (load 6.1 on 2 cores): times will be unstable", "ss: times had not settled"]
+)
+def test_timing_is_not_called_stable_beside_a_warning_of_the_run(steady: Run, said: str) -> None:
+    steady.manifest["warnings"] = [said]
+    made = made_of(steady)
+    assert made["unstable"].state == made["warnings"].state == "warning"
+    assert not any("Timing is stable" in line for line in told(steady))
+
+
+def test_a_speedup_that_cannot_be_held_against_tau_is_not_checked(make_run: MakeRun) -> None:
+    assert (
+        made_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1)))["tau"].state == "not checked"
+    )
+    assert made_of(read_run(make_run(**STEADY)))["tau"].state == "ok"
+
+
+def test_the_terminal_and_the_report_say_the_same(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss", "medusa"), questions=2, failing=("medusa",), verdict="mismatch"))
+    run.manifest["warnings"] = ["the machine is busy: times will be unstable"]
+    made = checks(run, summarise(run))
+    lines = told(run)
+    page = page_of(run)
+    notices = {notice.title: (notice.level, list(notice.lines)) for notice in page["notices"]}
+    for check in made:
+        assert notices[check.sentence][1] == list(check.lines)
+        assert any(check.sentence in line for line in lines) == (check.state != "ok")
+    assert page["finding"] == lines[-1]
+
+
+def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss", "medusa"), questions=2, failing=("medusa",), verdict="mismatch"))
+    alerts = page_of(run)["alerts"]
+    assert [alert.level for alert in alerts[:2]] == ["error", "error"]
+    assert any("out of luck" in line for alert in alerts for line in alert.lines)
+    last = "\n".join(told(run)[-8:])
+    assert "Samples failed" in last and "no near-tie explains" in last
+    assert told(run)[-1].startswith("Not to be relied on before it is explained (")
+
+
+def test_a_good_run_has_no_alert(steady: Run) -> None:
+    assert not page_of(steady)["alerts"]
+    assert not any(line.startswith(("✕", "!", "?")) for line in told(steady))
+
+
+@pytest.mark.parametrize("name", ["tokens", "steps", "accepted", "turn"])
+def test_a_sample_with_a_negative_count_is_a_damaged_one(make_run: MakeRun, name: str) -> None:
+    path = make_run(**STEADY)
+    lines = (path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    lines[0] = json.dumps(json.loads(lines[0]) | {name: -1})
+    (path / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"damaged in line 1: {name} is negative"):
+        load_run(path)
