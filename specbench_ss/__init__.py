@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specbench_ss.decoding.tree import DraftTree
     from specbench_ss.decoding.verify import Verdict
     from specbench_ss.errors import UserError
+    from specbench_ss.results.compare_runs import RunComparison, compare
     from specbench_ss.results.run_results import RunResults, load_run
     from specbench_ss.testing.kit import check_decoder
 
@@ -31,6 +32,7 @@ __all__ = [
     "DraftTree",
     "Generation",
     "Output",
+    "RunComparison",
     "RunResults",
     "State",
     "Step",
@@ -39,6 +41,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "check_decoder",
+    "compare",
     "generate",
     "load_method",
     "load_model",
@@ -55,6 +58,7 @@ _HOMES = {  # module -> the public names that it defines
     "decoding.tree": "DraftTree",
     "decoding.verify": "Verdict",
     "errors": "UserError",
+    "results.compare_runs": "RunComparison compare",
     "results.run_results": "RunResults load_run",
     "testing.kit": "check_decoder",
 }

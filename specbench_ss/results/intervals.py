@@ -6,7 +6,7 @@ Whole questions are resampled, since their turns and repeats are not independent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -28,15 +28,23 @@ TIE = 1e-12  # sums of the same numbers in another order
 
 def speedup_interval(ref_s: Floats, ref_tokens: Floats, own_s: Floats, own_tokens: Floats) -> Interval | None:
     """Return the 95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
+    return ratio_interval((ref_s, own_tokens), (ref_tokens, own_s), processes=1)
+
+
+def ratio_interval(above: Sequence[Floats], below: Sequence[Floats], processes: int = 0) -> Interval | None:
+    """Return the 95% interval of a product of sums over questions [n] over another; None below FEWEST.
+
+    processes: how many took the times in it; each adds TIMING_FLOOR. All values must be positive.
+    """
 
     def log_ratio(sums: Floats) -> Floats:
-        a, b, c, d = np.moveaxis(sums, -1, 0)
-        return np.asarray(np.log(a * d / (b * c)))
+        logs = np.log(sums)
+        return np.asarray(logs[..., : len(above)].sum(-1) - logs[..., len(above) :].sum(-1))
 
-    around = bootstrap(log_ratio, np.stack([ref_s, ref_tokens, own_s, own_tokens], 1))
+    around = bootstrap(log_ratio, np.stack([*above, *below], 1))
     if around is None:
         return None
-    floor = math.log1p(TIMING_FLOOR)
+    floor = processes * math.log1p(TIMING_FLOOR)
     return math.exp(around[0] - floor), math.exp(around[1] + floor)
 
 

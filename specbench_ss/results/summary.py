@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
-from specbench_ss.results.intervals import Comparison, Interval, compare, speedup_interval
+from specbench_ss.results.intervals import Comparison, Interval, compare
 from specbench_ss.results.latency import latencies
+from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.quality import MARGIN, NonInferiority, non_inferiority, quality
-from specbench_ss.results.resampling import Floats
 from specbench_ss.results.step_tally import tally
 from specbench_ss.runs.rows import Row, Run
 
@@ -116,10 +114,10 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
     here = [r for r in run.rows if category in (OVERALL, r.category)]
     own_rows = [r for r in here if r.method == label]
-    own, ref = _paired(own_rows, [r for r in here if r.method == REFERENCE])
-    times = _Times(own, ref)
+    own, ref = paired(own_rows, [r for r in here if r.method == REFERENCE])
+    times = PairedTimes(own, ref)
     same_as = _method(run, label).get("reference", REFERENCE)
-    against = _Times(*_paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
+    against = PairedTimes(*paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
     mine, theirs = tally(own, run.steps_by_sample), tally(ref, run.steps_by_sample)
     around = None if label == REFERENCE else times.interval()
     speedup, tau = times.speedup(), mine.tau
@@ -183,71 +181,6 @@ def _held_against(run: Run, label: str) -> tuple[str, ...]:
     """Return the methods whose output must equal this one's; none for the run's reference."""
     methods = [] if label == REFERENCE else run.manifest["methods"]
     return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])
-
-
-def _paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the samples of both that succeeded on both sides, in the same order."""
-
-    def good(rows: Sequence[Row]) -> dict[tuple[str, int, int], Row]:
-        return {(r.question_id, r.turn, r.repeat): r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
-
-    mine, theirs = good(own), good(ref)
-    both = [key for key in mine if key in theirs]
-    return [mine[key] for key in both], [theirs[key] for key in both]
-
-
-class _Times:
-    """Paired times and tokens. own_s, own_tokens, ref_s, ref_tokens: [prompts], means over repeats."""
-
-    def __init__(self, own: Sequence[Row], ref: Sequence[Row]) -> None:
-        prompts = list(dict.fromkeys((r.question_id, r.turn) for r in own))
-        self.questions = list(dict.fromkeys(q for q, _ in prompts))
-        number = {q: i for i, q in enumerate(self.questions)}
-        self._question = np.array([number[q] for q, _ in prompts], dtype=np.int64)
-        place = {p: i for i, p in enumerate(prompts)}
-        at = np.array([place[r.question_id, r.turn] for r in own], dtype=np.int64)
-        self.own_s, self.own_tokens = _means(own, at, "wall_s"), _means(own, at, "tokens")
-        self.ref_s, self.ref_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
-
-    def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return each question's sums: reference seconds and tokens, own seconds and tokens, [questions] each."""
-        columns = (self.ref_s, self.ref_tokens, self.own_s, self.own_tokens)
-        a, b, c, d = (_grouped(self._question, x, len(self.questions)) for x in columns)
-        return a, b, c, d
-
-    def speedup(self) -> float | None:
-        """Return seconds per token, the reference's over the method's, each a ratio of sums."""
-        a, b, c, d = (float(x.sum()) for x in self.by_question())
-        return a / b / (c / d) if b and c and d else None
-
-    def interval(self) -> Interval | None:
-        """Return the 95% interval of `speedup`."""
-        return speedup_interval(*self.by_question())
-
-    def equally_long(self) -> bool:
-        """Say whether the answers to every prompt have as many tokens as the reference's."""
-        return bool(np.array_equal(self.own_tokens, self.ref_tokens))
-
-    def geomean(self) -> float | None:
-        """Return the geometric mean over prompts of the ratio of seconds per token."""
-        if not len(self.own_s):
-            return None
-        return float(np.exp(np.log(self.ref_s / self.ref_tokens * self.own_tokens / self.own_s).mean()))
-
-    def specbench(self) -> float | None:
-        """Return Spec-Bench's speedup: the mean over questions of tokens per second, over the reference's mean."""
-        a, b, c, d = self.by_question()
-        return float((d / c).mean() / (b / a).mean()) if len(a) else None
-
-
-def _means(rows: Sequence[Row], at: Any, name: str) -> Floats:
-    values = np.array([getattr(r, name) for r in rows], dtype=np.float64)
-    return _grouped(at, values) / np.bincount(at)
-
-
-def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
-    """Return the sums of the values that have the same number in `at`."""
-    return np.bincount(at, values, groups).astype(np.float64)
 
 
 def _sum(rows: Sequence[Row], name: str) -> float:

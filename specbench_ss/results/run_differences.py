@@ -1,0 +1,144 @@
+"""What differs between two runs before any result is looked at: configuration, methods, versions, machine, in words.
+
+Some differences make results incomparable: another model, other questions, another way of decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_ss.options import value_text
+from specbench_ss.results.number_text import MISSING
+from specbench_ss.runs.config import decoding
+from specbench_ss.runs.environment import machine_changes
+from specbench_ss.runs.rows import Run
+
+SHOWN = 12  # characters of a hash
+HASH = 40  # characters from which a text of hexadecimal digits is taken for a hash
+MACHINE = ("cpu", "gpus", "threads", "driver")  # what must be the same for times of two runs to compare directly
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs, with its value in both runs as text. hinders: results then do not compare."""
+
+    what: str
+    a: str
+    b: str
+    hinders: bool = False
+
+
+def differences(a: Run, b: Run) -> list[Difference]:
+    """Return everything that differs between two runs, what makes them incomparable first."""
+    old, new = _facts(a), _facts(b)
+    pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
+    found = [Difference(what, x, y, what in HINDERING) for what, x, y in pairs if x != y]
+    made = [*_question_differences(a, b), *found, *_method_differences(a.manifest, b.manifest)]
+    return sorted(made, key=lambda difference: not difference.hinders)
+
+
+def same_machine(a: Run, b: Run) -> bool:
+    """Say whether times of the two runs compare: the same processor, GPUs, threads and driver, the same device.
+
+    Two machines of the same kind cannot be told apart.
+    """
+    changed = machine_changes(a.manifest["environment"], b.manifest["environment"])
+    return not set(changed) & set(MACHINE) and a.manifest["model"]["device"] == b.manifest["model"]["device"]
+
+
+HINDERING = ("model hash", "chat template", "suite", "decoding", "longest answer", "history of later turns")
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Return what is compared of a run, by its name in words."""
+    manifest = run.manifest
+    config, model, suite, here = (manifest[part] for part in ("config", "model", "suite", "environment"))
+    facts = {
+        "model": model["name"],
+        "model hash": model["hash"],
+        "number format": model["dtype"],
+        "device": model["device"],
+        "chat template": model.get("chat_template"),
+        "suite": suite["name"],
+        "edition of the suite": suite["edition"],
+        "hash of the questions": suite["content_hash"],
+        "questions": suite["size"],
+        "tasks": ", ".join(run.categories),
+        "decoding": decoding(config),
+        "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
+        "history of later turns": config.get("history", "reference"),
+        "seed": config.get("seed"),
+        "repeats": config["repeats"],
+        "warm-up prompts": config.get("warmup"),
+        "methods": ", ".join(run.labels),
+        "version of ssbench": manifest["version"],
+        "code revision": _revision(here.get("revision")),
+        "Python": here["python"],
+        **{f"version of {name}": version for name, version in here["packages"].items()},
+        "platform": here["platform"],
+        "processor": here.get("cpu"),
+        "threads": here.get("threads"),
+        "memory": here.get("memory_bytes"),
+        "GPUs": ", ".join(gpu["name"] for gpu in here["gpus"]),
+        "driver": here.get("driver"),
+        "CUDA": here.get("cuda"),
+    }
+    return {what: _text(value) for what, value in facts.items()}
+
+
+def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
+    """Yield where questions of the same id have other texts, or where no question is in both runs.
+
+    Where a run has no texts, as those of old versions, the hashes of all questions must be the same.
+    """
+    same = a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]
+    if same:
+        return
+    old, new = ({question.id: question.turns for question in run.questions} for run in (a, b))
+    if not old or not new:
+        known = ["known" if texts else "not known" for texts in (old, new)]
+        yield Difference("texts of the questions", known[0], known[1], hinders=True)
+        return
+    common = [id for id in old if id in new]
+    others = [id for id in common if old[id] != new[id]]
+    if not common:
+        yield Difference("questions in both", "none", "none", True)
+    if others:
+        said = f"{len(others)} of {len(common)} with another text, first {others[0]}"
+        yield Difference("questions of the same id", said, said, True)
+    elif common:
+        yield Difference("questions in both", f"{len(common)} of {len(old)}", f"{len(common)} of {len(new)}")
+
+
+def _method_differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
+    """Yield options, weights and settings of methods that both runs have under the same label."""
+    old, new = ({method["label"]: method for method in manifest["methods"]} for manifest in (a, b))
+    for label in (label for label in old if label in new):
+        for part in ("options", "resolved"):
+            mine, theirs = old[label].get(part, {}), new[label].get(part, {})
+            for key in mine | theirs:
+                texts = [_text(of[key]) if key in of else MISSING for of in (mine, theirs)]
+                if texts[0] != texts[1]:
+                    yield Difference(f"{label}: {key}", texts[0], texts[1])
+
+
+def _revision(revision: Mapping[str, Any] | None) -> str | None:
+    if not revision:
+        return None
+    return f"{revision['commit'][:SHOWN]}{' with changes' if revision['dirty'] else ''}"
+
+
+def _text(value: Any) -> str:
+    """Return a value as people read it; a hash is cut."""
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items()) or MISSING
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or MISSING
+    text = value if isinstance(value, str) else value_text(value)
+    is_hash = len(text) >= HASH and not set(text) - set("0123456789abcdef")
+    return text[:SHOWN] if is_hash else text

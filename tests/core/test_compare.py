@@ -1,0 +1,249 @@
+"""`ssbench compare`: planted changes are found and named, nothing else is; what does not compare is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbench_ss import UserError, compare, load_run
+from specbench_ss.cli import main
+from specbench_ss.results.columns import COMPARISON, DIFFERENCES
+from specbench_ss.results.comparison import ComparedRow, compared
+from specbench_ss.results.intervals import ratio_interval, speedup_interval
+from specbench_ss.results.regression import METRICS
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from tests.cli import failing
+from tests.conftest import MakeRun
+from tests.core.test_a_a import recorded
+from tests.core.test_frames import documented
+
+Change = Callable[[dict[str, Any]], None]
+TOO_SLOW = "--fail-on", "speedup<-5%"
+
+
+def rewritten(run: Path, method: str, change: Change) -> Path:
+    """The run, with every sample of a method changed."""
+    file = run / "rows.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        if method in ("", row["method"]):
+            change(row)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def restated(run: Path, *keys: str, value: Any) -> Path:
+    """The run, with another entry of its manifest."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    part = manifest
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    return run
+
+
+def slower(factor: float) -> Change:
+    def change(row: dict[str, Any]) -> None:
+        for name in ("wall_s", "decode_s", "prefill_s"):
+            row[name] *= factor
+
+    return change
+
+
+def overall(a: Run, b: Run) -> dict[str, ComparedRow]:
+    return {row.method: row for row in compared(a, b)[1] if row.category == OVERALL}
+
+
+def test_a_method_that_became_slower_is_found_and_no_other(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run(), rewritten(make_run(), "ss", slower(1.25))
+    rows = overall(read_run(a), read_run(b))
+    assert rows["ss"].changes["speedup"].change == pytest.approx(-0.2)
+    assert [rows[m].changes["speedup"].verdict for m in ("ss", "medusa")] == ["slower", "not distinguishable"]
+    assert main(["compare", str(a), str(b), *TOO_SLOW]) == 1
+    captured = capsys.readouterr()
+    assert "ss is slower" in captured.out and captured.err.startswith("ssbench: --fail-on: speedup of ss changed by")
+    assert "medusa" not in captured.err and captured.err.count("\n") == 1
+    for limit in ("speedup<-30%", "speedup<-0.3", "tau<-1%,quality<-0.01"):
+        assert main(["compare", str(a), str(b), "--fail-on", limit]) == 0
+    assert main(["compare", str(b), str(a), *TOO_SLOW]) == 0  # a gain is no regression
+
+
+def test_a_slower_machine_cancels_in_the_speedup_and_not_in_the_times(make_run: MakeRun) -> None:
+    a, b = make_run(), rewritten(make_run(), "", slower(2))
+    rows = overall(read_run(a), read_run(b))
+    assert {row.changes["speedup"].verdict for row in rows.values()} == {"not distinguishable"}
+    assert {row.changes["tokens_per_s"].verdict for row in rows.values()} == {"slower"}
+    assert rows["ar"].changes["tokens_per_s"].change == pytest.approx(-0.5)
+    assert main(["compare", str(a), str(b), "--fail-on", "speedup<-5%"]) == 0
+    assert main(["compare", str(a), str(b), "--fail-on", "tokens_per_s<-5%"]) == 1
+
+
+def test_times_of_another_machine_are_not_judged(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(), restated(make_run(), "environment", "cpu", value={"model": "Another", "cores": 64})
+    assert main(["compare", str(a), str(b), "--fail-on", "tokens_per_s<-5%"]) == 0
+    captured = capsys.readouterr()
+    assert "Other machine: times do not compare" in captured.out and "processor" in captured.out
+    assert "not judged: tokens_per_s of ar: other machine" in captured.err
+    row = overall(read_run(a), read_run(b))["ss"]
+    assert row.changes["tokens_per_s"].interval is None and row.changes["speedup"].interval is not None
+
+
+def test_only_questions_that_both_runs_have_count(make_run: MakeRun) -> None:
+    """A run of fewer questions compares with the same questions of the other, whatever the rest of them did."""
+    whole, part = (
+        read_run(make_run(categories=("qa",), questions=12)),
+        read_run(make_run(categories=("qa",), questions=5)),
+    )
+    found, rows = compared(whole, part)
+    assert ("questions in both", "5 of 12", "5 of 5") in [(d.what, d.a, d.b) for d in found]
+    row = next(row for row in rows if row.method == "ss")
+    assert (row.n_questions, row.n_answers) == (5, 5)
+    summary = next(s for s in summarise(part) if s.method == "ss")
+    for name in ("speedup", "tau", "quality", "tokens_per_s"):
+        change = row.changes[name]
+        assert change.a == pytest.approx(getattr(summary, name)) and change.b == pytest.approx(getattr(summary, name))
+    failed = replace(whole, rows=[replace(r, status="failed") if r.question_id == "qa-0" else r for r in whole.rows])
+    assert overall(failed, part)["ss"].n_questions == 4 and overall(failed, part)["ss"].n_failed_a == 1
+
+
+def test_tokens_per_step_and_answers_that_changed_are_counted(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = read_run(make_run()), read_run(make_run())
+    for row in b.rows:
+        if row.method == "medusa":
+            row.token_ids, row.steps = [*(row.token_ids or [])[:-1], 99], 2 * (row.steps or 0)
+    rows = overall(a, b)
+    assert (rows["medusa"].n_other_answers, rows["medusa"].n_answers, rows["ss"].n_other_answers) == (24, 24, 0)
+    assert rows["medusa"].changes["tau"].change == pytest.approx(-0.5)
+    assert (rows["medusa"].changes["tau"].verdict, rows["ss"].changes["tau"].verdict) == (
+        "lower",
+        "not distinguishable",
+    )
+
+
+OTHERS: list[tuple[tuple[str, ...], Any, str]] = [
+    (("model", "hash"), "f" * 64, "model hash (0123456789ab and ffffffffffff)"),
+    (("config", "temperature"), 0.5, "decoding (greedy and temperature 0.5)"),
+    (("config", "stop"), ["Q:"], 'decoding (greedy and greedy, stop at "Q:")'),
+    (("suite", "max_new_tokens"), 7, "longest answer (64 tokens and 7 tokens)"),
+    (("suite", "name"), "apps", "suite (specbench and apps)"),
+]
+
+
+@pytest.mark.parametrize(("keys", "value", "said"), OTHERS)
+def test_what_does_not_compare_is_refused_unless_told(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], keys: tuple[str, ...], value: Any, said: str
+) -> None:
+    a, b = str(make_run(questions=1)), str(restated(make_run(questions=1), *keys, value=value))
+    assert said in failing(["compare", a, b], capsys)
+    assert main(["compare", a, b, "--anyway"]) == 0
+    assert "✕" in capsys.readouterr().out
+
+
+def test_other_questions_under_the_same_ids_are_refused(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(questions=2), restated(make_run(questions=2), "suite", "content_hash", value="0" * 64)
+    assert main(["compare", str(a), str(b)]) == 0  # another set of questions: these are the same
+    questions = json.loads((b / "questions.json").read_text())
+    questions[3]["turns"] = ["Something else"]
+    (b / "questions.json").write_text(json.dumps(questions))
+    assert "1 of 8 with another text, first translation-1" in failing(["compare", str(a), str(b)], capsys)
+    (b / "questions.json").unlink()  # as a run of an old version
+    assert "texts of the questions (known and not known)" in failing(["compare", str(a), str(b)], capsys)
+
+
+def test_configurations_that_differ_are_told_in_words(make_run: MakeRun) -> None:
+    a, b = make_run(questions=1), make_run(questions=1)
+    restated(b, "environment", "packages", value={"torch": "2.14.0", "transformers": "5.23.0", "numpy": "3.0"})
+    restated(b, "config", "seed", value=3)
+    manifest = json.loads((b / "manifest.json").read_text())
+    manifest["methods"][1]["options"]["k"] = 8
+    restated(b, "methods", value=manifest["methods"])
+    found = [(d.what, d.a, d.b, d.hinders) for d in compare(a, b).found]
+    assert found == [
+        ("seed", "0", "3", False),
+        ("version of torch", "2.13.0", "2.14.0", False),
+        ("version of numpy", "–", "3.0", False),
+        ("ss: k", "4", "8", False),
+    ]
+
+
+def test_nothing_in_common_is_a_mistake(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(questions=1, labels=("ar", "ss")), make_run(questions=1, labels=("ar", "medusa"))
+    assert "no method besides ar in common" in failing(["compare", str(a), str(b)], capsys)
+    b = make_run(questions=1, categories=("rag",))
+    assert "questions in both (none and none)" in failing(["compare", str(a), str(b)], capsys)
+    assert "no question in common" in failing(["compare", str(a), str(b), "--anyway"], capsys)
+    with pytest.raises(UserError, match="compare takes run directories"):
+        compare(3, a)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("speed<-5%", "did you mean speedup?"), ("speedup>5%", "cannot read"), ("tau<-500%", "100%")]
+)
+def test_a_limit_that_is_none_is_a_mistake(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in failing(["compare", "nowhere", "nowhere", "--fail-on", text], capsys)
+
+
+def test_json_and_frames_hold_the_documented_columns(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(), make_run(seed=1, questions=3)
+    made = compare(a, load_run(b))
+    assert {n: str(kind) for n, kind in made.table.dtypes.items()} == {c.name: c.dtype for c in COMPARISON}
+    assert documented("`compare().table`") == list(COMPARISON)
+    assert documented("`compare().differences`") == list(DIFFERENCES)
+    capsys.readouterr()
+    assert main(["compare", str(a), str(b), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["rows"]) == len(made.table) and set(told["rows"][0]) == {c.name for c in COMPARISON}
+    assert [d["what"] for d in told["differences"]] == list(made.differences["what"])
+
+
+def test_doubts_about_a_run_are_told(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(make_run()), str(make_run(verdict="mismatch"))]) == 0
+    assert "Warning: run B: Answers differ from their reference's" in capsys.readouterr().out
+
+
+def test_recorded_timings_of_the_same_work_are_not_distinguishable() -> None:
+    """Each recorded A/A comparison against the next one: plain decoding twice, in two stretches of time."""
+    runs = list(recorded().values())
+    pairs = [(a, b) for a, b in pairwise(runs) if {r.question_id for r in a.rows} & {r.question_id for r in b.rows}]
+    for run in runs:
+        run.manifest.update(FACTS)
+    verdicts = [overall(a, b)["ar#2"].changes["speedup"].verdict for a, b in pairs]
+    judged = [verdict for verdict in verdicts if verdict != "too few"]
+    assert len(judged) > 50 and judged.count("not distinguishable") >= 0.95 * len(judged)
+
+
+FACTS: dict[str, Any] = {
+    "config": {"temperature": 0.0, "repeats": 1},
+    "suite": {"name": "", "edition": "", "content_hash": "", "size": 0},
+    "model": {"name": "", "hash": "", "dtype": "float32", "device": "cpu"},
+    "environment": {"python": "", "packages": {}, "platform": "", "gpus": []},
+    "version": "",
+}
+
+
+def test_the_interval_of_a_ratio_holds_that_of_a_speedup() -> None:
+    rng = np.random.default_rng(0)
+    a, b, c, d = (rng.uniform(1, 2, 12) for _ in range(4))
+    assert speedup_interval(a, b, c, d) == ratio_interval((a, d), (b, c), processes=1)
+    once, twice = ratio_interval((a, d), (b, c), 1), ratio_interval((a, d), (b, c), 2)
+    assert once and twice and twice[0] < once[0] < once[1] < twice[1]
+    assert ratio_interval((a[:3],), (b[:3],)) is None
+
+
+def test_every_figure_has_its_change(make_run: MakeRun) -> None:
+    run = read_run(make_run(questions=1))
+    assert all(set(row.changes) == set(METRICS) for row in compared(run, run)[1])
