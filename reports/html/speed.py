@@ -10,6 +10,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.results import verdict_text
+from specbench_ss.results.intervals import Interval
 from specbench_ss.results.number_text import interval, number, percent, times, title
 from specbench_ss.results.summary import OVERALL, SummaryRow
 
@@ -21,6 +22,7 @@ PILLS = {
     "reference": ("reference", "flat"),
 }
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
+JUDGED = f"Mean over questions of a judge's rating over ten; below it the paired difference to {REFERENCE}"
 QUALITY = (
     "Mean over questions, not over prompts, of the score against the expected answers, 0 to 1; "
     f"below it the paired difference to {REFERENCE}"
@@ -117,6 +119,7 @@ def _n(row: SummaryRow, failed: bool = True) -> Cell:
 
 def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
     """Return the table with one row for each task and method. config: that of the manifest."""
+    judged = any(row.judged is not None for row in cells.values())
     columns = [
         Column("task", False),
         Column("method", False),
@@ -126,10 +129,15 @@ def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, A
         Column("tokens/s", help="Kept tokens over wall time, prefill included"),
         Column("τ", help="Tokens per step, pooled"),
         Column("quality", help=QUALITY),
+        *([Column("judged", help=JUDGED)] if judged else []),
         Column("output", False, help=f"Against the answers of its reference: {REFERENCE}, unless another is named"),
         Column("n", help=N),
     ]
-    rows = [_row(cells[label, task], task, style, config) for task in tasks(cells) for label, style in styles.items()]
+    rows = [
+        _row(cells[label, task], task, style, config, judged)
+        for task in tasks(cells)
+        for label, style in styles.items()
+    ]
     return Table("everything", columns, rows, notes=verdict_text.notes(list(cells.values()), config))
 
 
@@ -164,7 +172,7 @@ def _other(row: SummaryRow, task: str, style: Style, memory: bool) -> list[Cell]
     ]
 
 
-def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) -> list[Cell]:
+def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], judged: bool) -> list[Cell]:
     text, tag = PILLS[row.comparison]
     bounds = row.speedup_interval
     return [
@@ -175,15 +183,16 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) ->
         Cell(text, text, tag=tag),
         figure(row.tokens_per_s, 1),
         figure(row.tau),
-        figure(row.quality, small=_difference(row)),
+        figure(row.quality, small=_difference(row, row.quality_difference, row.quality_interval)),
+        *([figure(row.judged, small=_difference(row, row.judged_difference, row.judged_interval))] if judged else []),
         plain(verdict_text.output(row, config)),
         _n(row),
     ]
 
 
-def _difference(row: SummaryRow) -> tuple[str, ...]:
-    """Return the paired difference of quality to the reference, as in '+0.01 (−0.02 to 0.04)'."""
-    if row.quality_difference is None or row.comparison == "reference":
+def _difference(row: SummaryRow, difference: float | None, bounds: Interval | None) -> tuple[str, ...]:
+    """Return a paired difference to the reference, as in '+0.01 (−0.02 to 0.04)'."""
+    if difference is None or row.comparison == "reference":
         return ()
-    bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""
-    return (f"{row.quality_difference:+.2f}{bounds}".replace("-", "−"),)
+    around = f" ({interval(bounds, line=0)})" if bounds else ""
+    return (f"{difference:+.2f}{around}".replace("-", "−"),)

@@ -17,7 +17,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Floats, Interval, compare, mean_interval, speedup_interval
 from specbench_ss.results.step_tally import tally
-from specbench_ss.runs.rows import Row, Run
+from specbench_ss.runs.rows import Key, Row, Run
 
 OVERALL = "overall"
 
@@ -70,6 +70,11 @@ class SummaryRow:
     quality_n: int
     quality_difference: float | None
     quality_interval: Interval | None
+    judged: float | None
+    judged_n: int
+    judged_difference: float | None
+    judged_interval: Interval | None
+    judge: str
     step_s: float | None
     draft_s: float | None
     verify_s: float | None
@@ -133,7 +138,9 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         **mine.columns(),
         step_ratio=step_ratio,
         residual=_over(speedup, None if tau is None or step_ratio is None else tau * step_ratio),
-        **_quality(own, ref, label),
+        **_quality(own, ref, label, "quality", {r.key: r.quality for r in (*own, *ref)}),
+        **_quality(own, ref, label, "judged", run.judged_scores),
+        judge=run.judge,
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
         sameness=dict(verdicts),
         unstable=unstable,
@@ -223,20 +230,26 @@ def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
     return np.bincount(at, values, groups).astype(np.float64)
 
 
-def _quality(own: Sequence[Row], ref: Sequence[Row], label: str) -> dict[str, Any]:
-    """Return mean quality and its mean paired difference to the reference, both as means of question means."""
+def _quality(
+    own: Sequence[Row], ref: Sequence[Row], label: str, name: str, scores: Mapping[Key, float | None]
+) -> dict[str, Any]:
+    """Return the mean score and its mean paired difference to the reference, both as means of question means.
+
+    name: what the score is called in the summary. scores: of each sample that has one.
+    """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for a, b in zip(own, ref, strict=True):
-        if a.quality is not None and b.quality is not None:
-            pairs.setdefault(a.question_id, []).append((a.quality, b.quality))
+        mine, theirs = scores.get(a.key), scores.get(b.key)
+        if mine is not None and theirs is not None:
+            pairs.setdefault(a.question_id, []).append((mine, theirs))
     means = np.array([np.mean(values, axis=0) for values in pairs.values()], dtype=np.float64).reshape(-1, 2)
     difference = means[:, 0] - means[:, 1]
     none = len(means) == 0
     return {
-        "quality": None if none else float(means[:, 0].mean()),
-        "quality_n": len(means),
-        "quality_difference": None if none else float(difference.mean()),
-        "quality_interval": None if label == REFERENCE else mean_interval(difference),
+        name: None if none else float(means[:, 0].mean()),
+        f"{name}_n": len(means),
+        f"{name}_difference": None if none else float(difference.mean()),
+        f"{name}_interval": None if label == REFERENCE else mean_interval(difference),
     }
 
 

@@ -19,7 +19,7 @@ from specbench_ss.results.verdict_text import notes, own_model, short_n, short_o
 from specbench_ss.runs.environment import between_sessions
 from specbench_ss.runs.rows import Run
 
-COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "n")
+COLUMNS = ("method", "speedup", "95% interval", "tokens/s", "τ", "output", "quality", "judged", "n")
 DISPENSABLE = ("tokens/s", "τ", "output")  # left out in this order where a terminal is too narrow
 LEFT = ("task", "method", "output", "configuration")
 FOLDING = ("output",)  # columns that may take several lines
@@ -35,20 +35,23 @@ def print_tables(run: Run, console: Console) -> None:
     rows, config = summarise(run), run.manifest["config"]
     often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""
     overall = [row for row in rows if row.category == OVERALL]
+    columns = tuple(name for name in COLUMNS if name != "judged" or run.judged_scores)
     groups = [
         [_line(row, config) for row in group]
         for category, group in groupby(rows, key=lambda row: row.category)
         if category != OVERALL
     ]
-    left_out = _print(console, f"By task{often}", ("task", *COLUMNS), groups)
+    left_out = _print(console, f"By task{often}", ("task", *columns), groups)
     console.rule(f"[bold]Overall, {len(groups)} tasks{often}[/]" if len(groups) > 1 else f"[bold]Overall{often}[/]")
-    left_out |= _print(console, "", COLUMNS, [[_line(row, config) for row in overall]])
+    left_out |= _print(console, "", columns, [[_line(row, config) for row in overall]])
     if left_out:
         console.print(
             f"not shown since the terminal is too narrow (see the report): {', '.join(left_out)}", style="dim"
         )
     for note in notes(rows, config, short=True):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+    if run.judged_scores:
+        console.print(f"judged: rating over ten by {run.judge}, a mean over questions", style="dim", markup=False)
     for row in overall:
         if row.reference_speedup is not None:
             console.print(f"{row.method} over {row.reference}, its own model: {own_model(row)}", markup=False)
@@ -112,5 +115,6 @@ def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
         "τ": number(row.tau),
         "output": escape(short_output(row, config)),
         "quality": number(row.quality),
+        "judged": number(row.judged),
         "n": short_n(row),
     }

@@ -29,7 +29,7 @@ GARBAGE = (
     "####",
     "word " * 60,
 )  # what models answer at worst
-SCORED = 5  # questions of each category that the scorer is tried on
+SCORED = 3  # questions of each category that the scorer is tried on
 
 
 class SuiteLawBroken(AssertionError):  # noqa: N818
