@@ -15,7 +15,6 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest_reading import MANIFEST
 from specbench_ss.runs.run_directory import QUESTIONS, ROWS, RunDir, RunTarget
 from specbench_ss.runs.suite import SuiteData
-from specbench_ss.suites import specbench
 from tests import conftest
 from tests.cli import failing
 
