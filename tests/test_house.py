@@ -19,6 +19,7 @@ WINGS: dict[
     "models": {"decoding", "files"},
     "runs": {"decoding", "files", "models"},
     "results": {"decoding", "runs"},
+    "judging": {"files", "runs"},
     "benchmark": {"decoding", "models", "results", "runs"},
     "training": {"decoding", "files", "models", "runs"},
     "tuning": {"benchmark", "decoding", "results", "runs"},

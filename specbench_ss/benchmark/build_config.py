@@ -82,19 +82,31 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     Raises UserError for a value that an option cannot have.
     """
     values = _checked(values)
-    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data", "stop", "presets"}
+    suite, data = suite_and_data(values["suite"], values["data"])
+    own = {f.name for f in fields(RunConfig)} - {"methods", "suite", "categories", "data", "stop", "presets"}
     if values["chat_template"] is not None:
         template_text(values["chat_template"])  # found wrong before anything is loaded
     presets = tuple(read_preset(Path(part)) for part in _parts("preset", values["preset"]))
     check_plugins(presets)
     return RunConfig(
         methods=method_specs(values["methods"], values["set"] or (), presets),
+        suite=suite,
         categories=_parts("categories", values["categories"]),
-        data=None if values["data"] is None else str(Path(values["data"]).expanduser()),
+        data=data,
         stop=tuple(values["stop"] or ()),
         presets=presets,
         **{name: values[name] for name in own},
     )
+
+
+def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:
+    """'NAME:FILE' -> the suite's name, and the data that it reads. Raises UserError where --data names other data."""
+    name, colon, carried = suite.partition(":")
+    if colon and (not carried or data is not None):
+        what = "names no file behind the colon" if not carried else "carries its data already: leave --data out"
+        raise UserError(f"--suite {suite} {what}")
+    given = carried or data
+    return name, None if given is None else str(Path(given).expanduser())
 
 
 def _parts(name: str, text: Any) -> tuple[str, ...]:

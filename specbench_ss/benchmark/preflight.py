@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.runs.config import RunConfig, RunTarget
-from specbench_ss.runs.suite import Suite, SuiteData, SuiteRequest
+from specbench_ss.runs.suite import Suite, SuiteData
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
@@ -145,5 +144,6 @@ def _place(config: RunConfig, loaded: Target | None) -> tuple[str, str]:
 
 
 def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:
-    data = None if config.data is None else Path(config.data)
-    return suite.load(SuiteRequest(config.categories, config.limit, data, outline.is_lab))
+    from specbench_ss.benchmark.requests import suite_request
+
+    return suite.load(suite_request(config.categories, config.limit, config.data, outline))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import SuiteData
+from specbench_ss.runs.suite import SuiteData, SuiteRequest
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
@@ -21,6 +22,22 @@ def prompt_ids(target: Outline, turns: Sequence[str], answers: Sequence[str] = (
     for turn, answer in zip(turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     return target.encode_chat([*messages, {"role": "user", "content": turns[len(answers)]}])
+
+
+def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: Outline) -> SuiteRequest:
+    """What is asked of a suite for this model."""
+    return SuiteRequest(
+        tuple(categories),
+        limit,
+        None if data is None else Path(data),
+        target.is_lab,
+        target.context_length,
+        None if target.tokenizer is None else _counter(target.tokenizer),
+    )
+
+
+def _counter(tokenizer: Any) -> Callable[[str], int]:
+    return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def check_ids(data: SuiteData) -> None:

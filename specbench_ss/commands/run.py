@@ -34,7 +34,10 @@ def command(
     suite: Annotated[
         str,
         typer.Option(
-            help="Suite of tasks whose questions are asked; `ssbench suites` lists them.", rich_help_panel=WHAT
+            metavar="NAME[:FILE]",
+            help="Suite of tasks whose questions are asked; `ssbench suites` lists them. jsonl:FILE asks prompts of "
+            "your own; NAME:FILE is the same as NAME with --data FILE.",
+            rich_help_panel=WHAT,
         ),
     ] = DEFAULT.suite,
     model: Annotated[str, typer.Option(help=help_texts.MODEL, rich_help_panel=WHAT)] = DEFAULT.model,
@@ -65,7 +68,9 @@ def command(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="File or folder to read the suite's questions from, in place of its own data.", rich_help_panel=WHAT
+            help="File or folder to read the suite's questions from, in place of its own data; or "
+            "hub:OWNER/NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
     repeats: Annotated[

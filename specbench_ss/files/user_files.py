@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,15 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, which may be compressed: NAME.gz."""
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             yield from file  # unlike str.splitlines, not cut at U+2028, which JSON text may hold
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from None
+    except (EOFError, zlib.error):
+        raise UserError(f"cannot read {path}: the compressed file is damaged") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a UTF-8 text file") from None
 

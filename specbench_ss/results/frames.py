@@ -11,13 +11,14 @@ from specbench_ss.results import verdict_text
 from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.runs.rows import Run, Sameness, StepRow
+from specbench_ss.runs.rows import Row, Run, Sameness, StepRow
 
 ENDS = {"_low": 0, "_high": 1}  # of an interval, by the end of a column's name
 INTERVALS = {
     "speedup": "speedup_interval",
     "reference_speedup": "reference_interval",
     "quality_difference": "quality_interval",
+    "judged_difference": "judged_interval",
 }
 VERDICTS = {  # column -> what it counts
     "n_identical": "identical",
@@ -40,7 +41,11 @@ def _series(column: Column, values: list[Any]) -> pd.Series:
 
 def samples(run: Run) -> pd.DataFrame:
     """Return one row for each sample, failed ones included."""
-    return frame(SAMPLES, run.rows, getattr)
+
+    def value(row: Row, name: str) -> Any:
+        return run.judged_scores.get(row.key) if name == "judged" else getattr(row, name)
+
+    return frame(SAMPLES, run.rows, value)
 
 
 def steps(run: Run) -> pd.DataFrame:

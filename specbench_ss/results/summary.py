@@ -17,7 +17,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Interval, compare, speedup_interval
 from specbench_ss.results.latency import latencies
-from specbench_ss.results.quality import MARGIN, NonInferiority, non_inferiority, quality
+from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
 from specbench_ss.results.resampling import Floats
 from specbench_ss.results.step_tally import tally
 from specbench_ss.runs.rows import Row, Run
@@ -76,6 +76,11 @@ class SummaryRow:
     quality_interval: Interval | None
     quality_verdict: NonInferiority | None
     quality_margin: float | None
+    judged: float | None
+    judged_n: int
+    judged_difference: float | None
+    judged_interval: Interval | None
+    judge: str
     step_s: float | None
     draft_s: float | None
     verify_s: float | None
@@ -129,7 +134,8 @@ def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
     )
     named = f", {same_as}" if same_as != REFERENCE else ""
     unstable = health.unstable(own, label == REFERENCE)
-    scores = quality(own, ref, label == REFERENCE)
+    given = {r.key: r.quality for r in (*own, *ref)}
+    scores = mean_score(own, ref, label == REFERENCE, "quality", given)
     changes = (
         label != REFERENCE and scores["quality_n"] and (same_as != REFERENCE or not _method(run, label)["lossless"])
     )
@@ -157,6 +163,8 @@ def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
         step_ratio=step_ratio,
         residual=_over(speedup, None if tau is None or step_ratio is None else tau * step_ratio),
         **scores,
+        **mean_score(own, ref, label == REFERENCE, "judged", run.judged_scores),
+        judge=run.judge,
         quality_verdict=non_inferiority(scores["quality_interval"], margin) if changes else None,
         quality_margin=margin if changes else None,
         **latencies(own),

@@ -163,6 +163,35 @@ class Sameness(OfSample):
 
 
 @dataclass(slots=True)
+class JudgeVerdict(OfSample):
+    """What a judge said of one answer. Its line in judge.jsonl is written after the run, by `ssbench judge`.
+
+    judge: name of the judging model. prompts: which prompts it was given. digest: sha256 of the judge's name and of all
+    that it was sent. score: the rating over ten; None where it gave none. text: its whole answer.
+    """
+
+    judge: str
+    prompts: str
+    digest: str
+    score: float | None
+    text: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, line: bytes) -> JudgeVerdict:
+        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        verdict = _read_judged(line)
+        if verdict.score is not None and not 0 <= verdict.score <= 1:
+            raise ValueError("score is not in [0, 1]")
+        return verdict
+
+
+@dataclass(slots=True)
 class _StepPlace(OfSample):
     """What a line of steps.jsonl holds besides the step itself."""
 
@@ -170,6 +199,7 @@ class _StepPlace(OfSample):
 
 
 _read_row, _read_sameness = records.decoder(Row), records.decoder(Sameness)
+_read_judged = records.decoder(JudgeVerdict)
 _read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 
 
@@ -183,6 +213,7 @@ class Run:
     steps: list[StepRow]
     sameness: list[Sameness] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+    judged: list[JudgeVerdict] = field(default_factory=list)
 
     @property
     def labels(self) -> list[str]:
@@ -199,6 +230,18 @@ class Run:
     def categories(self) -> list[str]:
         """Return the categories in order of first appearance."""
         return list(dict.fromkeys(row.category for row in self.rows))
+
+    @property
+    def judge(self) -> str:
+        """Return who judged last, as 'NAME, prompts PROMPTS'; '' where nobody did."""
+        return f"{self.judged[-1].judge}, prompts {self.judged[-1].prompts}" if self.judged else ""
+
+    @cached_property
+    def judged_scores(self) -> dict[Key, float]:
+        """Return the ratings by the judge who judged last, over ten: those of two judges are not comparable."""
+        last = self.judged[-1:]
+        same = [v for v in self.judged if (v.judge, v.prompts) == (last[0].judge, last[0].prompts)]
+        return {v.key: v.score for v in same if v.score is not None}
 
     @cached_property
     def steps_by_sample(self) -> dict[Key, list[Step]]:

@@ -5,6 +5,7 @@ questions.json  the questions asked, for a reader of the run who does not have t
 steps.jsonl     one line for each decoding step, appended before its sample's row
 rows.jsonl      one line for each sample; this commits the sample: steps without a row do not count
 sameness.jsonl  one line for each comparison with the reference
+judge.jsonl     one line for each answer that a judge rated, after the run
 
 A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
 lines with the same key, the last one counts. This module knows no method and no suite.
@@ -16,7 +17,7 @@ import contextlib
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -29,11 +30,12 @@ from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
-from specbench_ss.runs.rows import KILLED, Key, Row, Run, Sameness, StepRow
+from specbench_ss.runs.rows import KILLED, JudgeVerdict, Key, Row, Run, Sameness, StepRow
 from specbench_ss.runs.sameness import FAILED
 from specbench_ss.runs.suite import Question
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
+JUDGE = "judge.jsonl"
 Record = TypeVar("Record", Row, Sameness)
 
 
@@ -168,8 +170,24 @@ def read_run(path: Path) -> Run:
     steps = crash_safe.scan(path / STEPS, StepRow.read, lambda step: step.key in done)[0]
     _check_steps(path, rows, steps)
     return Run(
-        path, manifest, rows, steps, latest(crash_safe.scan(path / SAMENESS, Sameness.read)[0]), read_questions(path)
+        path,
+        manifest,
+        rows,
+        steps,
+        latest(crash_safe.scan(path / SAMENESS, Sameness.read)[0]),
+        read_questions(path),
+        crash_safe.scan(path / JUDGE, JudgeVerdict.read)[0],
     )
+
+
+@contextlib.contextmanager
+def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
+    """Give a function that commits a judge's verdict. Only one process may write to a run directory at a time."""
+    with _writing(path), contextlib.ExitStack() as stack:
+        stack.callback(os.close, _lock(path))
+        crash_safe.cut(path / JUDGE, JudgeVerdict.read)
+        file = stack.enter_context((path / JUDGE).open("ab", buffering=0))
+        yield lambda verdict: crash_safe.append(file, [verdict.as_dict()])
 
 
 def read_questions(path: Path) -> list[Question]:

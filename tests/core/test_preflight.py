@@ -15,7 +15,6 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest_reading import MANIFEST
 from specbench_ss.runs.run_directory import QUESTIONS, ROWS, RunDir, RunTarget
 from specbench_ss.runs.suite import SuiteData
-from specbench_ss.suites import specbench
 from tests import conftest
 from tests.cli import failing
 
@@ -79,7 +78,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, caps
 def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specbench, "_cached", lambda: tmp_path / "nowhere")
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "nowhere"))
     model = tmp_path / "model"
     model.mkdir()
     out = tmp_path / "run"
@@ -139,7 +138,7 @@ def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
 ) -> None:
     """And before questions that only other models need: the folder is no lab model, and there are none here."""
     monkeypatch.setattr(loading, "load_target", None)
-    monkeypatch.setattr(specbench, "_cached", lambda: tmp_path / "nowhere")
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "nowhere"))
     model = tmp_path / "model"
     shutil.copytree(LAB / "base", model)
     arguments = [*RUN, "--model", str(model)]
