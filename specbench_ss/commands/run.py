@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.benchmark.build_config import default_out, run_config
+from specbench_ss.benchmark.build_config import default_out, recording_of, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
-WHAT, HOW, WHERE = "What to run", "How to decode and measure", "Where to"
+WHAT, HOW, WHERE, RECORD = "What to run", "How to decode and measure", "Where to", "What to record besides"
 
 
 def command(
@@ -133,6 +133,25 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = DEFAULT.chat_template,
+    telemetry: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Time between two readings of the machine while a sample is made: processor and memory, and on an "
+            "NVIDIA GPU its use, clocks, power and energy. 0 reads nothing.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.telemetry,
+    remake_disturbed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often a sample is made again at most where other processes, heat or an unsteady clock disturbed "
+            "it. Default: 2 on a GPU, else 0. Disturbed samples are marked in any case.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.remake_disturbed,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -166,7 +185,9 @@ def command(
     wanted = run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
-    where = RunTarget(out or default_out(wanted, datetime.now()), resume, optional_methods(methods, wanted.methods))
+    recording = recording_of(ctx.params)
+    folder = out or default_out(wanted, datetime.now())
+    where = RunTarget(folder, resume, optional_methods(methods, wanted.methods), recording)
     from specbench_ss.commands import run_output
 
     if dry_run:

@@ -55,6 +55,14 @@ class RunResults:
 
         return frames.sameness(self._run)
 
+    @cached_property
+    def telemetry(self) -> pd.DataFrame:
+        """One row for each reading of the machine; empty where telemetry was switched off."""
+        from specbench_ss.results import machine_frames
+        from specbench_ss.runs.side_files import read_telemetry
+
+        return machine_frames.telemetry(read_telemetry(self.path))
+
     def summary(self) -> pd.DataFrame:
         """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report."""
         from specbench_ss.results import frames

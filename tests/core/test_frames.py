@@ -16,7 +16,7 @@ import pytest
 import specbench_ss
 from specbench_ss import load_run
 from specbench_ss.decoding.generation import Step
-from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
+from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Row, Sameness
 
@@ -33,7 +33,13 @@ def documented(heading: str) -> list[Column]:
 
 @pytest.mark.parametrize(
     ("heading", "columns"),
-    [("`samples`", SAMPLES), ("`steps`", STEPS), ("`sameness`", SAMENESS), ("`summary()`", SUMMARY)],
+    [
+        ("`samples`", SAMPLES),
+        ("`steps`", STEPS),
+        ("`sameness`", SAMENESS),
+        ("`summary()`", SUMMARY),
+        ("`telemetry`", TELEMETRY),
+    ],
 )
 def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[Column, ...], make_run: MakeRun) -> None:
     assert documented(heading) == list(columns)
