@@ -2,8 +2,9 @@
 
     python benchmarks/telemetry_cost.py [--model lab] [--method ar] [--new 256] [--pairs 40] [--interval 0.1]
 
-Prints the geometric mean of the ratios of time per token, on over off, of neighbouring pairs, with a 95 % interval
-that resamples pairs. The order within a pair alternates. `--null`: the sampler is off on both sides.
+Prints the processor time of one reading as a share of the interval, and the geometric mean of the ratios of time per
+token, on over off, of neighbouring pairs, with a 95 % interval that resamples pairs. The order within a pair
+alternates. `--null`: the sampler is off on both sides.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import argparse
 import math
 import random
 import statistics
+import time
+
+import torch
 
 from specbench_ss import load_method, load_model
 from specbench_ss.benchmark.quiet_timing import frozen_heap, quiet_collector
 from specbench_ss.benchmark.telemetry.sampler import sampler_for
+from specbench_ss.benchmark.telemetry.seen import Seen
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
@@ -44,6 +49,18 @@ def main() -> None:
         f"{arguments.method}, {arguments.pairs} pairs of {arguments.new} tokens, a reading each {arguments.interval} s"
     )
     print(f"on over off: {math.exp(statistics.fmean(logs)):.4f} [{math.exp(low):.4f}, {math.exp(high):.4f}]")
+
+
+def reading_s(device: torch.device, times: int = 200) -> float:
+    """Seconds of this thread's processor time that a reading takes: what it may hold the interpreter for at most."""
+    sampler = sampler_for(device, 60.0)
+    assert sampler is not None
+    seen = Seen()
+    started = time.thread_time()
+    for _ in range(times):
+        sampler._read(seen)
+    sampler.close()
+    return (time.thread_time() - started) / times
 
 
 def ratios(decoder: Decoder, prompt: list[int], new: int, pairs: int, interval: float) -> list[float]:

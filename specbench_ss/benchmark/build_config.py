@@ -103,12 +103,24 @@ def recording_of(values: Mapping[str, Any]) -> Recording:
     recording = Recording(
         telemetry=plain_number("--telemetry", values["telemetry"]),
         remake_disturbed=None if often is None else whole_number("--remake-disturbed", often, 0),
+        record_drafts=_share_of_drafts(values["record_drafts"]),
+        trace=bool(values["trace"]),
     )
     if not (math.isfinite(recording.telemetry) and recording.telemetry >= 0):
         raise UserError(f"--telemetry must be a number of at least 0, not {recording.telemetry:g}")
     if often and not recording.telemetry:
         raise UserError("--remake-disturbed needs --telemetry: without readings nothing is known to be disturbed")
     return recording
+
+
+def _share_of_drafts(value: Any) -> str:
+    """'first', or a share from 0 to 1. Raises UserError for anything else."""
+    try:
+        if value == "first" or 0 <= float(value) <= 1:
+            return str(value)
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"--record-drafts is first, or a share of the questions from 0 to 1, not {value!r}")
 
 
 def _parts(name: str, text: Any) -> tuple[str, ...]:

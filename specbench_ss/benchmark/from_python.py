@@ -52,6 +52,8 @@ def run(
     chat_template: str | Path | None = None,
     telemetry: float = 0.1,
     remake_disturbed: int | None = None,
+    record_drafts: str | float = "first",
+    trace: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
 ) -> RunResults:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from specbench_ss.benchmark.quiet_timing import frozen_heap, peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
 from specbench_ss.benchmark.schedule import Sample, plan, sample_seed
+from specbench_ss.benchmark.second_passes import SecondPasses
 from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Step
@@ -153,6 +154,8 @@ class _Session:
                         self._make(sample)
                 for sample in of_question:
                     self._judge(sample)
+            again = SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self._warn_and_keep)
+            again.make(samples, self.config.seed)
 
     def _warn_and_keep(self, text: str) -> None:
         """Tell what whoever reads the results should know too."""
@@ -227,6 +230,11 @@ class _Session:
         row.text, row.started, row.ended, row.peak_memory_bytes = text, started, ended, peak()
         self.machine.note(row, seen)
         return done.steps
+
+    def _answer_again(self, decoder: Decoder, sample: Sample) -> Generation:
+        """Answer a prompt once more, unrecorded."""
+        seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
+        return self.decode(decoder, self._prompt(sample), self.limits, self._sampling(seed), None)
 
     def _sampling(self, seed: int) -> Sampling:
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)

@@ -152,6 +152,24 @@ def command(
             rich_help_panel=RECORD,
         ),
     ] = RECORDED.remake_disturbed,
+    record_drafts: Annotated[
+        str,
+        typer.Option(
+            metavar="first|SHARE",
+            help="Answers whose drafts are written down step by step, in an untimed second pass after the measurement: "
+            "those to the first question of each task, or to this share of the questions, 0 to 1.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.record_drafts,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Profile one request of each method after the measurement, and write its timeline of operators and "
+            "kernels in a form that Perfetto opens (https://ui.perfetto.dev).",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.trace,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -89,11 +89,14 @@ def _decoding(config: RunConfig, data: SuiteData) -> str:
 
 def tell(out: Path, open_report: bool) -> None:
     """Print the tables, write the report and print its path. Exit with code 1 where a method has no good sample."""
+    from specbench_ss.results.machine_text import machine_lines
     from specbench_ss.results.terminal_table import print_tables
     from specbench_ss.runs.run_directory import read_run
 
     done = read_run(out)
     print_tables(done, Console())
+    for line in machine_lines(done):
+        print(line)
     report = write_report(done)
     print(f"report: {report}")
     if open_report:

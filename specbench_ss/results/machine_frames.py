@@ -6,8 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from specbench_ss.results.columns import TELEMETRY
+from specbench_ss.results.columns import MACHINE, TELEMETRY
 from specbench_ss.results.frames import frame
+from specbench_ss.results.machine import machine_rows
+from specbench_ss.runs.rows import Run
 from specbench_ss.runs.side_files import Readings
 
 Place = tuple[Readings, int]  # a try at a sample, and the number of one of its readings
@@ -17,6 +19,11 @@ def telemetry(tries: list[Readings]) -> pd.DataFrame:
     """Return one row for each reading of the machine, in the order in which they were made."""
     places = [(one, i) for one in tries for i in range(len(one.columns.get("t_s", ())))]
     return frame(TELEMETRY, places, _value)
+
+
+def machine(run: Run) -> pd.DataFrame:
+    """Return one row for each method: its cost by shapes, and what of the machine's limits it reached."""
+    return frame(MACHINE, machine_rows(run), getattr)
 
 
 def _value(place: Place, name: str) -> Any:
