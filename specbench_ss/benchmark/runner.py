@@ -231,10 +231,13 @@ class _Session:
         self.machine.note(row, seen)
         return done.steps
 
-    def _answer_again(self, decoder: Decoder, sample: Sample) -> Generation:
-        """Answer a prompt once more, unrecorded."""
+    def _answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
+        """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
+        limits = replace(
+            self.limits, max_new_tokens=min(most or self.limits.max_new_tokens, self.limits.max_new_tokens)
+        )
         seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
-        return self.decode(decoder, self._prompt(sample), self.limits, self._sampling(seed), None)
+        return self.decode(decoder, self._prompt(sample), limits, self._sampling(seed), None)
 
     def _sampling(self, seed: int) -> Sampling:
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)

@@ -198,7 +198,7 @@ MACHINE = _columns(
     "bytes_per_step | Float64 | bytes | bytes that a step reads, counted from shapes, the drafter's included",
     "drafter_bytes_per_step | Float64 | bytes | of them, weights of its own drafter; missing where not stated",
     "intensity | Float64 | FLOP/byte | flops_per_step over bytes_per_step",
-    "bandwidth_share | Float64 | | counted bytes per second over the limit; above 1 where a cache holds weights",
+    "bandwidth_share | Float64 | | counted bytes per second over the limit; over 1 where caches hold all",
     "compute_share | Float64 | | counted operations per second over the measured limit of the dtype",
     "fastest_step_s | Float64 | s | a step that reaches the nearer of these two limits",
     "predicted_speedup | Float64 | × | tau × fastest_step_s of `ar` over that of the method",
