@@ -22,6 +22,10 @@ ON_CPU = (
     "There is no GPU here: what is shown is the share of the time in which an operator ran on the processor. It tells "
     "how much of the time goes into starting operators, and nothing of how well a kernel uses a device."
 )
+COUNTED = (
+    "Memory is the share of this machine's measured bandwidth that the counted bytes make up. It is missing where "
+    "`ssbench doctor --calibrate` was not run before, and above 100 % where caches hold the weights."
+)
 DRAWN = "The paper draws its values, measured on an NVIDIA A100 with OPT-1.3B and OPT-125M, and prints none."
 
 
@@ -66,7 +70,7 @@ class Figure17(_Utilisation):
         traces: dict[str, Any] = run.manifest.get("traces") or {}
         found = {m: traces[m] for m in (*self.methods, REFERENCE) if traces.get(m, {}).get("timeline")}
         columns = (
-            Column("method", "text"), Column("of", "text"), Column("busy", "percent", 1), Column("traced tokens", "count"),
+            Column("method", "text"), Column("of", "text"), Column("busy", "percent", 1), Column("tokens", "count"),
             Column("launches per token", "number", 1), Column("gaps", "count"), Column("mean gap, µs", "number", 1),
         )  # fmt: skip
         rows = tuple(_traced(NAMES[method], trace) for method, trace in found.items())
@@ -121,7 +125,7 @@ class Figure19(_Utilisation):
         limits += (
             "where `ssbench doctor --calibrate` was not run before, and above 100 % where caches hold the weights."
         )
-        return Result((grid,), (plot,), notes=() if read else (ON_CPU, limits))
+        return Result((grid,), (plot,), notes=() if read else (ON_CPU, COUNTED))
 
 
 def _mean(row: MachineRow, read: bool) -> tuple[Value, ...]:

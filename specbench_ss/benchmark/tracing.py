@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def summary(events: Sequence[Any], tokens: int) -> dict[str, Any]:
     launches_per_token: kernels that the host started, or operators. gaps: their number, mean and longest. timeline: the
     busy share of each of equally long spans of `span_s`.
     """
-    on_device = [e for e in events if e.device_type != DeviceType.CPU]
+    on_device = [e for e in events if e.device_type.name != "CPU"]
     chosen = on_device or [e for e in events if e.cpu_parent is None]
     spans = merged([(e.time_range.start, e.time_range.end) for e in chosen])
     if not spans:

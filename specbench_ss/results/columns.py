@@ -194,7 +194,7 @@ MACHINE = _columns(
     "accept_share | Float64 | 0 to 1 | share that choosing the accepted path and compacting the cache took",
     "host_share | Float64 | 0 to 1 | share that the host needs besides",
     "parts_residual | Float64 | 0 to 1 | share that these four leave unexplained",
-    "flops_per_step | Float64 | FLOP | floating-point operations of a step, counted from shapes, the drafter's included",
+    "flops_per_step | Float64 | FLOP | operations of a step, counted from shapes, the drafter's included",
     "bytes_per_step | Float64 | bytes | bytes that a step reads, counted from shapes, the drafter's included",
     "drafter_bytes_per_step | Float64 | bytes | of them, weights of its own drafter; missing where not stated",
     "intensity | Float64 | FLOP/byte | flops_per_step over bytes_per_step",
