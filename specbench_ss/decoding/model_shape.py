@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,10 @@ def drafter_shape(weights: Iterable[Tensor] | None, target: Target) -> dict[str,
     }
 
 
-def read_by_a_pass(module: nn.Module) -> list[Tensor]:
+def read_by_a_pass(module: torch.nn.Module) -> list[Tensor]:
     """Return the module's parameters, each once, without those of tables that are only looked up."""
-    looked_up = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    multiplied = {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear)}  # an LM head may be tied to one
+    looked_up = {id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Embedding)}
+    multiplied = {
+        id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Linear)
+    }  # an LM head may be tied to one
     return [w for w in module.parameters() if id(w) not in looked_up - multiplied]
