@@ -19,7 +19,7 @@ from specbench_ss.benchmark.asked import check_plugins, method_specs
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
 from specbench_ss.options import plain_number, value_text, whole_number
-from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.preset import read_preset
 
 LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
@@ -107,6 +107,32 @@ def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None
         raise UserError(f"--suite {suite} {what}")
     given = carried or data
     return name, None if given is None else str(Path(given).expanduser())
+
+
+def recording_of(values: Mapping[str, Any]) -> Recording:
+    """What is recorded besides the samples, from the options of its name. Raises UserError as `run_config` does."""
+    often = values["remake_disturbed"]
+    recording = Recording(
+        telemetry=plain_number("--telemetry", values["telemetry"]),
+        remake_disturbed=None if often is None else whole_number("--remake-disturbed", often, 0),
+        record_drafts=_share_of_drafts(values["record_drafts"]),
+        trace=bool(values["trace"]),
+    )
+    if not (math.isfinite(recording.telemetry) and recording.telemetry >= 0):
+        raise UserError(f"--telemetry must be a number of at least 0, not {recording.telemetry:g}")
+    if often and not recording.telemetry:
+        raise UserError("--remake-disturbed needs --telemetry: without readings nothing is known to be disturbed")
+    return recording
+
+
+def _share_of_drafts(value: Any) -> str:
+    """'first', or a share from 0 to 1. Raises UserError for anything else."""
+    try:
+        if value == "first" or 0 <= float(value) <= 1:
+            return str(value)
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"--record-drafts is first, or a share of the questions from 0 to 1, not {value!r}")
 
 
 def _parts(name: str, text: Any) -> tuple[str, ...]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.benchmark.build_config import as_options, default_out, run_config
+from specbench_ss.benchmark.build_config import as_options, default_out, recording_of, run_config
 from specbench_ss.errors import UserError
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 OF_A_MODEL = ("dtype", "device", "chat_template", "trust_remote_code")  # options that say how a model is loaded
 PLACE = "run()"  # for messages
+RECORDING = tuple(field.name for field in fields(Recording))
+NOT_MEASURED = ("out", "resume", *RECORDING)  # options that say nothing of what is measured
 
 
 def run(
@@ -48,6 +50,10 @@ def run(
     history: str = "reference",
     trust_remote_code: bool = False,
     chat_template: str | Path | None = None,
+    telemetry: float = 0.1,
+    remake_disturbed: int | None = None,
+    record_drafts: str | float = "first",
+    trace: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
 ) -> RunResults:
@@ -74,7 +80,7 @@ def run(
     loaded = None if isinstance(model, (str, Path)) else _loaded(given)
     wanted, texts = _config(given, loaded)
     folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
-    where = RunTarget(folder, bool(resume), optional_methods(texts["methods"], wanted.methods))
+    where = RunTarget(folder, bool(resume), optional_methods(texts["methods"], wanted.methods), recording_of(given))
     measure(preflight.check(wanted, where, loaded), where, [_called(given)])
     return load_run(folder)
 
@@ -97,7 +103,7 @@ def _loaded(given: dict[str, Any]) -> Target:
 
 def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig, dict[str, Any]]:
     """The run that is asked for, and its options as a command line would have them."""
-    plain = {name: value for name, value in given.items() if name not in ("out", "resume")}
+    plain = {name: value for name, value in given.items() if name not in NOT_MEASURED}
     if loaded is not None:
         plain["model"] = loaded.name
     texts = {**DEFAULTS, **as_options(plain, {*plain}, PLACE)}

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from specbench_ss.benchmark.quiet_timing import frozen_heap, peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
 from specbench_ss.benchmark.schedule import Sample, plan, sample_seed
+from specbench_ss.benchmark.second_passes import SecondPasses
+from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.decoding.loop import Limits, generate
@@ -24,7 +26,7 @@ from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.runs import sameness
-from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.environment import busy, changed_since, environment
 from specbench_ss.runs.manifest import now
 from specbench_ss.runs.rows import Row
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
 
 Decode = Callable[[Decoder, list[int], Limits, Sampling, Callable[[int], None] | None], Generation]
+
+
+NOTHING = Recording()
 
 
 class Events(Protocol):
@@ -77,6 +82,7 @@ def run(
     run_dir: RunDir,
     events: Events,
     decode: Decode = generate,
+    recording: Recording = NOTHING,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
@@ -88,10 +94,11 @@ def run(
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
     check_ids(suite_data)
-    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode)
+    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording)
     run_dir.update(status="running")
     try:
-        session.run()
+        with contextlib.closing(session.machine):
+            session.run()
     except BaseException as e:
         interrupted = isinstance(e, KeyboardInterrupt)
         with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
@@ -118,9 +125,12 @@ class _Session:
         run_dir: RunDir,
         events: Events,
         decode: Decode,
+        recording: Recording,
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
         self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
+        self.recording = recording
+        self.machine = MachineRecord(recording, target.device, run_dir, self._warn_and_keep)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
 
     def run(self) -> None:
@@ -144,6 +154,8 @@ class _Session:
                         self._make(sample)
                 for sample in of_question:
                     self._judge(sample)
+            again = SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self._warn_and_keep)
+            again.make(samples, self.config.seed)
 
     def _warn_and_keep(self, text: str) -> None:
         """Tell what whoever reads the results should know too."""
@@ -198,18 +210,34 @@ class _Session:
         self.events.on_sample(row)
 
     def _decode_into(self, row: Row, sample: Sample) -> list[Step]:
+        """Decode, once more where the machine was disturbed."""
+        while True:
+            steps = self._decode_once(row, sample)
+            if not self.machine.again(row, self.decoders[sample.method].remembers):
+                return steps
+
+    def _decode_once(self, row: Row, sample: Sample) -> list[Step]:
         """Decode, check and fill the row only when everything is known: a failure leaves no number behind."""
         prompt = self._prompt(sample)
         sampling = self._sampling(row.seed)
         started = time.time()
-        with quiet_collector(), peak_memory(self.target.device) as peak:
+        with quiet_collector(), peak_memory(self.target.device) as peak, self.machine.watch() as seen:
             done = self.decode(self.decoders[sample.method], prompt, self.limits, sampling, self.events.on_tokens)
         ended = time.time()
         done.check()
         text = self.target.decode_text(done.tokens)
         row.fill(done)
         row.text, row.started, row.ended, row.peak_memory_bytes = text, started, ended, peak()
+        self.machine.note(row, seen)
         return done.steps
+
+    def _answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
+        """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
+        limits = replace(
+            self.limits, max_new_tokens=min(most or self.limits.max_new_tokens, self.limits.max_new_tokens)
+        )
+        seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
+        return self.decode(decoder, self._prompt(sample), limits, self._sampling(seed), None)
 
     def _sampling(self, seed: int) -> Sampling:
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)

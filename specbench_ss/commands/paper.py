@@ -16,7 +16,7 @@ from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.results.experiment import Bench, Experiment, Request
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 if TYPE_CHECKING:
     from specbench_ss.runs.rows import Run
@@ -149,7 +149,7 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     from specbench_ss import registry
     from specbench_ss.results.experiment_output import FIGURE, print_result, write_result
 
-    bench, runs = _bench(request, where)
+    bench, runs = _bench(request, where, experiment.recording)
     result = experiment.run(bench)
     console = Console()
     console.print(f"{experiment.source}: {experiment.title}", style="bold", highlight=False, soft_wrap=True)
@@ -162,7 +162,7 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
         print(f"wrote: {path}")
 
 
-def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
+def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Bench, list[str]]:
     """Return what the experiment works with, and the names of the runs that it makes, as it makes them."""
     from specbench_ss.runs.manifest_reading import MANIFEST
 
@@ -173,7 +173,8 @@ def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
         from specbench_ss.runs.run_directory import read_run
 
         folder = where.out / name
-        make_run(config, RunTarget(folder, where.resume and (folder / MANIFEST).exists()))
+        resume = where.resume and (folder / MANIFEST).exists()
+        make_run(config, RunTarget(folder, resume, recording=recording))
         runs.append(name)
         return read_run(folder)
 

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.benchmark.build_config import default_out, run_config
+from specbench_ss.benchmark.build_config import default_out, recording_of, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
-WHAT, HOW, WHERE = "What to run", "How to decode and measure", "Where to"
+WHAT, HOW, WHERE, RECORD = "What to run", "How to decode and measure", "Where to", "What to record besides"
 
 
 def command(
@@ -139,6 +139,43 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = DEFAULT.chat_template,
+    telemetry: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Time between two readings of the machine while a sample is made: processor and memory, and on an "
+            "NVIDIA GPU its use, clocks, power and energy. 0 reads nothing.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.telemetry,
+    remake_disturbed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often a sample is made again at most where other processes, heat or an unsteady clock disturbed "
+            "it. Default: 2 on a GPU, else 0. Disturbed samples are marked in any case.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.remake_disturbed,
+    record_drafts: Annotated[
+        str,
+        typer.Option(
+            metavar="first|SHARE",
+            help="Answers whose drafts are written down step by step, in an untimed second pass after the measurement: "
+            "those to the first question of each task, or to this share of the questions, 0 to 1.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.record_drafts,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Profile one request of each method after the measurement, and write its timeline of operators and "
+            "kernels in a form that Perfetto opens (https://ui.perfetto.dev).",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.trace,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -173,7 +210,9 @@ def command(
     wanted = run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
-    where = RunTarget(out or default_out(wanted, datetime.now()), resume, optional_methods(methods, wanted.methods))
+    recording = recording_of(ctx.params)
+    folder = out or default_out(wanted, datetime.now())
+    where = RunTarget(folder, resume, optional_methods(methods, wanted.methods), recording)
     from specbench_ss.commands import run_output
 
     if dry_run:

@@ -83,6 +83,21 @@ class Row(OfSample):
     quality: float | None = None
     text: str | None = None
     token_ids: list[int] | None = None
+    disturbed: str | None = None
+    remade: int | None = None
+    host_cpu_share: float | None = None
+    host_foreign_share: float | None = None
+    host_rss_bytes: int | None = None
+    host_page_faults: int | None = None
+    nvml_kernel_busy: float | None = None
+    nvml_memory_busy: float | None = None
+    nvml_sm_mhz: float | None = None
+    nvml_power_w: float | None = None
+    energy_j: float | None = None
+    joules_per_token: float | None = None
+    gpm_sm_active: float | None = None
+    gpm_tensor_active: float | None = None
+    gpm_dram_active: float | None = None
 
     @property
     def ok(self) -> bool:

@@ -6,6 +6,7 @@ steps.jsonl     one line for each decoding step, appended before its sample's ro
 rows.jsonl      one line for each sample; this commits the sample: steps without a row do not count
 sameness.jsonl  one line for each comparison with the reference
 judge.jsonl     one line for each answer that a judge rated, after the run
+and what a run may have besides: side_files.py
 
 A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
 lines with the same key, the last one counts. This module knows no method and no suite.
@@ -28,6 +29,7 @@ import msgspec
 from specbench_ss.decoding.generation import Step
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
+from specbench_ss.runs import side_files
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
 from specbench_ss.runs.rows import KILLED, JudgeVerdict, Key, Row, Run, Sameness, StepRow
@@ -96,6 +98,13 @@ class RunDir:
         with _writing(self.path):
             crash_safe.append(self._files[SAMENESS], [verdict.as_dict()])
         self.judged.add(verdict.key)
+
+    def append_beside(self, name: str, line: dict[str, Any]) -> None:
+        """Append a line to one of the optional files that `side_files` names."""
+        with _writing(self.path):
+            if name not in self._files:
+                self._files[name] = (self.path / name).open("ab", buffering=0)
+            crash_safe.append(self._files[name], [line])
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
@@ -221,6 +230,7 @@ def _recover(path: Path) -> tuple[list[Row], list[Key]]:
     done = {row.key for row in rows}
     _check_steps(path, rows, crash_safe.cut(path / STEPS, StepRow.read, lambda step: step.key in done))
     judged = latest(crash_safe.cut(path / SAMENESS, Sameness.read))
+    side_files.recover(path)
     return rows, [verdict.key for verdict in judged if verdict.reason not in FAILED]
 
 
