@@ -16,6 +16,7 @@ from typing import Any
 from specbench_ss.decoding.tree import MOST_NODES, TreeShape, shape_of
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import records
+from specbench_ss.files.user_files import check_ends
 
 Choice = tuple[int, ...]
 
@@ -172,6 +173,7 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 
 
 def _read_json(path: Path, method: str) -> Any:
+    check_ends(path)
     try:
         return records.parse(path.read_bytes())
     except OSError as error:

@@ -65,7 +65,7 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         RunDir.open(where, manifest, data.questions) as run_dir,
         watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
     ):
-        runner.run(config, target, plan.suite, data, decoders, run_dir, events)
+        runner.run(config, target, plan.suite, data, decoders, run_dir, events, timeout=where.timeout)
 
 
 def _load(plan: Plan) -> Target:

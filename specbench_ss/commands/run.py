@@ -12,6 +12,7 @@ from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.benchmark.build_config import default_out, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
+from specbench_ss.options import MOST_SEED
 from specbench_ss.runs.config import RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
@@ -108,7 +109,8 @@ def command(
         ),
     ] = DEFAULT.top_k,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW)
+        int,
+        typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW),
     ] = DEFAULT.seed,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)
@@ -133,6 +135,15 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = DEFAULT.chat_template,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Give up an answer that takes longer, as failed, and go on. Default: no limit.",
+            callback=run_options.check_timeout,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -166,7 +177,8 @@ def command(
     wanted = run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
-    where = RunTarget(out or default_out(wanted, datetime.now()), resume, optional_methods(methods, wanted.methods))
+    folder = out or default_out(wanted, datetime.now())
+    where = RunTarget(folder, resume, optional_methods(methods, wanted.methods), timeout)
     from specbench_ss.commands import run_output
 
     if dry_run:

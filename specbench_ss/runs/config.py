@@ -77,12 +77,14 @@ class TuneConfig:
 class RunTarget:
     """Where a run's results are written. This is no part of what the run measures.
 
-    optional: labels of methods that are left out, with a message, where they cannot decode with the model.
+    optional: labels of methods that are left out, with a message, where they cannot decode with the model. timeout:
+    seconds after which a sample is given up as failed; None = never.
     """
 
     out: Path
     resume: bool = False
     optional: frozenset[str] = frozenset()
+    timeout: float | None = None
 
 
 def decoding(config: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ The first shape is tried on every architecture, the others on one each; `thoroug
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, cast, overload
@@ -15,11 +15,11 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.target import Target
-from specbench_ss.errors import UserError, first_line
+from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.testing import laws_across_prompts, laws_blocks, laws_description, laws_greedy, laws_sampling
 from specbench_ss.testing.law import Law, LawBroken, Place, Subject
 from specbench_ss.testing.shrink import holds
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.testing.tiny import ARCHITECTURES, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
@@ -65,16 +65,25 @@ class Result:
 
 
 class Kit:
-    """Tests one method. left_out: {shape or model: why it cannot be tried}.
+    """Tests one method. left_out: {shape or model: why it cannot be tried}. timeout: seconds that a trial may take.
 
-    Raises UserError where the method has no shape for any of the small models.
+    Raises UserError where the method has no shape for any of the small models, and for an unknown architecture.
     """
 
     def __init__(
-        self, factory: Factory, architectures: Sequence[str] = FEW, own_model: bool = False, thorough: bool = False
+        self,
+        factory: Factory,
+        architectures: Sequence[str] = FEW,
+        own_model: bool = False,
+        thorough: bool = False,
+        timeout: float | None = None,
     ) -> None:
+        self.timeout = timeout
         self.left_out: dict[str, str] = {}
         self.factory, self.own_model, self.thorough = factory, own_model, thorough
+        for kind in architectures:
+            if kind not in ARCHITECTURES:
+                raise UserError(f"no architecture {kind!r}{known_words(str(kind), ARCHITECTURES)}")
         self.small: list[Subject] = []
         for words in SMALL:
             self.left_out.clear()
@@ -95,7 +104,7 @@ class Kit:
         except UserError as error:
             self.left_out[place.target.name] = str(error)
             return found
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"it gives no examples for a tiny model: {first_line(error)}") from error
         for number, (shape, make) in enumerate(shapes.items()):
             subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
@@ -104,7 +113,7 @@ class Kit:
             except UserError as error:
                 self.left_out[str(subject)] = str(error)
                 continue
-            except Exception:  # a law's business
+            except (Exception, SystemExit):  # a law's business
                 pass
             found.append(subject)
         return found
@@ -117,6 +126,8 @@ class Kit:
     def results(self, wanted: Sequence[Law] = LAWS) -> Iterator[Result]:
         """Yield the result of one law after the other. A law ends at the first shape that breaks it."""
         for law in wanted:
+            if not isinstance(law, Law):
+                raise UserError(f"laws are a list of Law, a part of specbench_ss.testing.LAWS, not {wanted!r}")
             with one_thread():
                 found = self._result(law)
             yield found
@@ -130,7 +141,7 @@ class Kit:
                 exempt[why] = None
                 continue
             tried += 1
-            broken = holds(law, subject)
+            broken = holds(law, subject, self.timeout)
             if broken:
                 break
         return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began)
@@ -178,6 +189,7 @@ def check_decoder(
     laws: Sequence[Law] = ...,
     own_model: bool = ...,
     thorough: bool = ...,
+    timeout: float | None = ...,
     all: Literal[False] = ...,
 ) -> None: ...
 
@@ -190,6 +202,7 @@ def check_decoder(
     laws: Sequence[Law] = ...,
     own_model: bool = ...,
     thorough: bool = ...,
+    timeout: float | None = ...,
     all: Literal[True],
 ) -> list[Result]: ...
 
@@ -201,20 +214,25 @@ def check_decoder(
     laws: Sequence[Law] = LAWS,
     own_model: bool = False,
     thorough: bool = False,
+    timeout: float | None = None,
     all: bool = False,
 ) -> list[Result] | None:
     """Hold a decoding method to the laws, on tiny random models, on the CPU, in float32.
 
     factory: a Decoder class, whose `examples(target)` are all tried, or a function from a target to a decoder (or to
     shapes by label, as `examples` gives them). own_model: hold a method that is not lossless to its own `next_logits`,
-    as a method that others are compared with should be. thorough: try every shape on every architecture. all: try every
+    as a method that others are compared with should be. thorough: try every shape on every architecture.
+    timeout: seconds after which a trial that has not ended breaks its law; in the main thread alone. all: try every
     law whatever came of those before it, and return the result of each instead of raising LawBroken.
 
     Raises LawBroken for the first law that does not hold, with the smallest example found, and UserError where there is
-    nothing to check.
+    nothing to check, or where no Decoder, no list of laws or an unknown architecture is given.
     """
+    for name, given in (("architectures", architectures), ("laws", laws)):
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UserError(f"{name}= is a list, not {given!r}")
     results = list[Result]()
-    for result in Kit(factory, architectures, own_model, thorough).results(laws):
+    for result in Kit(factory, architectures, own_model, thorough, timeout).results(laws):
         if result.broken is not None and not all:
             raise result.broken
         results.append(result)
