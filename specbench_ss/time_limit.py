@@ -47,6 +47,7 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
             _disarm()
     finally:
         over.cancel()
+        over.join()
         signal.signal(signal.SIGALRM, before)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Floats, Interval, compare, mean_interval, speedup_interval
+from specbench_ss.results.remembering import remembering
 from specbench_ss.results.step_tally import tally
 from specbench_ss.runs.rows import Row, Run
 
@@ -139,6 +140,7 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         unstable=unstable,
         health=(
             *health.impossible(own, run.steps_by_sample),
+            *remembering(run, label, own, run.steps_by_sample),
             *health.too_fast(speedup, around, tau, times.equally_long()),
             *health.failures(own_rows),
             *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),

@@ -5,10 +5,11 @@ The first shape is tried on every architecture, the others on one each; `thoroug
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, cast, overload
 
 import torch
@@ -16,18 +17,32 @@ import torch
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line, known_words
-from specbench_ss.testing import laws_across_prompts, laws_blocks, laws_description, laws_greedy, laws_sampling
+from specbench_ss.testing import (
+    laws_across_prompts,
+    laws_blocks,
+    laws_description,
+    laws_greedy,
+    laws_long,
+    laws_sampling,
+)
 from specbench_ss.testing.law import Law, LawBroken, Place, Subject
 from specbench_ss.testing.shrink import holds
 from specbench_ss.testing.tiny import ARCHITECTURES, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
-    "lengths", "memory", "distribution", "blocks", "tunable", "description",
+    "lengths", "memory", "long", "distribution", "blocks", "tunable", "description",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
     sorted(
-        (*laws_greedy.LAWS, *laws_across_prompts.LAWS, *laws_sampling.LAWS, *laws_blocks.LAWS, *laws_description.LAWS),
+        (
+            *laws_greedy.LAWS,
+            *laws_across_prompts.LAWS,
+            *laws_long.LAWS,
+            *laws_sampling.LAWS,
+            *laws_blocks.LAWS,
+            *laws_description.LAWS,
+        ),
         key=lambda law: ORDER.index(law.name),
     )
 )
@@ -118,10 +133,21 @@ class Kit:
             found.append(subject)
         return found
 
+    @cached_property
+    def long(self) -> list[Subject]:
+        """The first shape on a model with a long context and thousands of words; made when a law asks for it."""
+        found, left_out = list[Subject](), self.left_out
+        place = Place(tiny_target("llama", laws_long.WORDS, layers=2, context=laws_long.CONTEXT))
+        self.left_out = {}  # what is left out here was told of the others, or is not worth telling
+        with contextlib.suppress(UserError):
+            found = self._subjects(place)
+        self.left_out = left_out
+        return found[:1]
+
     @property
     def subjects(self) -> list[Subject]:
         """Return every shape on every model that it is tried on."""
-        return [*self.small, *self.large]
+        return [*self.small, *self.large, *self.__dict__.get("long", ())]
 
     def results(self, wanted: Sequence[Law] = LAWS) -> Iterator[Result]:
         """Yield the result of one law after the other. A law ends at the first shape that breaks it."""
@@ -135,7 +161,7 @@ class Kit:
     def _result(self, law: Law) -> Result:
         began = time.perf_counter()
         broken, tried, exempt = None, 0, dict[str, None]()
-        for subject in [*(self.large if "large" in law.on else ()), *(self.small if "small" in law.on else ())]:
+        for subject in (subject for kind in ("large", "small", "long") if kind in law.on for subject in self._on(kind)):
             why = self._exempt(law, subject)
             if why:
                 exempt[why] = None
@@ -146,6 +172,10 @@ class Kit:
                 break
         return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began)
 
+    def _on(self, kind: str) -> list[Subject]:
+        found: list[Subject] = getattr(self, kind)
+        return found
+
     @staticmethod
     def _exempt(law: Law, subject: Subject) -> str:
         try:
@@ -154,7 +184,7 @@ class Kit:
             return ""
 
 
-@contextmanager
+@contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Use one thread: products as small as these take longer on several, and very long on a busy machine."""
     threads = torch.get_num_threads()
