@@ -82,9 +82,9 @@ def run(
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
-    timeout: seconds after which a sample is given up, as failed. A method that fails leaves a failed row and the run goes
-    on; a device that no longer works ends it. On KeyboardInterrupt, which is passed on, and on any other exception the
-    directory stays resumable and its status says why it stopped.
+    timeout: seconds after which a sample is given up, as failed. A method that fails leaves a failed row and the run
+    goes on; a device that no longer works ends it. On KeyboardInterrupt, which is passed on, and on any other exception
+    the directory stays resumable and its status says why it stopped.
     """
     for label in (REFERENCE, *map(reference_of, decoders.values())):
         if label not in decoders:

@@ -161,6 +161,9 @@ def _from_hub(name: str, method: str) -> Path:
     """Return the local folder of a hub repository, which is downloaded if need be."""
     from huggingface_hub import snapshot_download
 
+    from specbench_ss.models.hub_reach import check_reachable
+
+    check_reachable(name)
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # no such repository, no network: a dozen kinds

@@ -37,7 +37,7 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     template = None if chat_template is None else template_text(chat_template)
     check_model(model)
     folder = find_folder(model)
-    source = model if folder is None else str(folder)
+    source = _reachable(model) if folder is None else str(folder)
     outline = Outline(config_of(source, trust_remote_code), None, model, folder)
     outline.tokenizer = _tokenizer(source, trust_remote_code, template)
     outline.is_lab = is_lab(model)
@@ -68,7 +68,7 @@ def load_target(
     kind = resolve_dtype(dtype, where)
     check_model(model)
     folder = find_folder(model)
-    source = model if folder is None else str(folder)
+    source = _reachable(model) if folder is None else str(folder)
     tokenizer = _tokenizer(source, trust_remote_code, template)
     weights = load_model(source, kind, where, trust_remote_code, nf4)
     target = Target(weights, tokenizer, name=model, folder=folder)
@@ -76,6 +76,14 @@ def load_target(
     target.weights_hash = hash_weights(weights)
     check_target(target)
     return target
+
+
+def _reachable(repo: str) -> str:
+    """The hub id itself. Raises UserError where it is not in the cache and the hub does not answer."""
+    from specbench_ss.models.hub_reach import check_reachable
+
+    check_reachable(repo)
+    return repo
 
 
 def config_of(source: str, trust_remote_code: bool = False) -> Any:
