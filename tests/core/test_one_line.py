@@ -59,8 +59,6 @@ def test_trees_that_are_nested_or_deep(method: str, tmp_path: Path, capsys: pyte
     nested.write_text("[" * 5000 + "]" * 5000)
     lengths = range(5000) if method == "eagle" else (5000,)
     deep.write_text("[" + ",".join("[" + "0," * n + "0]" for n in lengths) + "]")
-        f"[{','.join(f'[{"0," * n}0]' for n in range(5000))}]" if method == "eagle" else f"[[{'0,' * 5000}0]]"
-    )
     for file in (nested, deep):
         told = failing(["run", "--methods", method, "--set", f"{method}.tree={file}"], capsys)
         assert str(file) in told
