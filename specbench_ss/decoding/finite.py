@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench_ss.errors import UserError
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
 
 PROBE = 8  # tokens of the prompt that a model answers when it is loaded
-CHOOSING = {"topk", "argmax", "max", "sort", "multinomial", "_softmax", "_log_softmax", "logsumexp"}  # of torch
 
 
 class NotFinite(UserError):  # noqa: N818
@@ -67,20 +65,3 @@ def check_target(target: Target) -> None:
         raise NotFinite(
             f"model {target.name!r} cannot be used: its logits after a short prompt are not finite: {why(target.dtype)}"
         )
-
-
-class ChoosingWatch(TorchDispatchMode):
-    """Sees whether any tensor that tokens are chosen from holds NaN or infinity. -inf is allowed: it means never."""
-
-    found = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the first argument of an operation that chooses, and let it go on."""
-        if func.overloadpacket.__name__ in CHOOSING and args[0].is_floating_point():
-            self.found = self.found or bool(unusable(args[0]).any())
-        return func(*args, **(kwargs or {}))
-
-
-def unusable(x: Tensor) -> Tensor:
-    """Return a bool tensor: where x is NaN or +infinity."""
-    return x.isnan() | (x == math.inf)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.choosing_watch import ChoosingWatch
 from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.finite import ChoosingWatch, NotFinite, check_logits, why
+from specbench_ss.decoding.finite import NotFinite, check_logits, why
 from specbench_ss.decoding.generation import Finish, Generation, Step
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import Clock

@@ -51,7 +51,7 @@ def told(made: Run) -> list[str]:
 
 
 SLOW, FAST = [step(0.01)] * 9, [step(0.01, 2, 2)] * 3
-HALF = {"model": {"dtype": "bfloat16"}}
+HALF: dict[str, Any] = {"model": {"dtype": "bfloat16"}}
 
 
 def test_steps_that_differ_between_repeats_are_told() -> None:
