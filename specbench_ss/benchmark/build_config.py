@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.benchmark.asked import check_plugins, method_specs
+from specbench_ss.decoding.sampling import COLDEST
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
-from specbench_ss.options import plain_number, value_text, whole_number
+from specbench_ss.options import MOST_SEED, encodable, plain_number, value_text, whole_number
 from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.preset import read_preset
 
@@ -152,6 +153,8 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
             done[name] = whole_number(_flag(name), done[name], LEAST[name])
         elif not isinstance(done[name], str):
             raise UserError(f"{_flag(name)} must be text, not {done[name]!r}")
+    if done["seed"] > MOST_SEED:
+        raise UserError(f"--seed must be at most {MOST_SEED}, not {done['seed']}")
     for name in ("temperature", "top_p"):
         done[name] = plain_number(_flag(name), done[name])
     for name, choices in CHOICES.items():
@@ -159,10 +162,17 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{_flag(name)}: there is no {done[name]!r}{known_words(str(done[name]), choices)}")
     if not (math.isfinite(done["temperature"]) and done["temperature"] >= 0):
         raise UserError(f"--temperature must be a number of at least 0, not {done['temperature']:g}")
+    if 0 < done["temperature"] < COLDEST:
+        raise UserError(
+            f"--temperature must be 0, which is greedy, or at least {COLDEST:g}, not {done['temperature']:g}"
+        )
     if not 0 < done["top_p"] <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, not {done['top_p']:g}")
     if "" in (done["stop"] or ()):
         raise UserError("--stop must not be empty")
+    for text in done["stop"] or ():
+        if not encodable(text):
+            raise UserError(f"--stop is not UTF-8 text: {ascii(text)}")
     return done
 
 

@@ -67,7 +67,8 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
     ):
         run_dir.update(recording=where.recording.as_dict())
-        runner.run(config, target, plan.suite, data, decoders, run_dir, events, recording=where.recording)
+        suite, recording, timeout = plan.suite, where.recording, where.timeout
+        runner.run(config, target, suite, data, decoders, run_dir, events, recording=recording, timeout=timeout)
 
 
 def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def check(
 
     note: told at once what the user should know, also where a later check fails.
     """
-    from specbench_ss.benchmark.requests import check_ids, check_room, stop_ids
+    from specbench_ss.benchmark.requests import check_ids, check_room, check_texts, stop_ids
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.model_folder import check_model
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
@@ -69,6 +69,7 @@ def check(
     stop_ids(outline.tokenizer, config.stop)
     data = _questions(config, suite, outline)
     check_ids(data)
+    check_texts(data)
     check_room(outline, data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
     return Plan(config, suite, data, options, device, dtype, samples, notes, loaded)

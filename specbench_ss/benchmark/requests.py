@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.errors import UserError
+from specbench_ss.options import encodable
 from specbench_ss.runs.suite import SuiteData, SuiteRequest
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ def check_ids(data: SuiteData) -> None:
     for name, n in Counter(q.id for q in data.questions).items():
         if n > 1:
             raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
+
+
+def check_texts(data: SuiteData) -> None:
+    """Raises UserError for a question that holds what is no character: it could be neither asked nor written down."""
+    for q in data.questions:
+        if not encodable("".join((q.id, q.category, *q.turns, *(text for texts in q.references for text in texts)))):
+            raise UserError(f"question {ascii(q.id)} of suite {data.name!r} holds half of a surrogate pair")
 
 
 def check_room(target: Outline, data: SuiteData) -> None:

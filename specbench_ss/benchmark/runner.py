@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
@@ -32,6 +32,7 @@ from specbench_ss.runs.manifest import now
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
+from specbench_ss.time_limit import TimeIsOver, check_thread, time_limit
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -83,18 +84,21 @@ def run(
     events: Events,
     decode: Decode = generate,
     recording: Recording = NOTHING,
+    timeout: float | None = None,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
-    A method that fails leaves a failed row and the run goes on; a device that no longer works ends it. On
-    KeyboardInterrupt, which is passed on, and on any other exception the directory stays resumable and its status says
-    why it stopped.
+    timeout: seconds after which a sample is given up, as failed. A method that fails leaves a failed row and the run
+    goes on; a device that no longer works ends it. On KeyboardInterrupt, which is passed on, and on any other exception
+    the directory stays resumable and its status says why it stopped.
     """
     for label in (REFERENCE, *map(reference_of, decoders.values())):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
     check_ids(suite_data)
-    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording)
+    if timeout is not None:
+        check_thread()
+    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording, timeout)
     run_dir.update(status="running")
     try:
         with contextlib.closing(session.machine):
@@ -126,10 +130,11 @@ class _Session:
         events: Events,
         decode: Decode,
         recording: Recording,
+        timeout: float | None,
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
         self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
-        self.recording = recording
+        self.recording, self.timeout = recording, timeout
         self.machine = MachineRecord(recording, target.device, run_dir, self._warn_and_keep)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
 
@@ -181,7 +186,7 @@ class _Session:
         """Seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
-        with quiet_collector():
+        with quiet_collector(), self._in_time(label):
             done = self.decode(self.decoders[label], prompt, limits, self._sampling(self.config.seed), None)
         return done.wall_s / max(1, len(done.tokens))
 
@@ -200,7 +205,7 @@ class _Session:
         )
         try:
             steps = self._decode_into(row, sample)
-        except Exception as e:  # one sample of one method: the others are worth having
+        except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
             check_device(self.target.device)
             row.status, row.error, steps = "failed", error_text(e), []
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
@@ -221,7 +226,12 @@ class _Session:
         prompt = self._prompt(sample)
         sampling = self._sampling(row.seed)
         started = time.time()
-        with quiet_collector(), peak_memory(self.target.device) as peak, self.machine.watch() as seen:
+        with (
+            quiet_collector(),
+            peak_memory(self.target.device) as peak,
+            self.machine.watch() as seen,
+            self._in_time(sample.method),
+        ):
             done = self.decode(self.decoders[sample.method], prompt, self.limits, sampling, self.events.on_tokens)
         ended = time.time()
         done.check()
@@ -237,7 +247,21 @@ class _Session:
             self.limits, max_new_tokens=min(most or self.limits.max_new_tokens, self.limits.max_new_tokens)
         )
         seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
-        return self.decode(decoder, self._prompt(sample), limits, self._sampling(seed), None)
+        with self._in_time(sample.method):
+            return self.decode(decoder, self._prompt(sample), limits, self._sampling(seed), None)
+
+    @contextlib.contextmanager
+    def _in_time(self, label: str) -> Iterator[None]:
+        """Raises TimeoutError where a request takes longer than it may."""
+        limit = self.timeout
+        over = f"no answer within {limit:g} s" if limit is not None else ""
+        resumable = f"what is in {self.run_dir.path} is whole, and --resume goes on"
+        try:
+            with time_limit(limit, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
+                yield
+        except TimeIsOver:
+            self.target.drop_cache()  # it may have been left half-written
+            raise TimeoutError(over) from None
 
     def _sampling(self, seed: int) -> Sampling:
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)

@@ -15,6 +15,7 @@ from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.options import MOST_SEED
 from specbench_ss.results.experiment import Bench, Experiment, Request
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
@@ -46,7 +47,7 @@ def command(
         str | None, typer.Option(metavar="NAME|FILE", help=help_texts.CHAT_TEMPLATE)
     ] = DEFAULT.chat_template,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of methods, of sampling and of training.")
+        int, typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods, of sampling and of training.")
     ] = DEFAULT.seed,
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE)] = "auto",
     device: Annotated[str, typer.Option(help=help_texts.DEVICE)] = DEFAULT.device,

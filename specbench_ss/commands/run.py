@@ -13,6 +13,7 @@ from specbench_ss.benchmark.build_config import default_out, recording_of, run_c
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
+from specbench_ss.options import MOST_SEED
 from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
@@ -114,7 +115,8 @@ def command(
         ),
     ] = DEFAULT.top_k,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW)
+        int,
+        typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW),
     ] = DEFAULT.seed,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)
@@ -139,6 +141,15 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = DEFAULT.chat_template,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Give up an answer that takes longer, as failed, and go on. Default: no limit.",
+            callback=run_options.check_timeout,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     telemetry: Annotated[
         float,
         typer.Option(
@@ -212,7 +223,7 @@ def command(
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
     recording = recording_of(ctx.params)
     folder = out or default_out(wanted, datetime.now())
-    where = RunTarget(folder, resume, optional_methods(methods, wanted.methods), recording)
+    where = RunTarget(folder, resume, optional_methods(methods, wanted.methods), recording, timeout)
     from specbench_ss.commands import run_output
 
     if dry_run:

@@ -12,6 +12,7 @@ from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.options import MOST_SEED
 from specbench_ss.runs.config import RunConfig, TuneConfig
 
 RUN, DEFAULT = RunConfig(methods=()), TuneConfig(MethodSpec(REFERENCE))
@@ -57,7 +58,10 @@ def command(
     seed: Annotated[
         int,
         typer.Option(
-            min=0, help="Seed of the order in which prompts and configurations are measured.", rich_help_panel=HOW
+            min=0,
+            max=MOST_SEED,
+            help="Seed of the order in which prompts and configurations are measured.",
+            rich_help_panel=HOW,
         ),
     ] = RUN.seed,
     dtype: Annotated[

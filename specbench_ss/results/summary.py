@@ -18,6 +18,7 @@ from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Interval, compare, speedup_interval
 from specbench_ss.results.latency import latencies
 from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
+from specbench_ss.results.remembering import remembering
 from specbench_ss.results.resampling import Floats
 from specbench_ss.results.step_tally import tally
 from specbench_ss.runs.rows import Row, Run
@@ -174,6 +175,7 @@ def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
         unstable=unstable,
         health=(
             *health.impossible(own, run.steps_by_sample),
+            *remembering(run, label, own, run.steps_by_sample),
             *health.too_fast(around, tau, times.equally_long()),
             *health.failures(own_rows),
             *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),

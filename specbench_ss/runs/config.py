@@ -100,13 +100,15 @@ class RunTarget:
     """Where a run's results are written. This is no part of what the run measures.
 
     optional: labels of methods that are left out, with a message, where they cannot decode with the model.
-    recording: what is recorded besides the samples.
+    recording: what is recorded besides the samples. timeout: seconds after which a sample is given up as failed; None =
+    never.
     """
 
     out: Path
     resume: bool = False
     optional: frozenset[str] = frozenset()
     recording: Recording = Recording()
+    timeout: float | None = None
 
 
 def decoding(config: Mapping[str, Any]) -> str:

@@ -60,7 +60,13 @@ def test_no_field_that_is_recorded_is_missing_from_the_frames() -> None:
     names = {columns: {c.name for c in columns} for columns in (SAMPLES, STEPS, SAMENESS, SUMMARY)}
     assert _names(Row) | {"judged"} == names[SAMPLES]  # which another file holds
     assert _names(Step) <= names[STEPS] and _names(Sameness) <= names[SAMENESS]
-    elsewhere = {"speedup_interval", "reference_interval", "quality_interval", "judged_interval", "sameness"}  # as their ends and counts
+    elsewhere = {
+        "speedup_interval",
+        "reference_interval",
+        "quality_interval",
+        "judged_interval",
+        "sameness",
+    }  # as their ends and counts
     assert _names(SummaryRow) - elsewhere <= names[SUMMARY]
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for found in names.values() for name in found)
 
