@@ -28,6 +28,7 @@ KINDS = {
         "No method that promises the output of its reference broke its promise.",
     ),
     "length": ("warning", "Answers end earlier or later than their reference's.", ""),
+    "unjudged": ("warning", "Answers were not compared with their reference's: the verdicts are lost.", ""),
     "near-tie": ("warning", "Near-ties in float32, where they should be rare.", ""),
     "unstable": ("warning", "Unstable timing: other work on the machine, or clocks that change.", "Timing is stable."),
 }

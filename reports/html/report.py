@@ -41,7 +41,7 @@ def _write(text: str, path: Path) -> None:
 
 def page(run: Run) -> dict[str, Any]:
     """Return everything that the template shows."""
-    manifest, look, steps = run.manifest, styles(run.labels), frames.steps(run)
+    manifest, look = run.manifest, styles(run.labels)
     summaries = summarise(run)
     cells = speed.by_task(summaries)
     overall = {s.method: s for s in summaries if s.category == OVERALL}
@@ -58,9 +58,9 @@ def page(run: Run) -> dict[str, Any]:
         "speedups": bars.speedups(cells, look),
         "everything": speed.everything(cells, look, manifest["config"]),
         "others": speed.others(cells, look),
-        "acceptance": [acceptance.histogram(steps, look), acceptance.by_position(overall, look)],
+        "acceptance": [acceptance.histogram(frames.tokens_per_step(run), look), acceptance.by_position(overall, look)],
         "time": timing.per_token(overall, look),
-        "steps": timing.decomposition(overall, frames.median_step_ms(steps), look),
+        "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
         "examples": answers.examples(run, overall, look),
         "notices": findings,
         "differences": health.differences(run, overall),

@@ -17,6 +17,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Floats, Interval, compare, mean_interval, speedup_interval
 from specbench_ss.results.step_tally import tally
+from specbench_ss.runs.losses import unjudged
 from specbench_ss.runs.rows import Row, Run
 
 OVERALL = "overall"
@@ -90,24 +91,23 @@ class SummaryRow:
 
 def summarise(run: Run) -> list[SummaryRow]:
     """Return a row for every method on `overall`, then on each category, in the order in which they were asked for."""
-    chosen = [OVERALL, *run.categories]
-    return [_summary(run, label, category) for category in chosen for label in run.labels]
+    chosen, without = [OVERALL, *run.categories], unjudged(run)
+    return [_summary(run, label, category, without) for category in chosen for label in run.labels]
 
 
-def _summary(run: Run, label: str, category: str) -> SummaryRow:
+def _summary(run: Run, label: str, category: str, without: Sequence[Row]) -> SummaryRow:
     here = [r for r in run.rows if category in (OVERALL, r.category)]
     own_rows = [r for r in here if r.method == label]
     own, ref = _paired(own_rows, [r for r in here if r.method == REFERENCE])
     times = _Times(own, ref)
     same_as = _method(run, label).get("reference", REFERENCE)
     against = _Times(*_paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
-    mine, theirs = tally(own, run.steps_by_sample), tally(ref, run.steps_by_sample)
+    mine, theirs = tally(own, run.steps), tally(ref, run.steps)
     around = None if label == REFERENCE else times.interval()
     speedup, tau = times.speedup(), mine.tau
     step_ratio = _over(theirs.step_s, mine.step_s)
-    verdicts: Counter[str] = Counter(
-        s.verdict for s in run.sameness if s.method == label and s.key in {r.key for r in own_rows}
-    )
+    keys = {r.key for r in own_rows}
+    verdicts: Counter[str] = Counter(s.verdict for s in run.sameness if s.method == label and s.key in keys)
     named = f", {same_as}" if same_as != REFERENCE else ""
     unstable = health.unstable(own, label == REFERENCE)
     return SummaryRow(
@@ -138,10 +138,11 @@ def _summary(run: Run, label: str, category: str) -> SummaryRow:
         sameness=dict(verdicts),
         unstable=unstable,
         health=(
-            *health.impossible(own, run.steps_by_sample),
+            *health.impossible(own, run.steps),
             *health.too_fast(speedup, around, tau, times.equally_long()),
             *health.failures(own_rows),
             *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
+            *health.unjudged(own_rows, without),
             *health.unsteady(unstable),
         ),
     )
