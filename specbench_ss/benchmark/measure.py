@@ -66,6 +66,17 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
     ):
         runner.run(config, target, plan.suite, data, decoders, run_dir, events)
+        _write_parquet(run_dir, events)
+
+
+def _write_parquet(run_dir: RunDir, events: Events) -> None:
+    """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
+    from specbench_ss.results.parquet_files import write_parquet
+
+    if problem := write_parquet(run_dir.path):
+        events.on_warning(problem)
+        kept = run_dir.manifest.get("warnings", [])
+        run_dir.update(warnings=[*kept, *([problem] if problem not in kept else [])])
 
 
 def _load(plan: Plan) -> Target:

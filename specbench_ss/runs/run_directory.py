@@ -171,7 +171,8 @@ def read_run(path: Path) -> Run:
     rows = latest(crash_safe.scan(path / ROWS, Row.read)[0])
     steps = _steps(path, rows)
     lost = _lost(rows, steps.keys)
-    gone, there = {row.key for row in lost}, {row.key for row in rows}
+    gone = {row.key for row in lost}
+    there = {row.key for row in rows} - gone
     verdicts = latest(crash_safe.scan(path / SAMENESS, Sameness.read)[0])
     questions = read_questions(path)
     return Run(
@@ -179,7 +180,7 @@ def read_run(path: Path) -> Run:
         manifest,
         [row for row in rows if row.key not in gone],
         steps,
-        [verdict for verdict in verdicts if verdict.key in there - gone],
+        [verdict for verdict in verdicts if verdict.key in there],
         questions or [],
         lost,
         () if questions is not None else (f"{QUESTIONS} is missing or cut",),
