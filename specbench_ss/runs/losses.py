@@ -23,11 +23,11 @@ def held_against(row: OfSample, manifest: Mapping[str, Any]) -> Key:
 
 
 def unjudged(run: Run) -> list[Row]:
-    """Return the samples of a complete run that should have a verdict on their answer and have none."""
+    """Return the good samples of a complete run that should have a verdict on their answer and have none."""
     if run.manifest.get("status") != "complete":
         return []
     judged = {verdict.key for verdict in run.sameness}
-    return [row for row in run.rows if is_held(row) and row.key not in judged]
+    return [row for row in run.rows if row.ok and is_held(row) and row.key not in judged]
 
 
 def losses(run: Run) -> list[str]:
