@@ -1,8 +1,8 @@
 """How long it takes to load and report a large run, and how much memory: `python benchmarks/big_run.py [FOLDER]`.
 
-The run is made up: 480 questions, 12 methods, 3 repeats, 104 steps a sample on average. Its steps are those of the run in
-tests/before, copied with variation, so its numbers say nothing of any method. It is written to a temporary folder, or to
-FOLDER, where it is kept and used again. Each line is a process of its own: CPU seconds (user and system), seconds, and
+The run is made up: 480 questions, 12 methods, 3 repeats, 104 steps a sample on average. Its steps are those of the run
+in tests/before, copied with variation, so its numbers say nothing of any method. It is written to a temporary folder, or
+to FOLDER, where it is kept and used again. Each line is a process of its own: CPU seconds (user and system), seconds, and
 the most memory that it had.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -43,15 +44,16 @@ def make(path: Path) -> None:
     of_method = {row["method"]: [s for s in steps if s["method"] == row["method"]] for row in source}
     labels = ["ar", *(f"{('pld', 'ss')[i % 2]}-synthetic-{i}" for i in range(1, METHODS))]
     _write_manifest(path, labels)
-    with open(path / "rows.jsonl", "w") as rows, open(path / "steps.jsonl", "w") as lines:
-        with open(path / "sameness.jsonl", "w") as verdicts:
-            for i, (q, repeat, label) in enumerate(product(range(QUESTIONS), range(REPEATS), labels)):
-                key = {"question_id": f"synthetic-{q:04}", "turn": 0, "method": label, "repeat": repeat}
-                made = _steps(rng, of_method[label.partition("-")[0]])
-                lines.writelines(json.dumps({**key, "index": n, **step}) + "\n" for n, step in enumerate(made))
-                rows.write(json.dumps(_row(key, i, made)) + "\n")
-                if label != "ar" or repeat:
-                    verdicts.write(json.dumps(asdict(Sameness(**key, verdict="identical"))) + "\n")
+    files = (open(path / f"{name}.jsonl", "w") for name in ("rows", "steps", "sameness"))
+    with ExitStack() as stack:
+        rows, lines, verdicts = (stack.enter_context(file) for file in files)
+        for i, (q, repeat, label) in enumerate(product(range(QUESTIONS), range(REPEATS), labels)):
+            key = {"question_id": f"synthetic-{q:04}", "turn": 0, "method": label, "repeat": repeat}
+            made = _steps(rng, of_method[label.partition("-")[0]])
+            lines.writelines(json.dumps({**key, "index": n, **step}) + "\n" for n, step in enumerate(made))
+            rows.write(json.dumps(_row(key, i, made)) + "\n")
+            if label != "ar" or repeat:
+                verdicts.write(json.dumps(asdict(Sameness(**key, verdict="identical"))) + "\n")
 
 
 def _write_manifest(path: Path, labels: list[str]) -> None:
