@@ -1,8 +1,9 @@
 """How long it takes to load and report a large run, and how much memory: `python benchmarks/big_run.py [FOLDER]`.
 
-The run is made up: 480 questions, 12 methods, 3 repeats, 104 steps a sample on average. Its steps are those of the run
-in tests/before, copied with variation, so its numbers say nothing of any method. It is written to a temporary folder, or
-to FOLDER, where it is kept and used again. Each line is a process of its own: CPU seconds (user and system), seconds, and
+The run is made up: 480 questions, 12 methods, 3 repeats, 104 steps a sample on average. Its steps are those of the
+run in tests/before, copied with variation, so its numbers say nothing of any method. It is written to a temporary
+folder, or to FOLDER, where it is kept and used again.
+Each line is a process of its own: CPU seconds (user and system), seconds, and
 the most memory that it had.
 """
 
@@ -44,9 +45,9 @@ def make(path: Path) -> None:
     of_method = {row["method"]: [s for s in steps if s["method"] == row["method"]] for row in source}
     labels = ["ar", *(f"{('pld', 'ss')[i % 2]}-synthetic-{i}" for i in range(1, METHODS))]
     _write_manifest(path, labels)
-    files = (open(path / f"{name}.jsonl", "w") for name in ("rows", "steps", "sameness"))
+    names = ("rows", "steps", "sameness")
     with ExitStack() as stack:
-        rows, lines, verdicts = (stack.enter_context(file) for file in files)
+        rows, lines, verdicts = (stack.enter_context(open(path / f"{name}.jsonl", "w")) for name in names)
         for i, (q, repeat, label) in enumerate(product(range(QUESTIONS), range(REPEATS), labels)):
             key = {"question_id": f"synthetic-{q:04}", "turn": 0, "method": label, "repeat": repeat}
             made = _steps(rng, of_method[label.partition("-")[0]])
