@@ -18,7 +18,7 @@ WINGS: dict[
     "decoding": set(),
     "models": {"decoding", "files"},
     "runs": {"decoding", "files", "models"},
-    "results": {"decoding", "runs"},
+    "results": {"decoding", "files", "runs"},
     "judging": {"files", "runs"},
     "benchmark": {"decoding", "models", "results", "runs"},
     "training": {"decoding", "files", "models", "runs"},

@@ -69,6 +69,7 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         run_dir.update(recording=where.recording.as_dict())
         suite, recording, timeout = plan.suite, where.recording, where.timeout
         runner.run(config, target, suite, data, decoders, run_dir, events, recording=recording, timeout=timeout)
+        _write_parquet(run_dir, events)
 
 
 def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
@@ -82,6 +83,16 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
         for label, decoder in decoders.items()
     }
     return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
+
+
+def _write_parquet(run_dir: RunDir, events: Events) -> None:
+    """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
+    from specbench_ss.results.parquet_files import write_parquet
+
+    if problem := write_parquet(run_dir.path):
+        events.on_warning(problem)
+        kept = run_dir.manifest.get("warnings", [])
+        run_dir.update(warnings=[*kept, *([problem] if problem not in kept else [])])
 
 
 def _load(plan: Plan) -> Target:

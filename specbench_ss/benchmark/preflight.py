@@ -62,6 +62,8 @@ def check(
     device, dtype = _place(config, loaded)
     if check_out(where):
         check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
+    elif where.resume:
+        note(f"nothing to resume in {where.out}: the run begins")
     if loaded is None:
         check_model(config.model)
     outline = check_methods(config, loaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
@@ -96,9 +97,9 @@ def _check_out(where: RunTarget) -> None:
     there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
     if there and not where.resume:
         raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
-    if where.resume and not there:
-        raise UserError(f"nothing to resume in {where.out}")
     check_place(where.out)
+    if where.resume and not there:
+        warnings.warn(f"nothing to resume in {where.out}: the work begins", stacklevel=2)
 
 
 def _check_methods(experiment: Experiment, request: Request) -> None:

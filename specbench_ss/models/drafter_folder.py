@@ -14,6 +14,7 @@ import torch
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.files.user_files import read_json
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], na
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
     save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
+    ordinary_mode(folder)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 

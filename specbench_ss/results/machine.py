@@ -68,7 +68,7 @@ class _Of:
         self.dtype: str = run.manifest["model"]["dtype"]
         shape = (about.get("shapes") or {}).get(label)
         self.cost: Cost | None = counted(rows, shape) if shape else None
-        self.tally = tally(rows, run.steps_by_sample)
+        self.tally = tally(rows, run.steps)
 
     @property
     def fastest_s(self) -> float | None:

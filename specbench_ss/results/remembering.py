@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench_ss.decoding.generation import Step
-from specbench_ss.runs.rows import Key, Row, Run
+from specbench_ss.runs.rows import Row, Run
+from specbench_ss.runs.steps import COUNTS, StepColumns
 
 HALF = ("float16", "bfloat16")  # where two drafted tokens may be equally likely, and one repeat takes the other one
 NOISE = 0.1  # share of its steps that a method must save in half precision
 
 
-def remembering(run: Run, label: str, rows: Sequence[Row], steps: Mapping[Key, Sequence[Step]]) -> list[str]:
+def remembering(run: Run, label: str, rows: Sequence[Row]) -> list[str]:
     """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
 
     Nothing in such a repeat is new but what the method kept from the one before. A method that `remembers` by its own
@@ -26,7 +26,7 @@ def remembering(run: Run, label: str, rows: Sequence[Row], steps: Mapping[Key, S
     for row in sorted(rows, key=lambda row: row.repeat):
         repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
     several = [same for same in repeats.values() if len(same) > 1]
-    differ = [same for same in several if len({_counts(steps.get(row.key, ())) for row in same}) > 1]
+    differ = [same for same in several if len({_counts(run.steps.of(row.key)) for row in same}) > 1]
     if not differ or (run.manifest["model"]["dtype"] in HALF and not _fewer(several)):
         return []
     first = differ[0][0]
@@ -36,8 +36,9 @@ def remembering(run: Run, label: str, rows: Sequence[Row], steps: Mapping[Key, S
     ]
 
 
-def _counts(steps: Sequence[Step]) -> tuple[tuple[int, ...], ...]:
-    return tuple((s.nodes, s.verified, s.depth, s.accepted, s.tokens) for s in steps)
+def _counts(steps: StepColumns) -> bytes:
+    """Return what can be compared of the counts of every step."""
+    return b"".join(getattr(steps, name).tobytes() for name in COUNTS)
 
 
 def _fewer(several: Sequence[Sequence[Row]]) -> bool:

@@ -21,6 +21,7 @@ from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non
 from specbench_ss.results.remembering import remembering
 from specbench_ss.results.resampling import Floats
 from specbench_ss.results.step_tally import tally
+from specbench_ss.runs.losses import unjudged
 from specbench_ss.runs.rows import Row, Run
 
 OVERALL = "overall"
@@ -115,24 +116,23 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
-    chosen = [OVERALL, *run.categories]
-    return [_summary(run, label, category, quality_margin) for category in chosen for label in run.labels]
+    chosen, without = [OVERALL, *run.categories], unjudged(run)
+    return [_summary(run, label, category, quality_margin, without) for category in chosen for label in run.labels]
 
 
-def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
+def _summary(run: Run, label: str, category: str, margin: float, without: Sequence[Row]) -> SummaryRow:
     here = [r for r in run.rows if category in (OVERALL, r.category)]
     own_rows = [r for r in here if r.method == label]
     own, ref = _paired(own_rows, [r for r in here if r.method == REFERENCE])
     times = _Times(own, ref)
     same_as = _method(run, label).get("reference", REFERENCE)
     against = _Times(*_paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
-    mine, theirs = tally(own, run.steps_by_sample), tally(ref, run.steps_by_sample)
+    mine, theirs = tally(own, run.steps), tally(ref, run.steps)
     around = None if label == REFERENCE else times.interval()
     speedup, tau = times.speedup(), mine.tau
     step_ratio = _over(theirs.step_s, mine.step_s)
-    verdicts: Counter[str] = Counter(
-        s.verdict for s in run.sameness if s.method == label and s.key in {r.key for r in own_rows}
-    )
+    keys = {r.key for r in own_rows}
+    verdicts: Counter[str] = Counter(s.verdict for s in run.sameness if s.method == label and s.key in keys)
     named = f", {same_as}" if same_as != REFERENCE else ""
     unstable = health.unstable(own, label == REFERENCE)
     given = {r.key: r.quality for r in (*own, *ref)}
@@ -174,11 +174,12 @@ def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
         within_tau=health.within_tau(around, tau, times.equally_long()),
         unstable=unstable,
         health=(
-            *health.impossible(own, run.steps_by_sample),
-            *remembering(run, label, own, run.steps_by_sample),
+            *health.impossible(own, run.steps),
+            *remembering(run, label, own),
             *health.too_fast(around, tau, times.equally_long()),
             *health.failures(own_rows),
             *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
+            *health.unjudged(own_rows, without),
             *health.unsteady(unstable),
         ),
     )

@@ -5,19 +5,24 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.files import records
+from specbench_ss.runs.keys import Key as Key
 from specbench_ss.runs.suite import Question
 
-Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
-Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+if TYPE_CHECKING:
+    from specbench_ss.runs.steps import Steps, StepsBySample
 
+Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
+Seconds = Annotated[float, Meta(ge=0)]
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
@@ -35,9 +40,9 @@ class OfSample:
     """Says which sample a line of a run directory belongs to. turn and repeat count from 0."""
 
     question_id: str
-    turn: int
+    turn: Count
     method: str
-    repeat: int
+    repeat: Count
 
     @property
     def key(self) -> Key:
@@ -56,8 +61,8 @@ class Row(OfSample):
     """
 
     category: str
-    index: int
-    position: int
+    index: Count
+    position: Count
     seed: int
     suite_edition: str
     suite_hash: str
@@ -65,22 +70,22 @@ class Row(OfSample):
     error: str | None = None
     started: float | None = None
     ended: float | None = None
-    prompt_tokens: int | None = None
-    tokens: int | None = None
-    prefill_tokens: int | None = None
-    steps: int | None = None
-    drafted: int | None = None
-    verified: int | None = None
-    depth: int | None = None
-    accepted: int | None = None
-    overshoot: int | None = None
-    draft_calls: int | None = None
+    prompt_tokens: Count | None = None
+    tokens: Count | None = None
+    prefill_tokens: Count | None = None
+    steps: Count | None = None
+    drafted: Count | None = None
+    verified: Count | None = None
+    depth: Count | None = None
+    accepted: Count | None = None
+    overshoot: Count | None = None
+    draft_calls: Count | None = None
     finish: str | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-    wall_s: float | None = None
-    peak_memory_bytes: int | None = None
-    quality: float | None = None
+    prefill_s: Seconds | None = None
+    decode_s: Seconds | None = None
+    wall_s: Seconds | None = None
+    peak_memory_bytes: Count | None = None
+    quality: Annotated[float, Meta(ge=0, le=1)] | None = None
     text: str | None = None
     token_ids: list[int] | None = None
     disturbed: str | None = None
@@ -162,7 +167,7 @@ class Sameness(OfSample):
     """
 
     verdict: Agreement
-    first_difference: int | None = None
+    first_difference: Count | None = None
     gap: float | None = None
     drop: float | None = None
     reason: str = ""
@@ -220,15 +225,27 @@ _read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 
 @dataclass
 class Run:
-    """A run directory as it was read: everything that is committed, whether the run is finished or not."""
+    """A run directory as it was read: everything that is committed, whether the run is finished or not.
+
+    steps: in columns; a list of `StepRow` is put into columns. lost: samples that are in no other field, since steps of
+    theirs are missing. told: what else the directory lacks, a clause each.
+    """
 
     path: Path
     manifest: dict[str, Any]
     rows: list[Row]
-    steps: list[StepRow]
+    steps: Steps
     sameness: list[Sameness] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+    lost: list[Row] = field(default_factory=list)
+    told: tuple[str, ...] = ()
     judged: list[JudgeVerdict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, list):
+            from specbench_ss.runs.steps import Steps
+
+            self.steps = Steps.from_rows(self.steps)
 
     @property
     def labels(self) -> list[str]:
@@ -259,9 +276,11 @@ class Run:
         return {v.key: v.score for v in same if v.score is not None}
 
     @cached_property
-    def steps_by_sample(self) -> dict[Key, list[Step]]:
-        """Return the steps of every sample, in order, with an empty list for a sample without steps."""
-        grouped: dict[Key, list[Step]] = defaultdict(list)
-        for row in self.steps:
-            grouped[row.key].append(row.step)
-        return grouped
+    def steps_by_sample(self) -> StepsBySample:
+        """Return the steps of every sample as objects, made one sample at a time: `steps.of(key)` has them in columns.
+
+        A sample without steps has an empty list.
+        """
+        from specbench_ss.runs.steps import StepsBySample
+
+        return StepsBySample(self.steps)

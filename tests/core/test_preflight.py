@@ -106,17 +106,18 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
     assert told == f"ssbench: --resume: the run in {tmp_path} has top-k 0, not 5; seed 0, not 1\n"
     assert (tmp_path / MANIFEST).read_bytes() == before
     assert main([*arguments, "--dry-run"]) == 0
-    (tmp_path / QUESTIONS).write_text("")
+    (tmp_path / QUESTIONS).write_text('[{"id": 7}]')
     assert "questions.json is damaged" in failing([*arguments, "--dry-run"], capsys)
     (tmp_path / ROWS).write_text("{}\n")
     assert "rows.jsonl is damaged in line 1: it lacks question_id" in failing(arguments, capsys)
 
 
-def test_resuming_what_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "none"
-    assert failing([*RUN, "--out", str(out), "--resume"], capsys) == f"ssbench: nothing to resume in {out}\n"
-    paper = ["paper", "table-6", "--out", str(out), "--resume"]
-    assert failing(paper, capsys) == f"ssbench: nothing to resume in {out}\n"
+    assert main([*RUN, "--out", str(out), "--resume", "--dry-run"]) == 0
+    assert capsys.readouterr().err == f"ssbench: warning: nothing to resume in {out}: the run begins\n"
+    assert main(["paper", "table-6", "--out", str(out), "--resume", "--dry-run"]) == 0
+    assert f"ssbench: warning: nothing to resume in {out}: the work begins\n" in capsys.readouterr().err
     assert not out.exists()
 
 
