@@ -18,6 +18,7 @@ PILLS = {
     "slower": ("slower", "bad"),
     "not distinguishable": ("not distinguishable", "flat"),
     "too few": ("too few questions", "flat"),
+    "void": ("void", "flat"),
     "reference": ("reference", "flat"),
 }
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
@@ -31,6 +32,7 @@ Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
 SPEEDUP = ("speedup", "reference", "reference_speedup", "reference_speedup_low", "reference_speedup_high")
 ENDS = ("speedup_low", "speedup_high")
 DIFFERENCE = ("quality", "quality_difference", "quality_difference_low", "quality_difference_high", "quality_verdict")
+NO_INTERVAL = "no interval: too few questions"
 COUNTS = ("n_prompts", "n_questions", "n_failed")
 IN_MATRIX = ("speedup", *ENDS, "comparison", "tau", *COUNTS)
 
@@ -67,7 +69,7 @@ def cards(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) 
 def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
     reference = row.comparison == "reference"
     bounds = interval(row.speedup_interval)
-    under = f"95 % interval {bounds}" if bounds else "no interval: too few questions"
+    under = f"95 % interval {bounds}" if bounds else "void" if row.comparison == "void" else NO_INTERVAL
     facts = [
         ("tokens per second", number(row.tokens_per_s, 1)),
         ("tokens per step, τ", number(row.tau)),
@@ -102,7 +104,7 @@ def _matrix_column(label: str, style: Style) -> Column:
 def _matrix_cell(row: SummaryRow) -> Cell:
     values = _fields(row, IN_MATRIX)
     if row.speedup is None:
-        return figure(None, values=values)
+        return figure(None, values=values, small=("void",) if row.comparison == "void" else ())
     sure = row.comparison in ("faster", "slower")
     text = times(row.speedup) if sure else verdict_text.speedup(row)
     return Cell(text, row.speedup, _matrix_details(row), strong=sure, values=values)

@@ -11,9 +11,9 @@ CLOSES = 0.02  # share of a step that its parts may leave unexplained
 
 
 def machine_lines(run: Run) -> list[str]:
-    """Return a line on each thing that is known: whether the parts of a step close, limits reached, disturbances."""
+    """Return a line on each thing that is known: whether the parts of a step close, and limits reached."""
     rows = machine_rows(run)
-    return [*_closing(rows), *_limits(rows), *_disturbed(rows)]
+    return [*_closing(rows), *_limits(rows)]
 
 
 def _closing(rows: Sequence[MachineRow]) -> list[str]:
@@ -34,13 +34,3 @@ def _limits(rows: Sequence[MachineRow]) -> list[str]:
         return ["limits: not known here, so no share of them is told; `ssbench doctor --calibrate` measures them once"]
     parts = [f"{row.method} {row.bandwidth_share:.0%} and {row.compute_share:.1%}" for row in reached]
     return [f"limits: of memory bandwidth and of products, steps reached (counted from shapes): {'; '.join(parts)}"]
-
-
-def _disturbed(rows: Sequence[MachineRow]) -> list[str]:
-    samples, bad = sum(row.samples for row in rows), sum(row.disturbed for row in rows)
-    again = sum(row.remade for row in rows)
-    if not bad and not again:
-        return []
-    return [
-        f"disturbed: {bad} of {samples} samples; {again} times one was made again (column `disturbed` says by what)"
-    ]

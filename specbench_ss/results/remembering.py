@@ -13,7 +13,7 @@ HALF = ("float16", "bfloat16")  # where two drafted tokens may be equally likely
 NOISE = 0.1  # share of its steps that a method must save in half precision
 
 
-def remembering(run: Run, label: str, rows: Sequence[Row]) -> list[str]:
+def remembering(run: Run, label: str) -> list[str]:
     """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
 
     Nothing in such a repeat is new but what the method kept from the one before. A method that `remembers` by its own
@@ -23,7 +23,8 @@ def remembering(run: Run, label: str, rows: Sequence[Row]) -> list[str]:
     if _entry(run, label).get("remembers", True) or run.manifest["config"]["temperature"]:
         return []
     repeats: dict[Any, list[Row]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.repeat):
+    own = (row for row in run.rows if row.method == label and row.ok)
+    for row in sorted(own, key=lambda row: row.repeat):
         repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
     several = [same for same in repeats.values() if len(same) > 1]
     differ = [same for same in several if len({_counts(run.steps.of(row.key)) for row in same}) > 1]
@@ -31,7 +32,7 @@ def remembering(run: Run, label: str, rows: Sequence[Row]) -> list[str]:
         return []
     first = differ[0][0]
     return [
-        f"impossible: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
+        f"void: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
         f"(first {first.question_id} turn {first.turn + 1}): the method remembers earlier answers and does not say so"
     ]
 

@@ -31,7 +31,7 @@ OVERALL = "overall"
 class SummaryRow:
     """One method on one category (or `overall`).
 
-    Times are in seconds; None means that there is nothing to compute from.
+    Times are in seconds; None means that there is nothing to compute from. Void results have no speedup.
 
     n_prompts, n_questions: how many are paired with the reference. n_failed: the method's own failed samples. step_s
     and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s. speedup =
@@ -117,10 +117,17 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
     chosen, without = [OVERALL, *run.categories], unjudged(run)
-    return [_summary(run, label, category, quality_margin, without) for category in chosen for label in run.labels]
+    void = {label: remembering(run, label) for label in run.labels}
+    return [
+        _summary(run, label, category, quality_margin, without, void[label])
+        for category in chosen
+        for label in run.labels
+    ]
 
 
-def _summary(run: Run, label: str, category: str, margin: float, without: Sequence[Row]) -> SummaryRow:
+def _summary(
+    run: Run, label: str, category: str, margin: float, without: Sequence[Row], void: Sequence[str]
+) -> SummaryRow:
     here = [r for r in run.rows if category in (OVERALL, r.category)]
     own_rows = [r for r in here if r.method == label]
     own, ref = _paired(own_rows, [r for r in here if r.method == REFERENCE])
@@ -135,6 +142,12 @@ def _summary(run: Run, label: str, category: str, margin: float, without: Sequen
     verdicts: Counter[str] = Counter(s.verdict for s in run.sameness if s.method == label and s.key in keys)
     named = f", {same_as}" if same_as != REFERENCE else ""
     unstable = health.unstable(own, label == REFERENCE)
+    disbelieved = (
+        *health.impossible(own, run.steps),
+        *void,
+        *health.too_fast(around, tau, times.equally_long()),
+    )
+    void_here = bool(disbelieved) and label != REFERENCE
     given = {r.key: r.quality for r in (*own, *ref)}
     scores = mean_score(own, ref, label == REFERENCE, "quality", given)
     changes = (
@@ -147,14 +160,11 @@ def _summary(run: Run, label: str, category: str, margin: float, without: Sequen
         n_prompts=len(times.own_s),
         n_questions=len(times.questions),
         n_failed=sum(not r.ok for r in own_rows),
-        speedup=speedup,
-        speedup_interval=around,
-        speedup_geomean=times.geomean(),
-        speedup_specbench=times.specbench(),
-        comparison="reference" if label == REFERENCE else compare(around),
+        **_speedups(times, around, void_here),
+        comparison="reference" if label == REFERENCE else "void" if void_here else compare(around),
         reference=same_as,
-        reference_speedup=against.speedup() if against else None,
-        reference_interval=against.interval() if against else None,
+        reference_speedup=against.speedup() if against and not void_here else None,
+        reference_interval=against.interval() if against and not void_here else None,
         reference_of=_held_against(run, label),
         tokens_per_s=_over(_sum(own, "tokens"), _sum(own, "wall_s")),
         tokens=_over(_sum(own, "tokens"), len(own)),
@@ -174,15 +184,23 @@ def _summary(run: Run, label: str, category: str, margin: float, without: Sequen
         within_tau=health.within_tau(around, tau, times.equally_long()),
         unstable=unstable,
         health=(
-            *health.impossible(own, run.steps),
-            *remembering(run, label, own),
-            *health.too_fast(around, tau, times.equally_long()),
+            *disbelieved,
             *health.failures(own_rows),
             *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
             *health.unjudged(own_rows, without),
             *health.unsteady(unstable),
         ),
     )
+
+
+def _speedups(times: _Times, interval: Interval | None, void: bool) -> dict[str, Any]:
+    """Return the speedups with the interval of the first; nothing where the numbers are void."""
+    return {
+        "speedup": None if void else times.speedup(),
+        "speedup_interval": None if void else interval,
+        "speedup_geomean": None if void else times.geomean(),
+        "speedup_specbench": None if void else times.specbench(),
+    }
 
 
 def _method(run: Run, label: str) -> dict[str, Any]:

@@ -174,14 +174,18 @@ def result_table(name: str, columns: Sequence[str]) -> Table:
     return table
 
 
+def _around(row: SummaryRow) -> str:
+    if row.comparison in ("reference", "void"):
+        return row.comparison
+    return interval(row.speedup_interval) or row.comparison
+
+
 def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
     return {
         "task": escape(title(row.category)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
-        "95% interval": (
-            "reference" if row.comparison == "reference" else interval(row.speedup_interval) or row.comparison
-        ),
+        "95% interval": _around(row),
         "tokens/s": number(row.tokens_per_s, 1),
         "τ": number(row.tau),
         "output": escape(short_output(row, config)),

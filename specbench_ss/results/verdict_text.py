@@ -21,6 +21,8 @@ def speedup(row: SummaryRow) -> str:
 
 
 def _marked(value: float | None, comparison: Comparison) -> str:
+    if comparison == "void":
+        return "void"
     mark = "" if value is None else MARKS.get(comparison, "")
     return f"{mark} {times(value)}" if mark else times(value)
 
@@ -114,6 +116,9 @@ def notes(
     own = dict.fromkeys(row.reference for row in rows if row.reference != REFERENCE)
     repeats = int(config["repeats"])
     said = {
+        "void: the numbers contradict themselves, or the method answered from memory; see below": any(
+            row.comparison == "void" for row in rows
+        ),
         "≈ not distinguishable from the reference: the interval covers 1": "≈" in marks,
         f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
             "?" in marks

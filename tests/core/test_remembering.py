@@ -10,6 +10,7 @@ import pytest
 from specbench_ss import run
 from specbench_ss.results.remembering import remembering
 from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.verdict_text import speedup
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
 from tests.core.test_stats import make, step
@@ -47,7 +48,7 @@ def asked(counts: dict[tuple[str, int], list[Any]], remembers: bool | None = Fal
 
 
 def told(made: Run) -> list[str]:
-    return remembering(made, "m", made.rows, made.steps_by_sample)
+    return remembering(made, "m")
 
 
 SLOW, FAST = [step(0.01)] * 9, [step(0.01, 2, 2)] * 3
@@ -56,9 +57,7 @@ HALF: dict[str, Any] = {"model": {"dtype": "bfloat16"}}
 
 def test_steps_that_differ_between_repeats_are_told() -> None:
     (line,) = told(asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW}))
-    assert line.startswith(
-        "impossible: the steps of 1 of 2 prompts differ between repeats with the same answer (first a"
-    )
+    assert line.startswith("void: the steps of 1 of 2 prompts differ between repeats with the same answer (first a")
 
 
 @pytest.mark.parametrize(
@@ -88,4 +87,5 @@ def test_a_plugin_that_remembers_makes_its_numbers_void(remembers: bool, tmp_pat
     plugin.write_text(PLUGIN.format(remembers=remembers))
     run("cribs", plugin=plugin, categories="qa", limit=1, repeats=2, warmup=0, max_new_tokens=12, out=tmp_path / "run")
     row = next(r for r in summarise(read_run(tmp_path / "run")) if (r.category, r.method) == (OVERALL, "cribs"))
-    assert any(line.startswith("impossible: the steps of") for line in row.health) is not remembers
+    assert any(line.startswith("void: the steps of") for line in row.health) is not remembers
+    assert (row.comparison == "void", speedup(row) == "void") == (not remembers, not remembers)
