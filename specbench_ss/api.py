@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from specbench_ss.errors import UserError
-from specbench_ss.options import plain_number, whole_number
+from specbench_ss.options import MOST_SEED, plain_number, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ def generate(
         raise UserError(f"generate takes a decoder, as load_method gives it, not {_kind(decoder)}")
     target = decoder.target
     prompt = _prompt(ids, target.vocab_size)
-    if whole_number("seed", seed, 0) >= 2**63:
+    if whole_number("seed", seed, 0) > MOST_SEED:
         raise UserError(f"seed must be below 2**63, not {seed}")
     limits = _limits(target, whole_number("max_new_tokens", max_new_tokens, 1), stop_strings, stop_ids)
     numbers = plain_number("temperature", temperature), plain_number("top_p", top_p)

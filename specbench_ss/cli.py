@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 from specbench_ss import __version__, registry
-from specbench_ss.commands import check, compare, methods, models, new_method, paper, report, run, suites, train, tune
+from specbench_ss.commands import (
+    check,
+    compare,
+    doctor,
+    judge,
+    methods,
+    models,
+    new_method,
+    paper,
+    report,
+    run,
+    suites,
+    train,
+    tune,
+)
 from specbench_ss.commands.shared import literal
 from specbench_ss.deferred_imports import deferred_imports
 from specbench_ss.errors import UserError
@@ -28,6 +42,8 @@ app.command("tune")(tune.command)
 app.command("methods")(methods.command)
 app.command("check")(check.command)
 app.command("new-method")(new_method.command)
+app.command("judge")(judge.command)
+app.command("doctor")(doctor.command)
 app.command("report")(report.command)
 app.command("compare")(compare.command)
 app.command("paper")(paper.command)

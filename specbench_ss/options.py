@@ -22,6 +22,7 @@ from specbench_ss.errors import UserError, did_you_mean, first_line
 
 _SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _NONE = ("none", "null", "")
+MOST_SEED = 2**63 - 1  # that torch's generators take
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,6 +118,26 @@ def whole_number(name: str, value: Any, least: int) -> int:
         number = least - 1
     if isinstance(value, bool) or number < least:
         raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return number
+
+
+def encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no half of a surrogate pair, which is no character.
+
+    JSON can hold one; arguments that are not UTF-8 become such text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def positive(name: str, value: Any) -> float:
+    """A value as a plain, finite float above 0. Raises UserError for what is none."""
+    number = plain_number(name, value)
+    if not 0 < number < math.inf:
+        raise UserError(f"{name} must be a number above 0, not {value!r}")
     return number
 
 

@@ -185,8 +185,11 @@ def method_options(spec: MethodSpec) -> Any:
 
 
 def load_method(spec: MethodSpec, target: Target) -> Decoder:
-    """Return the method with its options and weights, bound to a target."""
-    return method_class(spec.name).load(target, method_options(spec))
+    """Return the method with its options and weights, bound to a target. Raises UserError where it does not load."""
+    try:
+        return method_class(spec.name).load(target, method_options(spec))
+    except SystemExit as error:  # a plugin's own exit is not ours
+        raise UserError(f"method {spec.name!r} does not load: {first_line(error)}") from error
 
 
 def load_suite(name: str) -> Suite:

@@ -7,20 +7,31 @@ acceptable texts) and `metric`. This module knows no suite.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from specbench_ss.errors import UserError, did_you_mean, known_words
-from specbench_ss.files.user_files import Row, read_rows
+from specbench_ss.files.user_files import Row
 from specbench_ss.runs.suite import Question
+from specbench_ss.suites.rows import read_data
 from specbench_ss.suites.scorers import METRICS
+
+Reader = Callable[[str, int, Row], Question]  # place, number from 0, row
 
 
 def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ...]:
     """Return the questions in the order of the file. metrics: the metric of each category, for rows that name none."""
+    return questions_of(path, lambda place, _, row: question_of(place, row, metrics))
+
+
+def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:
+    """Return the questions that a function makes of the rows of a file or hub data set, in order.
+
+    Raises UserError for an id that occurs twice, and where there is no row.
+    """
     questions: dict[str, Question] = {}
-    for place, row in read_rows(path):
-        question = _question(place, row, metrics)
+    for number, (place, row) in enumerate(read_data(path)):
+        question = read(place, number, row)
         if question.id in questions:
             raise UserError(f"{place}: question_id {question.id!r} occurs twice")
         questions[question.id] = question
@@ -29,7 +40,16 @@ def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ..
     return tuple(questions.values())
 
 
-def _question(place: str, row: Row, metrics: Mapping[str, str]) -> Question:
+def text_of(place: str, row: Row, key: str) -> str:
+    """Return a field of a row. Raises UserError where it is missing, empty or no text."""
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{place}: {key!r} must be a text")
+    return value
+
+
+def question_of(place: str, row: Row, metrics: Mapping[str, str]) -> Question:
+    """Return the question of a row in the form of MT-Bench and Spec-Bench. Raises UserError for another form."""
     category, turns = row.get("category"), row.get("turns")
     if not isinstance(row.get("question_id"), int | str):
         raise UserError(f"{place}: 'question_id' must be a number or a text")

@@ -111,7 +111,7 @@ def fabricate(
                 row.text, row.quality, row.started, row.ended = f"{EVIL} #{position}", rng.random(), 0.0, 1.0
                 run_dir.append(row, generation.steps)
                 promised = label not in (references or {}).values() and not temperature
-                if label != "ar":
+                if label != "ar" or repeat:
                     run_dir.append_sameness(Sameness(*row.key, verdict=verdict if promised else "not compared"))
         run_dir.update(status="complete", finished="2026-01-02T03:05:06+00:00")
     return path

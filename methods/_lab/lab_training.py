@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.files.crash_safe import replacing
+from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.methods._lab.base_training import SIZES, BaseSize
 from specbench_ss.methods._lab.tokenizer import special_ids
 from specbench_ss.models.weight_hash import hash_weights
@@ -124,6 +125,7 @@ def save_model(model: Any, tokenizer: Any, path: Path) -> None:
 
     half = copy.deepcopy(model).to("cpu", torch.float16)
     half.save_pretrained(path, safe_serialization=True)
+    ordinary_mode(path)
     tokenizer.save_pretrained(path)
 
 

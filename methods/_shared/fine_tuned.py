@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.finite import check_target
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
@@ -98,6 +99,7 @@ def _beside(target: Target, folder: Path) -> Target:
     model = load_model(str(folder), target.dtype, str(target.device))
     own = Target(model, target.tokenizer, target.name, target.folder)
     own.is_lab, own.weights_hash = target.is_lab, hash_weights(model)
+    check_target(own)
     return own
 
 

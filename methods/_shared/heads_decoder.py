@@ -89,6 +89,7 @@ class TreeHeads(Decoder):
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
         """The heads' file and shapes, and the tree."""
+        base.check_square(cls.name)
         path = drafter_here(options.weights, cls.name, base)
         if path is None:
             return
@@ -100,6 +101,7 @@ class TreeHeads(Decoder):
     @classmethod
     def load(cls, target: Target, options: Any) -> Self:
         """Heads from the folder or file that the user named, or those that came with the model."""
+        target.check_square(cls.name)
         path = drafter_folder(options.weights, cls.name, target)
         own = cls.model_of(target, path)
         heads, config = cls.read(path, own, read_tensors)

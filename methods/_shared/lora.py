@@ -15,9 +15,10 @@ import torch
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.files.user_files import read_json
 from specbench_ss.methods._shared.models_in_use import one_in_use
-from specbench_ss.models.drafter_folder import read_shapes
+from specbench_ss.models.drafter_folder import read_shapes, read_tensors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +62,7 @@ def save_lora(folder: Path, tuned: Target) -> None:
     model = tuned.model
     tensors = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in get_peft_model_state_dict(model).items()}
     save_file(tensors, folder / ADAPTER)
+    ordinary_mode(folder)
     config = model.peft_config["default"].to_dict()
     config["base_model_name_or_path"] = ""  # a path of the machine that trained it says nothing elsewhere
     config["inference_mode"] = True
@@ -88,6 +90,7 @@ def merged_target(target: Target, folder: Path, method: str) -> Target:
 def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, method: str) -> Target:
     from peft import PeftModel
 
+    read_tensors(folder / ADAPTER)  # which must hold finite numbers; peft does not look
     model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
     modules = dict(model.named_modules())
     for name in names:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specbench_ss.decoding.finite import check_probs
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.tree import DraftTree, TreeShape
 from specbench_ss.decoding.verify import Verdict, verify_greedy
@@ -40,7 +41,7 @@ def accept_typical(
     depth = torch.where(reached, depths, -1)
     likelihood = (visible * p_x.log().clamp_min(-1e4)).sum(-1)
     node = torch.where(depth == depth.max(), likelihood, -torch.inf).argmax()
-    return _verdict(tree, node, p[node].argmax()[None])
+    return _verdict(tree, p, node, p[node].argmax()[None])
 
 
 def accept_rows(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.Generator) -> Verdict:
@@ -59,7 +60,7 @@ def accept_rows(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.
     row = matches.argmax()
     path = torch.cat((rows.new_zeros(1), rows[row]))
     node = path[matches[row]]
-    return _verdict(tree, node, torch.multinomial(p[node], 1, generator=rng))
+    return _verdict(tree, p, node, torch.multinomial(p[node], 1, generator=rng))
 
 
 def accept_resampled(logits: Tensor, tree: DraftTree, q: Tensor, sampling: Sampling, rng: torch.Generator) -> Verdict:
@@ -75,17 +76,20 @@ def accept_resampled(logits: Tensor, tree: DraftTree, q: Tensor, sampling: Sampl
     node, children = 0, tree.shape.children()
     while (child := next((c for c in children[node] if accepted[c]), None)) is not None:
         node = child
-    return _verdict(tree, torch.tensor(node, device=p.device), torch.multinomial(p[node], 1, generator=rng))
+    last = torch.tensor(node, device=p.device)
+    return _verdict(tree, p, last, torch.multinomial(p[node], 1, generator=rng))
 
 
-def _verdict(tree: DraftTree, last: Tensor, following: Tensor) -> Verdict:
-    """The path to a node [] and the token after it [1], by one host synchronisation."""
-    *drafted, node, token = torch.cat((tree.tokens, last[None], following)).tolist()
+def _verdict(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) -> Verdict:
+    """The path to a node [] and the token after it [1], by one host synchronisation. p [n, V]: the target's."""
+    *numbers, any_p = torch.cat((tree.tokens, last[None], following, p[last, :1].double())).tolist()
+    check_probs(any_p)  # of a row with NaN every probability is
+    *drafted, node, token = map(int, numbers)
     path = [node]
     while path[-1]:
         path.append(tree.shape.parents[path[-1]])
     path.reverse()
-    return Verdict(path, [drafted[i] for i in path[1:]] + [token], following)
+    return Verdict(path, [drafted[i] for i in path[1:]] + [token], following, drafted[0])
 
 
 @lru_cache(maxsize=256)

@@ -16,8 +16,10 @@ from typing import Any
 from specbench_ss.decoding.tree import MOST_NODES, TreeShape, shape_of
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import records
+from specbench_ss.files.user_files import check_ends
 
 Choice = tuple[int, ...]
+MOST_BYTES = 1 << 22  # of a file with a tree; the published one takes some hundred
 
 # the 63 nodes published for 7B models (FasterDecoding/Medusa, medusa_choices.py), as branches: prefix -> ranks
 _PUBLISHED: dict[Choice, int] = {
@@ -172,7 +174,10 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 
 
 def _read_json(path: Path, method: str) -> Any:
+    check_ends(path)
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes, too many for a tree")
         return records.parse(path.read_bytes())
     except OSError as error:
         raise UserError(f"{method}: cannot read tree {path}: {os_reason(error)}") from None

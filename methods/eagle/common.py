@@ -68,6 +68,7 @@ class FeatureDrafting(Decoder):
         """The drafter's file and shapes, the layers it reads, and the tree."""
         from specbench_ss.methods.eagle.published_files import drafter_config, read_drafter
 
+        base.check_square(cls.name)
         path = drafter_here(options.weights, cls.name, base, cls.companion)
         if path is None:
             return
@@ -82,6 +83,7 @@ class FeatureDrafting(Decoder):
         """The drafter from the folder or file that the user named, or the one that came with the model."""
         from specbench_ss.methods.eagle.published_files import drafter_config, read_drafter
 
+        target.check_square(cls.name)
         path = drafter_folder(options.weights, cls.name, target, cls.companion)
         config = drafter_config(path)
         check_base(config, target, cls.name)

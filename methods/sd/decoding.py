@@ -6,7 +6,7 @@ draft of another vocabulary); this file loads the draft and keeps its cache in s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.model_shape import read_by_a_pass
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
@@ -55,6 +56,10 @@ class TwoModel(Decoder):
         self.logits = torch.empty(0)  # [V] after all that the draft has been fed
         self.fed: list[int] = []  # where it drafts through text: its tokens in its cache
         self.rows: dict[int, int] = {}  # of a tree's nodes in the draft's cache
+
+    def drafter_weights(self) -> Iterable[torch.Tensor]:
+        """The draft model's; each of its calls reads them once."""
+        return read_by_a_pass(self.draft.model.model)
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
+from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 
@@ -88,4 +89,5 @@ class DraftTrainer(DrafterTrainer):
         model: Any = copy.deepcopy(training.trainee.module).to("cpu", torch.float16)
         model.config.ssbench = about
         model.save_pretrained(folder)
+        ordinary_mode(folder)
         training.target.tokenizer.save_pretrained(folder)

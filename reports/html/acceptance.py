@@ -9,7 +9,6 @@ import pandas as pd
 
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, figure
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results import frames
 from specbench_ss.results.number_text import percent
 from specbench_ss.results.summary import SummaryRow
 
@@ -17,9 +16,8 @@ GIVEN = "Share of the steps that accepted this draft position, among those that 
 AT = "Share of the steps that accepted this draft position, among those that drafted it"
 
 
-def histogram(steps: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
-    """Show the share of steps by the number of tokens that they kept."""
-    counted = frames.tokens_per_step(steps)
+def histogram(counted: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
+    """Show the share of steps by the number of tokens that they kept, as `frames.tokens_per_step` counts them."""
     of = {label: own for label in styles if len(own := counted[counted["method"] == label])}
     data = [
         {

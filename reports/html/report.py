@@ -44,7 +44,7 @@ def _write(text: str, path: Path) -> None:
 
 def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     """Return everything that the template shows."""
-    manifest, look, steps = run.manifest, styles(run.labels), frames.steps(run)
+    manifest, look = run.manifest, styles(run.labels)
     summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
     overall = {s.method: s for s in summaries if s.category == OVERALL}
@@ -62,10 +62,10 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "speedups": bars.speedups(cells, look),
         "everything": speed.everything(cells, look, manifest["config"]),
         "others": speed.others(cells, look),
-        "acceptance": [acceptance.histogram(steps, look), acceptance.by_position(overall, look)],
+        "acceptance": [acceptance.histogram(frames.tokens_per_step(run), look), acceptance.by_position(overall, look)],
         "time": timing.per_token(overall, look),
         "latency": timing.latency(overall, look),
-        "steps": timing.decomposition(overall, frames.median_step_ms(steps), look),
+        "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
         "examples": answers.examples(run, overall, look),
         "notices": health.notices(made),
         "differences": health.differences(run, overall),

@@ -18,9 +18,11 @@ PILLS = {
     "slower": ("slower", "bad"),
     "not distinguishable": ("not distinguishable", "flat"),
     "too few": ("too few questions", "flat"),
+    "void": ("void", "flat"),
     "reference": ("reference", "flat"),
 }
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
+JUDGED = f"Mean over questions of a judge's rating over ten; below it the paired difference to {REFERENCE}"
 QUALITY = (
     "Mean over questions, not over prompts, of the score against the expected answers, 0 to 1; "
     f"below it the paired difference to {REFERENCE}"
@@ -30,6 +32,7 @@ Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
 SPEEDUP = ("speedup", "reference", "reference_speedup", "reference_speedup_low", "reference_speedup_high")
 ENDS = ("speedup_low", "speedup_high")
 DIFFERENCE = ("quality", "quality_difference", "quality_difference_low", "quality_difference_high", "quality_verdict")
+NO_INTERVAL = "no interval: too few questions"
 COUNTS = ("n_prompts", "n_questions", "n_failed")
 IN_MATRIX = ("speedup", *ENDS, "comparison", "tau", *COUNTS)
 
@@ -66,7 +69,7 @@ def cards(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) 
 def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
     reference = row.comparison == "reference"
     bounds = interval(row.speedup_interval)
-    under = f"95 % interval {bounds}" if bounds else "no interval: too few questions"
+    under = f"95 % interval {bounds}" if bounds else "void" if row.comparison == "void" else NO_INTERVAL
     facts = [
         ("tokens per second", number(row.tokens_per_s, 1)),
         ("tokens per step, τ", number(row.tau)),
@@ -101,7 +104,7 @@ def _matrix_column(label: str, style: Style) -> Column:
 def _matrix_cell(row: SummaryRow) -> Cell:
     values = _fields(row, IN_MATRIX)
     if row.speedup is None:
-        return figure(None, values=values)
+        return figure(None, values=values, small=("void",) if row.comparison == "void" else ())
     sure = row.comparison in ("faster", "slower")
     text = times(row.speedup) if sure else verdict_text.speedup(row)
     return Cell(text, row.speedup, _matrix_details(row), strong=sure, values=values)
@@ -135,6 +138,7 @@ def _n(row: SummaryRow, failed: bool = True) -> Cell:
 
 def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
     """Return the table with one row for each task and method. config: that of the manifest."""
+    judged = any(row.judged is not None for row in cells.values())
     columns = [
         Column("task", False),
         Column("method", False),
@@ -148,10 +152,15 @@ def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, A
         Column("tokens/s", help="Kept tokens over wall time, prefill included"),
         Column("τ", help="Tokens per step, pooled"),
         Column("quality", help=QUALITY, fields=DIFFERENCE),
+        *([Column("judged", help=JUDGED)] if judged else []),
         Column("output", False, help=f"Against the answers of its reference: {REFERENCE}, unless another is named"),
         Column("n", help=N, fields=COUNTS),
     ]
-    rows = [_row(cells[label, task], task, style, config) for task in tasks(cells) for label, style in styles.items()]
+    rows = [
+        _row(cells[label, task], task, style, config, judged)
+        for task in tasks(cells)
+        for label, style in styles.items()
+    ]
     return Table("everything", columns, rows, notes=verdict_text.notes(list(cells.values()), config))
 
 
@@ -186,7 +195,7 @@ def _other(row: SummaryRow, task: str, style: Style, memory: bool) -> list[Cell]
     ]
 
 
-def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) -> list[Cell]:
+def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], judged: bool) -> list[Cell]:
     text, tag = PILLS[row.comparison]
     bounds = row.speedup_interval
     return [
@@ -204,6 +213,7 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) ->
         figure(row.tokens_per_s, 1),
         figure(row.tau),
         figure(row.quality, small=_difference(row), values=_fields(row, DIFFERENCE)),
+        *([figure(row.judged, small=_rating(row))] if judged else []),
         plain(verdict_text.output(row, config)),
         _n(row),
     ]
@@ -212,3 +222,8 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any]) ->
 def _difference(row: SummaryRow) -> tuple[str, ...]:
     """Return the paired difference of quality to the reference, and whether a changed model's quality is no worse."""
     return tuple(filter(None, (verdict_text.quality_difference(row), verdict_text.non_inferiority(row))))
+
+
+def _rating(row: SummaryRow) -> tuple[str, ...]:
+    """Return the paired difference of the judge's rating to the reference."""
+    return tuple(filter(None, (verdict_text.judged_difference(row),)))

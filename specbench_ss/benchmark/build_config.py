@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.benchmark.asked import check_plugins, method_specs
+from specbench_ss.decoding.sampling import COLDEST
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
-from specbench_ss.options import plain_number, value_text, whole_number
-from specbench_ss.runs.config import RunConfig
+from specbench_ss.options import MOST_SEED, encodable, plain_number, value_text, whole_number
+from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.preset import read_preset
 
 LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
@@ -82,19 +83,57 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     Raises UserError for a value that an option cannot have.
     """
     values = _checked(values)
-    own = {f.name for f in fields(RunConfig)} - {"methods", "categories", "data", "stop", "presets"}
+    suite, data = suite_and_data(values["suite"], values["data"])
+    own = {f.name for f in fields(RunConfig)} - {"methods", "suite", "categories", "data", "stop", "presets"}
     if values["chat_template"] is not None:
         template_text(values["chat_template"])  # found wrong before anything is loaded
     presets = tuple(read_preset(Path(part)) for part in _parts("preset", values["preset"]))
     check_plugins(presets)
     return RunConfig(
         methods=method_specs(values["methods"], values["set"] or (), presets),
+        suite=suite,
         categories=_parts("categories", values["categories"]),
-        data=None if values["data"] is None else str(Path(values["data"]).expanduser()),
+        data=data,
         stop=tuple(values["stop"] or ()),
         presets=presets,
         **{name: values[name] for name in own},
     )
+
+
+def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:
+    """'NAME:FILE' -> the suite's name, and the data that it reads. Raises UserError where --data names other data."""
+    name, colon, carried = suite.partition(":")
+    if colon and (not carried or data is not None):
+        what = "names no file behind the colon" if not carried else "carries its data already: leave --data out"
+        raise UserError(f"--suite {suite} {what}")
+    given = carried or data
+    return name, None if given is None else str(Path(given).expanduser())
+
+
+def recording_of(values: Mapping[str, Any]) -> Recording:
+    """What is recorded besides the samples, from the options of its name. Raises UserError as `run_config` does."""
+    often = values["remake_disturbed"]
+    recording = Recording(
+        telemetry=plain_number("--telemetry", values["telemetry"]),
+        remake_disturbed=None if often is None else whole_number("--remake-disturbed", often, 0),
+        record_drafts=_share_of_drafts(values["record_drafts"]),
+        trace=bool(values["trace"]),
+    )
+    if not (math.isfinite(recording.telemetry) and recording.telemetry >= 0):
+        raise UserError(f"--telemetry must be a number of at least 0, not {recording.telemetry:g}")
+    if often and not recording.telemetry:
+        raise UserError("--remake-disturbed needs --telemetry: without readings nothing is known to be disturbed")
+    return recording
+
+
+def _share_of_drafts(value: Any) -> str:
+    """'first', or a share from 0 to 1. Raises UserError for anything else."""
+    try:
+        if value == "first" or 0 <= float(value) <= 1:
+            return str(value)
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"--record-drafts is first, or a share of the questions from 0 to 1, not {value!r}")
 
 
 def _parts(name: str, text: Any) -> tuple[str, ...]:
@@ -114,6 +153,8 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
             done[name] = whole_number(_flag(name), done[name], LEAST[name])
         elif not isinstance(done[name], str):
             raise UserError(f"{_flag(name)} must be text, not {done[name]!r}")
+    if done["seed"] > MOST_SEED:
+        raise UserError(f"--seed must be at most {MOST_SEED}, not {done['seed']}")
     for name in ("temperature", "top_p"):
         done[name] = plain_number(_flag(name), done[name])
     for name, choices in CHOICES.items():
@@ -121,10 +162,17 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{_flag(name)}: there is no {done[name]!r}{known_words(str(done[name]), choices)}")
     if not (math.isfinite(done["temperature"]) and done["temperature"] >= 0):
         raise UserError(f"--temperature must be a number of at least 0, not {done['temperature']:g}")
+    if 0 < done["temperature"] < COLDEST:
+        raise UserError(
+            f"--temperature must be 0, which is greedy, or at least {COLDEST:g}, not {done['temperature']:g}"
+        )
     if not 0 < done["top_p"] <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, not {done['top_p']:g}")
     if "" in (done["stop"] or ()):
         raise UserError("--stop must not be empty")
+    for text in done["stop"] or ():
+        if not encodable(text):
+            raise UserError(f"--stop is not UTF-8 text: {ascii(text)}")
     return done
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.benchmark.build_config import as_options, default_out, run_config
+from specbench_ss.benchmark.build_config import as_options, default_out, recording_of, run_config
 from specbench_ss.errors import UserError
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.options import positive
+from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 OF_A_MODEL = ("dtype", "device", "chat_template", "trust_remote_code")  # options that say how a model is loaded
 PLACE = "run()"  # for messages
+RECORDING = tuple(field.name for field in fields(Recording))
+NOT_MEASURED = ("timeout", "out", "resume", *RECORDING)  # options that say nothing of what is measured
 
 
 def run(
@@ -48,6 +51,11 @@ def run(
     history: str = "reference",
     trust_remote_code: bool = False,
     chat_template: str | Path | None = None,
+    timeout: float | None = None,
+    telemetry: float = 0.1,
+    remake_disturbed: int | None = None,
+    record_drafts: str | float = "first",
+    trace: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
 ) -> RunResults:
@@ -55,7 +63,8 @@ def run(
 
     methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. set: options of methods, `{"ss.k": 2}` or
     `{"ss": {"k": 2}}`. model: also a target that is loaded already, which then decides dtype and device. The other
-    options are those of the command line, under the same names. Writes the same run directory, by default a new one
+    options are those of the command line, under the same names; `timeout`, in seconds, works in the main thread alone.
+    Writes the same run directory, by default a new one
     under `runs/`, and returns it as `load_run` does. What the command warns of stands in `manifest["warnings"]`.
 
     Raises UserError for every mistake that the command tells, before anything is measured. After an interruption,
@@ -71,16 +80,19 @@ def run(
 
     if resume and out is None:
         raise UserError("resume=True needs out=, the directory of the unfinished run")
+    seconds = None if timeout is None else positive("timeout", timeout)
     loaded = None if isinstance(model, (str, Path)) else _loaded(given)
     wanted, texts = _config(given, loaded)
     folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
-    where = RunTarget(folder, bool(resume), optional_methods(texts["methods"], wanted.methods))
+    optional = optional_methods(texts["methods"], wanted.methods)
+    where = RunTarget(folder, bool(resume), optional, recording_of(given), seconds)
     measure(preflight.check(wanted, where, loaded), where, [_called(given)])
     return load_run(folder)
 
 
 def _loaded(given: dict[str, Any]) -> Target:
     """The model that was given as a target, with its hash. Raises UserError for what is none."""
+    from specbench_ss.decoding.finite import check_target
     from specbench_ss.decoding.target import Target
     from specbench_ss.models.weight_hash import hash_weights
 
@@ -92,12 +104,13 @@ def _loaded(given: dict[str, Any]) -> Target:
     if idle:
         raise UserError(f"{idle[0]}= makes no difference to a model that is loaded already: give it to load_model")
     target.weights_hash = target.weights_hash or hash_weights(target.model)
+    check_target(target)
     return target
 
 
 def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig, dict[str, Any]]:
     """The run that is asked for, and its options as a command line would have them."""
-    plain = {name: value for name, value in given.items() if name not in ("out", "resume")}
+    plain = {name: value for name, value in given.items() if name not in NOT_MEASURED}
     if loaded is not None:
         plain["model"] = loaded.name
     texts = {**DEFAULTS, **as_options(plain, {*plain}, PLACE)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.runs.config import RunTarget
@@ -13,6 +13,7 @@ from specbench_ss.runs.config import RunTarget
 if TYPE_CHECKING:
     from specbench_ss.benchmark.preflight import Plan
     from specbench_ss.benchmark.runner import Events
+    from specbench_ss.decoding.decoder import Decoder
     from specbench_ss.decoding.target import Target
     from specbench_ss.runs.run_directory import RunDir
 
@@ -59,13 +60,39 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     config, data = plan.config, plan.data
     target = plan.loaded or _load(plan)
     decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
-    manifest = manifest_for(config, target, data, decoders, command)
+    manifest = manifest_for(config, target, data, decoders, command) | {"machine": machine_of(target, decoders)}
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
         RunDir.open(where, manifest, data.questions) as run_dir,
         watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
     ):
-        runner.run(config, target, plan.suite, data, decoders, run_dir, events)
+        run_dir.update(recording=where.recording.as_dict())
+        suite, recording, timeout = plan.suite, where.recording, where.timeout
+        runner.run(config, target, suite, data, decoders, run_dir, events, recording=recording, timeout=timeout)
+        _write_parquet(run_dir, events)
+
+
+def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
+    """What results are counted from later: shapes of each method's model and drafter, and this device's limits."""
+    from specbench_ss.decoding.model_shape import drafter_shape, model_shape
+    from specbench_ss.models.machine_limits import known_limits
+
+    limits = known_limits(target.device)
+    shapes = {
+        label: model_shape(decoder.target) | {"drafter": drafter_shape(decoder.drafter_weights(), decoder.target)}
+        for label, decoder in decoders.items()
+    }
+    return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
+
+
+def _write_parquet(run_dir: RunDir, events: Events) -> None:
+    """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
+    from specbench_ss.results.parquet_files import write_parquet
+
+    if problem := write_parquet(run_dir.path):
+        events.on_warning(problem)
+        kept = run_dir.manifest.get("warnings", [])
+        run_dir.update(warnings=[*kept, *([problem] if problem not in kept else [])])
 
 
 def _load(plan: Plan) -> Target:

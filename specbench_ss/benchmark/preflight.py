@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.runs.config import RunConfig, RunTarget
-from specbench_ss.runs.suite import Suite, SuiteData, SuiteRequest
+from specbench_ss.runs.suite import Suite, SuiteData
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
@@ -46,7 +45,7 @@ def check(
 
     note: told at once what the user should know, also where a later check fails.
     """
-    from specbench_ss.benchmark.requests import check_ids, check_room, stop_ids
+    from specbench_ss.benchmark.requests import check_ids, check_room, check_texts, stop_ids
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.model_folder import check_model
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
@@ -63,6 +62,8 @@ def check(
     device, dtype = _place(config, loaded)
     if check_out(where):
         check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
+    elif where.resume:
+        note(f"nothing to resume in {where.out}: the run begins")
     if loaded is None:
         check_model(config.model)
     outline = check_methods(config, loaded)
@@ -70,6 +71,7 @@ def check(
     stop_ids(outline.tokenizer, config.stop)
     data = _questions(config, suite, outline)
     check_ids(data)
+    check_texts(data)
     check_room(outline, data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
     return Plan(config, suite, data, options, device, dtype, samples, notes, loaded)
@@ -145,5 +147,6 @@ def _place(config: RunConfig, loaded: Target | None) -> tuple[str, str]:
 
 
 def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:
-    data = None if config.data is None else Path(config.data)
-    return suite.load(SuiteRequest(config.categories, config.limit, data, outline.is_lab))
+    from specbench_ss.benchmark.requests import suite_request
+
+    return suite.load(suite_request(config.categories, config.limit, config.data, outline))

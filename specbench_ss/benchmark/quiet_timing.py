@@ -73,7 +73,7 @@ def warm_up(
         for label in list(labels):
             try:
                 times[label].append(sample(label, prompt, MAX_NEW_TOKENS))
-            except Exception as e:  # the run itself will record it, sample by sample
+            except (Exception, SystemExit) as e:  # the run itself will record it, sample by sample
                 warn(f"{label} failed during warm-up: {error_text(e)}")
                 del times[label]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import SuiteData
+from specbench_ss.options import encodable
+from specbench_ss.runs.suite import SuiteData, SuiteRequest
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
@@ -23,11 +25,34 @@ def prompt_ids(target: Outline, turns: Sequence[str], answers: Sequence[str] = (
     return target.encode_chat([*messages, {"role": "user", "content": turns[len(answers)]}])
 
 
+def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: Outline) -> SuiteRequest:
+    """What is asked of a suite for this model."""
+    return SuiteRequest(
+        tuple(categories),
+        limit,
+        None if data is None else Path(data),
+        target.is_lab,
+        target.context_length,
+        None if target.tokenizer is None else _counter(target.tokenizer),
+    )
+
+
+def _counter(tokenizer: Any) -> Callable[[str], int]:
+    return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
 def check_ids(data: SuiteData) -> None:
     """Raises UserError for two questions with the same id."""
     for name, n in Counter(q.id for q in data.questions).items():
         if n > 1:
             raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
+
+
+def check_texts(data: SuiteData) -> None:
+    """Raises UserError for a question that holds what is no character: it could be neither asked nor written down."""
+    for q in data.questions:
+        if not encodable("".join((q.id, q.category, *q.turns, *(text for texts in q.references for text in texts)))):
+            raise UserError(f"question {ascii(q.id)} of suite {data.name!r} holds half of a surrogate pair")
 
 
 def check_room(target: Outline, data: SuiteData) -> None:

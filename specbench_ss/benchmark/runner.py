@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from specbench_ss.benchmark.quiet_timing import frozen_heap, peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
 from specbench_ss.benchmark.schedule import Sample, plan, sample_seed
+from specbench_ss.benchmark.second_passes import SecondPasses
+from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.decoding.loop import Limits, generate
@@ -24,17 +26,21 @@ from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.runs import sameness
-from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.environment import busy, changed_since, environment
 from specbench_ss.runs.manifest import now
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
+from specbench_ss.time_limit import TimeIsOver, check_thread, time_limit
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
 
 Decode = Callable[[Decoder, list[int], Limits, Sampling, Callable[[int], None] | None], Generation]
+
+
+NOTHING = Recording()
 
 
 class Events(Protocol):
@@ -77,21 +83,26 @@ def run(
     run_dir: RunDir,
     events: Events,
     decode: Decode = generate,
+    recording: Recording = NOTHING,
+    timeout: float | None = None,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
-    A method that fails leaves a failed row and the run goes on; a device that no longer works ends it. On
-    KeyboardInterrupt, which is passed on, and on any other exception the directory stays resumable and its status says
-    why it stopped.
+    timeout: seconds after which a sample is given up, as failed. A method that fails leaves a failed row and the run
+    goes on; a device that no longer works ends it. On KeyboardInterrupt, which is passed on, and on any other exception
+    the directory stays resumable and its status says why it stopped.
     """
     for label in (REFERENCE, *map(reference_of, decoders.values())):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
     check_ids(suite_data)
-    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode)
+    if timeout is not None:
+        check_thread()
+    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording, timeout)
     run_dir.update(status="running")
     try:
-        session.run()
+        with contextlib.closing(session.machine):
+            session.run()
     except BaseException as e:
         interrupted = isinstance(e, KeyboardInterrupt)
         with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
@@ -118,9 +129,13 @@ class _Session:
         run_dir: RunDir,
         events: Events,
         decode: Decode,
+        recording: Recording,
+        timeout: float | None,
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
         self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
+        self.recording, self.timeout = recording, timeout
+        self.machine = MachineRecord(recording, target.device, run_dir, self._warn_and_keep)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
 
     def run(self) -> None:
@@ -144,6 +159,8 @@ class _Session:
                         self._make(sample)
                 for sample in of_question:
                     self._judge(sample)
+            again = SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self._warn_and_keep)
+            again.make(samples, self.config.seed)
 
     def _warn_and_keep(self, text: str) -> None:
         """Tell what whoever reads the results should know too."""
@@ -169,7 +186,7 @@ class _Session:
         """Seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
-        with quiet_collector():
+        with quiet_collector(), self._in_time(label):
             done = self.decode(self.decoders[label], prompt, limits, self._sampling(self.config.seed), None)
         return done.wall_s / max(1, len(done.tokens))
 
@@ -188,7 +205,7 @@ class _Session:
         )
         try:
             steps = self._decode_into(row, sample)
-        except Exception as e:  # one sample of one method: the others are worth having
+        except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
             check_device(self.target.device)
             row.status, row.error, steps = "failed", error_text(e), []
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
@@ -198,18 +215,53 @@ class _Session:
         self.events.on_sample(row)
 
     def _decode_into(self, row: Row, sample: Sample) -> list[Step]:
+        """Decode, once more where the machine was disturbed."""
+        while True:
+            steps = self._decode_once(row, sample)
+            if not self.machine.again(row, self.decoders[sample.method].remembers):
+                return steps
+
+    def _decode_once(self, row: Row, sample: Sample) -> list[Step]:
         """Decode, check and fill the row only when everything is known: a failure leaves no number behind."""
         prompt = self._prompt(sample)
         sampling = self._sampling(row.seed)
         started = time.time()
-        with quiet_collector(), peak_memory(self.target.device) as peak:
+        with (
+            quiet_collector(),
+            peak_memory(self.target.device) as peak,
+            self.machine.watch() as seen,
+            self._in_time(sample.method),
+        ):
             done = self.decode(self.decoders[sample.method], prompt, self.limits, sampling, self.events.on_tokens)
         ended = time.time()
         done.check()
         text = self.target.decode_text(done.tokens)
         row.fill(done)
         row.text, row.started, row.ended, row.peak_memory_bytes = text, started, ended, peak()
+        self.machine.note(row, seen)
         return done.steps
+
+    def _answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
+        """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
+        limits = replace(
+            self.limits, max_new_tokens=min(most or self.limits.max_new_tokens, self.limits.max_new_tokens)
+        )
+        seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
+        with self._in_time(sample.method):
+            return self.decode(decoder, self._prompt(sample), limits, self._sampling(seed), None)
+
+    @contextlib.contextmanager
+    def _in_time(self, label: str) -> Iterator[None]:
+        """Raises TimeoutError where a request takes longer than it may."""
+        limit = self.timeout
+        over = f"no answer within {limit:g} s" if limit is not None else ""
+        resumable = f"what is in {self.run_dir.path} is whole, and --resume goes on"
+        try:
+            with time_limit(limit, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
+                yield
+        except TimeIsOver:
+            self.target.drop_cache()  # it may have been left half-written
+            raise TimeoutError(over) from None
 
     def _sampling(self, seed: int) -> Sampling:
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)

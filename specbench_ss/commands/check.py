@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbench_ss.commands import run_options
 from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec, split_methods
@@ -35,6 +36,12 @@ def command(
             "example is tried on three architectures and the others on one each.",
         ),
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="A trial of a law that takes longer breaks it.", callback=run_options.check_timeout
+        ),
+    ] = 60.0,
 ) -> int:
     """Check that methods obey the laws of decoding, on tiny random models on the CPU.
 
@@ -43,7 +50,7 @@ def command(
     specs = _wanted(methods, all_, [name for file in plugin or () for name in file.methods])  # type: ignore[attr-defined]
     references = references_of(specs)
     alone = len(specs) == 1
-    broken = [spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone)]
+    broken = [spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone, timeout)]
     if len(specs) > 1:
         failed = f"; these do not: {', '.join(broken)}" if broken else ""
         print(f"{len(specs) - len(broken)} of {len(specs)} methods obey all laws{failed}")
@@ -68,12 +75,10 @@ def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[Method
     return specs
 
 
-def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool) -> bool:
+def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeout: float) -> bool:
     """Check one method and print a line for each law. A method with nothing to check does not stop the others."""
-    from specbench_ss.testing import ARCHITECTURES, FEW, Kit
-
     try:
-        kit = Kit(shapes_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough)
+        kit = _kit(spec, reference, thorough, timeout)
     except UserError as error:
         if alone:
             raise
@@ -93,6 +98,18 @@ def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool) -> bo
             print("".join(f"{'':10}{line.strip()}\n" for line in str(result.broken).splitlines()[1:]), end="")
     print(f"  {_effort(kit)}, {seconds:.1f} s")
     return held
+
+
+def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> Kit:
+    from specbench_ss.testing import ARCHITECTURES, FEW, Kit
+    from specbench_ss.time_limit import TimeIsOver, time_limit
+
+    over = f"{spec.label}: its examples are not made within {timeout:g} s"
+    try:
+        with time_limit(timeout, lambda: f"{over}, which cannot be interrupted"):
+            return Kit(shapes_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough, timeout)
+    except TimeIsOver:
+        raise UserError(over) from None
 
 
 def _effort(kit: Kit) -> str:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from specbench_ss.results.run_health import Check
     from specbench_ss.runs.rows import Run
 
-KINDS = ("failed", "mismatch", "impossible", "void", "unstable", "near-tie", "length", "incomplete", "warnings")
+KINDS = (
+    "failed", "mismatch", "impossible", "void", "unstable", "disturbed", "near-tie", "length", "unjudged", "incomplete", "warnings",
+)  # fmt: skip
 NOT_CHECKED = "not-checked"  # whatever could not be checked
 NAMES = (*KINDS, NOT_CHECKED)
 

@@ -110,6 +110,7 @@ def _described(outline: Outline) -> str:
 
 
 def _works(kind: type[Decoder], options: Any, outline: Outline) -> int:
+    print("not checked: whether all weights and logits are finite numbers, which loading tells by a short prompt")
     if getattr(options, "weights", ""):
         print("not checked: whether the weights were trained for this very base, which loading tells")
     print(f"works: {kind.name} on {outline.name} ({promise(kind, options)})")

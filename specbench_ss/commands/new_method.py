@@ -40,6 +40,8 @@ def check_name(name: str) -> None:
     """Raise UserError for a name that no method can have, or that is taken."""
     from specbench_ss import registry
 
+    if iskeyword(name):
+        raise UserError(f"{name!r} is a word of Python's own, so no method can be called so")
     if not NAME.fullmatch(name):
         raise UserError(
             f"{name!r} cannot be the name of a method: small letters, digits and single hyphens, a letter first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +16,9 @@ from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.options import MOST_SEED
 from specbench_ss.results.experiment import Bench, Experiment, Request
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 if TYPE_CHECKING:
     from specbench_ss.runs.rows import Run
@@ -46,7 +48,7 @@ def command(
         str | None, typer.Option(metavar="NAME|FILE", help=help_texts.CHAT_TEMPLATE)
     ] = DEFAULT.chat_template,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of methods, of sampling and of training.")
+        int, typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods, of sampling and of training.")
     ] = DEFAULT.seed,
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE)] = "auto",
     device: Annotated[str, typer.Option(help=help_texts.DEVICE)] = DEFAULT.device,
@@ -95,9 +97,9 @@ def _check_out(where: RunTarget) -> None:
     there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
     if there and not where.resume:
         raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
-    if where.resume and not there:
-        raise UserError(f"nothing to resume in {where.out}")
     check_place(where.out)
+    if where.resume and not there:
+        warnings.warn(f"nothing to resume in {where.out}: the work begins", stacklevel=2)
 
 
 def _check_methods(experiment: Experiment, request: Request) -> None:
@@ -149,7 +151,7 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     from specbench_ss import registry
     from specbench_ss.results.experiment_output import FIGURE, print_result, write_result
 
-    bench, runs = _bench(request, where)
+    bench, runs = _bench(request, where, experiment.recording)
     result = experiment.run(bench)
     console = Console()
     console.print(f"{experiment.source}: {experiment.title}", style="bold", highlight=False, soft_wrap=True)
@@ -162,7 +164,7 @@ def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
         print(f"wrote: {path}")
 
 
-def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
+def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Bench, list[str]]:
     """Return what the experiment works with, and the names of the runs that it makes, as it makes them."""
     from specbench_ss.runs.manifest_reading import MANIFEST
 
@@ -173,7 +175,8 @@ def _bench(request: Request, where: RunTarget) -> tuple[Bench, list[str]]:
         from specbench_ss.runs.run_directory import read_run
 
         folder = where.out / name
-        make_run(config, RunTarget(folder, where.resume and (folder / MANIFEST).exists()))
+        resume = where.resume and (folder / MANIFEST).exists()
+        make_run(config, RunTarget(folder, resume, recording=recording))
         runs.append(name)
         return read_run(folder)
 

@@ -9,14 +9,15 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.benchmark.build_config import default_out, run_config
+from specbench_ss.benchmark.build_config import default_out, recording_of, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.options import MOST_SEED
+from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
-WHAT, HOW, WHERE = "What to run", "How to decode and measure", "Where to"
+WHAT, HOW, WHERE, RECORD = "What to run", "How to decode and measure", "Where to", "What to record besides"
 
 
 def command(
@@ -34,7 +35,10 @@ def command(
     suite: Annotated[
         str,
         typer.Option(
-            help="Suite of tasks whose questions are asked; `ssbench suites` lists them.", rich_help_panel=WHAT
+            metavar="NAME[:FILE]",
+            help="Suite of tasks whose questions are asked; `ssbench suites` lists them. jsonl:FILE asks prompts of "
+            "your own; NAME:FILE is the same as NAME with --data FILE.",
+            rich_help_panel=WHAT,
         ),
     ] = DEFAULT.suite,
     model: Annotated[str, typer.Option(help=help_texts.MODEL, rich_help_panel=WHAT)] = DEFAULT.model,
@@ -65,7 +69,9 @@ def command(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="File or folder to read the suite's questions from, in place of its own data.", rich_help_panel=WHAT
+            help="File or folder to read the suite's questions from, in place of its own data; or "
+            "hub:OWNER/NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
     repeats: Annotated[
@@ -109,7 +115,8 @@ def command(
         ),
     ] = DEFAULT.top_k,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW)
+        int,
+        typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW),
     ] = DEFAULT.seed,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)
@@ -134,6 +141,52 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = DEFAULT.chat_template,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Give up an answer that takes longer, as failed, and go on. Default: no limit.",
+            callback=run_options.check_timeout,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    telemetry: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Time between two readings of the machine while a sample is made: processor and memory, and on an "
+            "NVIDIA GPU its use, clocks, power and energy. 0 reads nothing.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.telemetry,
+    remake_disturbed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often a sample is made again at most where other processes, heat or an unsteady clock disturbed "
+            "it. Default: 2 on a GPU, else 0. Disturbed samples are marked in any case.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.remake_disturbed,
+    record_drafts: Annotated[
+        str,
+        typer.Option(
+            metavar="first|SHARE",
+            help="Answers whose drafts are written down step by step, in an untimed second pass after the measurement: "
+            "those to the first question of each task, or to this share of the questions, 0 to 1.",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.record_drafts,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Profile one request of each method after the measurement, and write its timeline of operators and "
+            "kernels in a form that Perfetto opens (https://ui.perfetto.dev).",
+            rich_help_panel=RECORD,
+        ),
+    ] = RECORDED.trace,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -168,7 +221,9 @@ def command(
     wanted = run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
-    where = RunTarget(out or default_out(wanted, datetime.now()), resume, optional_methods(methods, wanted.methods))
+    recording = recording_of(ctx.params)
+    folder = out or default_out(wanted, datetime.now())
+    where = RunTarget(folder, resume, optional_methods(methods, wanted.methods), recording, timeout)
     from specbench_ss.commands import run_output
 
     if dry_run:

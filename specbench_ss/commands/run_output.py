@@ -93,11 +93,14 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
 
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
     """
+    from specbench_ss.results.machine_text import machine_lines
     from specbench_ss.results.terminal_table import print_tables
     from specbench_ss.runs.run_directory import read_run
 
     done = read_run(out)
-    print_tables(done, Console())
+    for line in machine_lines(done):
+        print(line)
+    print_tables(done, Console())  # which ends with what is wrong, and with the finding
     report = write_report(done)
     print(f"report: {report}")
     if open_report:

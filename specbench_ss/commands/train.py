@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, literal
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounds, bounds_of, make_options
+from specbench_ss.options import MOST_SEED, Bounds, bounds_of, make_options
 from specbench_ss.training.trainer import TrainConfig, Trainer
 
 DEFAULT = TrainConfig(Path(), ())
@@ -105,7 +105,10 @@ def options(
         ),
     ] = DEFAULT.warmup,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of initial weights and of the order of the data.", rich_help_panel=HOW)
+        int,
+        typer.Option(
+            min=0, max=MOST_SEED, help="Seed of initial weights and of the order of the data.", rich_help_panel=HOW
+        ),
     ] = DEFAULT.seed,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],

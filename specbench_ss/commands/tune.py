@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from specbench_ss.benchmark.build_config import suite_and_data
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.options import MOST_SEED
 from specbench_ss.runs.config import RunConfig, TuneConfig
 
 RUN, DEFAULT = RunConfig(methods=()), TuneConfig(MethodSpec(REFERENCE))
@@ -56,7 +58,10 @@ def command(
     seed: Annotated[
         int,
         typer.Option(
-            min=0, help="Seed of the order in which prompts and configurations are measured.", rich_help_panel=HOW
+            min=0,
+            max=MOST_SEED,
+            help="Seed of the order in which prompts and configurations are measured.",
+            rich_help_panel=HOW,
         ),
     ] = RUN.seed,
     dtype: Annotated[
@@ -83,11 +88,14 @@ def command(
     """Choose a method's options for this model and device by measured tokens per second, and write a preset file."""
     if not 0 < budget < float("inf"):
         raise UserError(f"--budget must be a number of seconds above 0, not {budget:g}")
-    given = {name: value for name, value in ctx.params.items() if name not in ("method", "categories", "data", "out")}
+    own = ("method", "suite", "categories", "data", "out")
+    given = {name: value for name, value in ctx.params.items() if name not in own}
+    suite, carried = suite_and_data(suite, data)
     wanted = TuneConfig(
         method=MethodSpec.parse(method),
         categories=tuple(part.strip() for part in (categories or "").split(",") if part.strip()),
-        data=None if data is None else str(data),
+        suite=suite,
+        data=carried,
         **given,
     )
     from specbench_ss.commands import tune_work

@@ -19,7 +19,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.runs.config import RunConfig, TuneConfig
 from specbench_ss.runs.preset import check_writable, write_preset
-from specbench_ss.runs.suite import SuiteData, SuiteRequest
+from specbench_ss.runs.suite import SuiteData
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
@@ -49,7 +49,7 @@ def run(config: TuneConfig, out: Path | None) -> None:
     check_model(config.model)
     outline = _outline(config)
     check_template(outline.tokenizer, outline.name)
-    asked = _questions(config)
+    asked = _questions(config, outline)
     check_room(outline, asked)
     target = load_target(
         config.model,
@@ -83,12 +83,11 @@ def _outline(config: TuneConfig) -> Outline:
     return preflight.check_methods(RunConfig((config.method,), **model))
 
 
-def _questions(config: TuneConfig) -> SuiteData:
-    from specbench_ss.models.model_folder import is_lab
+def _questions(config: TuneConfig, outline: Outline) -> SuiteData:
+    from specbench_ss.benchmark.requests import suite_request
 
-    data = None if config.data is None else Path(config.data)
-    limit = config.limit if config.limit is not None else FEW if data is None else 0
-    request = SuiteRequest(config.categories, limit, data, is_lab(config.model))
+    limit = config.limit if config.limit is not None else FEW if config.data is None else 0
+    request = suite_request(config.categories, limit, config.data, outline)
     return registry.load_suite(config.suite).calibration(request)
 
 

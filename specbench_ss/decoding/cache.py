@@ -26,6 +26,7 @@ class Cache:
 
     is_compileable = False
     grows = False
+    allowed: int | None = None  # rows that the step at hand may fill, where its method says how many it needs
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
@@ -44,7 +45,7 @@ class Cache:
         """
         start = self.lengths[layer]
         end = start + k.shape[2]
-        if end > self.capacity:
+        if end > (self.capacity if self.allowed is None else min(self.capacity, self.allowed)):
             self._grow(start, end, layer)
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
@@ -59,6 +60,10 @@ class Cache:
         """The first `rows` of the rows just written exist from now on, in layers lo..hi."""
         for layer in range(lo, len(self.lengths) if hi is None else hi):
             self.lengths[layer] += rows
+
+    def allow(self, rows: int | None) -> None:
+        """From now on a write beyond so many rows is an error, however large the cache is; None = no such limit."""
+        self.allowed = rows
 
     def keep(self, start: int, rows: Sequence[int], lo: int = 0, hi: int | None = None) -> None:
         """Of the rows written at start.., only these (ascending offsets) remain, in order, in layers lo..hi."""
@@ -92,8 +97,9 @@ class Cache:
         Raises RuntimeError where the cache does not grow.
         """
         if not self.grows:
+            most = min(self.capacity, self.allowed or self.capacity)
             raise RuntimeError(
-                f"cache of {self.capacity} rows cannot take rows {start} to {end} in layer {layer}: "
+                f"a cache for {most} rows cannot take rows {start} to {end} in layer {layer}: "
                 "a step put more rows through the model than the method's max_rows() says"
             )
         self.capacity = max(end, self.capacity * 3 // 2)

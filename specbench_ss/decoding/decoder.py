@@ -7,12 +7,13 @@ stopping, cutting and every count. Knows no method by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from specbench_ss.decoding.model_shape import read_by_a_pass
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
@@ -140,6 +141,15 @@ class Decoder(ABC):
         that states none the cache grows when a step needs it to, which takes time within that step.
         """
         return None
+
+    def drafter_weights(self) -> Iterable[Tensor] | None:
+        """Weights that one call of the method's own drafter reads, for counting what a step costs; None: not known.
+
+        Found without being asked for where they are modules that are attributes. One whose `draft_calls` are counted
+        reads them once a call, any other once a step.
+        """
+        modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
+        return [weight for module in modules for weight in read_by_a_pass(module)]
 
     def prefill(self, state: State, ids: Tensor) -> Output:
         """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""

@@ -6,12 +6,15 @@ Every count, cut and time is made here, so that no method can count or stop diff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.choosing_watch import ChoosingWatch
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.finite import NotFinite, check_logits, why
 from specbench_ss.decoding.generation import Finish, Generation, Step
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import Clock
@@ -20,6 +23,10 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict, verify
 from specbench_ss.errors import UserError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROBED = 4  # tokens of an answer that is begun once more, to see what its drafts are chosen from
 FIRST_GUESS = 64  # rows of a step that the cache reserves where a method does not say how many it needs
 
 
@@ -76,6 +83,8 @@ class Session:
         self.prompt = list(prompt)
         self.finish: Finish | None = None
         self.overshoot = 0
+        self.rows = decoder.max_rows()
+        self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
         """The whole request; whether its counts add up is not checked."""
@@ -85,16 +94,19 @@ class Session:
             steps.append(self.step(state))
             if on_step is not None:
                 on_step(steps[-1].tokens)
+        check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, self.overshoot, state.draft_calls)
 
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
         self.clock.start()
+        self._allow(len(self.prompt))
         state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
         output = self.decoder.prefill(state, ids)
         first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
+        self._look(first)
         state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
         state.taps = {layer: t[:, -1:] for layer, t in output.taps.items()}
         self.decoder.begin(state)
@@ -106,22 +118,45 @@ class Session:
         """One verifying forward pass."""
         clock = self.clock
         clock.start()
-        tree = self._within_context(self.decoder.propose(state), state)
+        self._allow(state.position)
+        tree = self._within_context(self.propose(state), state)
         clock.mark()
         output = self.decoder.forward(state, tree)
         clock.mark()
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
+        self._look(verdict)
+        if verdict.root not in (None, state.ids[-1]):
+            raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {state.ids[-1]}")
         new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
         self._commit(state, verdict, output, new)
         clock.mark()
         if self.finish is None:
+            self._allow(state.position)
             self.decoder.observe(state, verdict, output)
         clock.mark()
         total, (draft, forward, accept, observe) = clock.stop()
         parts = (draft + observe, forward, accept)
         host = max(0.0, total - sum(parts))
         return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
+
+    def propose(self, state: State) -> DraftTree:
+        """The method's draft. Raises TypeError for what is none."""
+        tree = self.decoder.propose(state)
+        if not isinstance(tree, DraftTree):
+            raise TypeError(f"propose returned {_named(tree)}, not a DraftTree")
+        if not (isinstance(tree.tokens, torch.Tensor) and tree.tokens.shape == (len(tree),)):
+            raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes whose tokens are {_named(tree.tokens)}")
+        return tree
+
+    def _look(self, verdict: Verdict) -> None:
+        """Keep what `run` looks at when the answer is complete: nothing is waited for here."""
+        if verdict.largest is not None:
+            self.largest.append((verdict.largest, verdict.path))
+
+    def _allow(self, decided: int) -> None:
+        """Rows of these decided tokens, and as many as the method says that it needs."""
+        self.cache.allow(None if self.rows is None else decided + self.rows)
 
     def _within_context(self, tree: DraftTree, state: State) -> DraftTree:
         """Without the nodes whose position the model does not have."""
@@ -143,6 +178,34 @@ class Session:
         self.overshoot += len(verdict.tokens) - kept
 
 
+class DraftProbe(Session):
+    """Answers while it is watched what the drafts are chosen from; slow, never timed."""
+
+    def propose(self, state: State) -> DraftTree:
+        """The draft. Raises NotFinite where it is chosen from NaN or infinity, also where it fails of that."""
+        seen = ChoosingWatch()  # type: ignore[no-untyped-call]
+        try:
+            with seen:
+                return super().propose(state)
+        finally:
+            if seen.found:
+                raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
+
+
+def _named(value: object) -> str:
+    """'None', 'a list', 'a Tensor [3]': what was given instead of something else."""
+    if value is None:
+        return "None"
+    shape = f" {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    kind = type(value).__name__
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}{shape}"
+
+
+def _in_vain(result: Generation) -> bool:
+    """Whether something was drafted in every one of several steps and nothing of it accepted."""
+    return len(result.steps) > 1 and all(s.nodes and not s.accepted for s in result.steps)
+
+
 def generate(
     decoder: Decoder,
     prompt: Sequence[int],
@@ -152,7 +215,9 @@ def generate(
 ) -> Generation:
     """Answer one prompt. on_step is told how many tokens each step kept (outside the timed part).
 
-    Raises UserError for an empty prompt or one that leaves no room in the context.
+    Raises UserError for an empty prompt or one that leaves no room in the context, and NotFinite, which is one too,
+    where the target's logits or the draft's probabilities are not finite. An answer to which no draft contributed, or
+    that failed, is begun once more, untimed, to see what the drafts were chosen from: of NaN, too, there is a best.
     """
     target = decoder.target
     if not prompt:
@@ -161,11 +226,46 @@ def generate(
         raise UserError(
             f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
         )
-    stated = decoder.max_rows()
+    try:
+        result = _answer(Session, decoder, prompt, limits, sampling, on_step)
+        result.check()
+    except UserError:
+        raise
+    except Exception:
+        _probe(decoder, prompt, limits, sampling)
+        raise
+    if _in_vain(result):
+        _probe(decoder, prompt, limits, sampling)
+    return result
+
+
+def _probe(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
+    """Raises NotFinite where the drafts of this prompt are chosen from NaN or infinity, and nothing else.
+
+    A method that remembers prompts is left alone: it would know this one twice.
+    """
+    if decoder.remembers:
+        return
+    try:
+        _answer(DraftProbe, decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
+    except NotFinite:
+        raise
+    except Exception:  # whatever fails here has failed before, or is of no interest
+        return
+
+
+def _answer(
+    session: type[Session],
+    decoder: Decoder,
+    prompt: Sequence[int],
+    limits: Limits,
+    sampling: Sampling,
+    on_step: Callable[[int], None] | None = None,
+) -> Generation:
+    """By the target's own cache, with room for all of the answer."""
+    target, stated = decoder.target, decoder.max_rows()
     rows = FIRST_GUESS if stated is None else stated
     with torch.inference_mode():
         most = min(target.context_length, len(prompt) + limits.max_new_tokens)
         cache = target.request_cache(most + rows, grows=stated is None)
-        result = Session(decoder, prompt, limits, sampling, cache).run(on_step)
-    result.check()
-    return result
+        return session(decoder, prompt, limits, sampling, cache).run(on_step)

@@ -26,8 +26,17 @@ class Outline:
         self.n_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
+        self.embedding_size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
         self.context_length = usable_context(config)
         self.windows = windows_of(config)  # sliding-window width of each layer, None = full attention
+
+    def check_square(self, method: str) -> None:
+        """Raise UserError, for a method that joins embeddings and hidden states, where these are of different sizes."""
+        if self.embedding_size != self.hidden_size:
+            raise UserError(
+                f"{method}: {self.name!r} embeds tokens in {self.embedding_size:,} numbers and computes with "
+                f"{self.hidden_size:,}: {method} needs a model where these are the same"
+            )
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer."""

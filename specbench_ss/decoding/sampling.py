@@ -11,23 +11,33 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+COLDEST = 1e-5  # the least temperature above 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Bounded):
     """How tokens are chosen. Temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
 
-    Raises UserError for values beyond their bounds.
+    Raises UserError for values beyond their bounds, and for a temperature that is neither 0 nor COLDEST at least.
     """
 
     temperature: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     top_k: Annotated[int, Ge(0)] = 0
     seed: int = 0
+
+    def check_together(self) -> None:
+        """Raise UserError for a temperature so small that logits over it are infinite."""
+        if 0 < self.temperature < COLDEST:
+            raise UserError(
+                f"temperature must be 0, which is greedy, or at least {COLDEST:g}, not {self.temperature:g}"
+            )
 
     @property
     def greedy(self) -> bool:

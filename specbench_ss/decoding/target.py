@@ -16,6 +16,7 @@ from specbench_ss.decoding.architectures import family_of, rotary_table
 from specbench_ss.decoding.cache import Cache, StreamCache
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,10 +45,19 @@ class Output:
     extra: Tensor | None = None
 
 
+def _is_causal_lm(model: Any) -> bool:
+    return isinstance(model, torch.nn.Module) and hasattr(model, "config")
+
+
 class Target(Outline):
     """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None) -> None:
+        if not _is_causal_lm(model):
+            raise UserError(
+                f"Target(model, tokenizer) takes a Hugging Face causal language model, not {model!r}; "
+                "load_model('lab') gives a target by name"
+            )
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
         from specbench_ss.decoding import grouped_attention
@@ -91,8 +101,13 @@ class Target(Outline):
         if self._cache is None:
             self._cache = self.new_cache(capacity)
         self._cache.grows = grows
+        self._cache.allow(None)
         self._cache.expand(capacity)
         return self._cache
+
+    def drop_cache(self) -> None:
+        """Forget the target's own cache and its memory, as after an answer that was broken off at any place."""
+        self._cache = None
 
     def _grow_rotary(self, length: int) -> None:
         assert self.family.rotary is not None

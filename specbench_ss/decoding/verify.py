@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specbench_ss.decoding.finite import check_draft_probs, check_probs
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.tree import DraftTree, indices
 
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 class Verdict:
     """path: accepted nodes from the root (always path[0] == 0). tokens: their drafted tokens, then the next one.
 
-    next_token is int64 [1] on the device: the correction (or bonus) token, root of the next tree.
+    next_token is int64 [1] on the device: the correction (or bonus) token, root of the next tree. root: the token of
+    the tree's node 0, where the rule brought it to the host: the loop then checks that it is the one that was decided.
+    largest: the largest logit of every node, [n] on the device, which the loop looks at when the answer is complete:
+    an argmax over NaN is a token too. A rule that has told by itself that the logits are finite leaves it out.
     """
 
     path: list[int]
     tokens: list[int]
     next_token: Tensor
+    root: int | None = None
+    largest: Tensor | None = None
 
     @property
     def accepted(self) -> int:
@@ -36,7 +42,7 @@ class Verdict:
 
 
 def verify(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.Generator) -> Verdict:
-    """logits [n, V] of the tree's nodes -> what is accepted."""
+    """logits [n, V] of the tree's nodes -> what is accepted. Raises NotFinite where p is NaN, at T > 0."""
     if sampling.greedy:
         return verify_greedy(logits, tree)
     # on a CPU a synchronisation costs nothing, and a filtered row much: of most nodes none is needed
@@ -57,7 +63,7 @@ class Reached:
 
 def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
     """T=0: a drafted node is accepted when it is the argmax at its parent."""
-    choice = logits.argmax(-1)  # [n]
+    largest, choice = logits.max(-1)  # [n] each; NaN is larger than any number
     drafted, chosen = torch.stack((tree.tokens, choice)).tolist()  # the step's one host synchronisation
     path, node = [0], 0
     children = tree.shape.children()
@@ -67,7 +73,8 @@ def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
             break
         path.append(match)
         node = match
-    return Verdict(path, [drafted[i] for i in path[1:]] + [chosen[node]], choice[node : node + 1])
+    tokens = [drafted[i] for i in path[1:]] + [chosen[node]]
+    return Verdict(path, tokens, choice[node : node + 1], drafted[0], largest)
 
 
 def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> Verdict:
@@ -85,30 +92,36 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
     while True:
         p = probs[node]
         if isinstance(probs, Reached):
-            edges.look(p, children[node])
+            edges.look(p, node, children[node])
+        check_probs(edges.any[node])
         if tree.draft_probs is None:
             child, p = _deterministic(p, children[node], edges)
         else:
             child, p = _drawn(p, tree.draft_probs[node], children[node], edges)
         if child is None:
             token = torch.multinomial(p, 1, generator=rng)
-            return Verdict(path, [edges.tokens[i] for i in path[1:]] + [int(token)], token)
+            return Verdict(path, [edges.tokens[i] for i in path[1:]] + [int(token)], token, edges.tokens[0])
         path.append(child)
         node = child
 
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """On the host, for each node: its token x, a uniform draw u, and p(x) and q(x) at its parent."""
+    """On the host, for each node: its token x, a uniform draw u, and p(x) and q(x) at its parent.
+
+    any: one probability of the node's own row, NaN where its logits are not finite.
+    """
 
     tokens: list[int]
     u: list[float]
     q: list[float]
     p: list[float]
+    any: list[float]
 
-    def look(self, p: Tensor, children: list[int]) -> None:
+    def look(self, p: Tensor, node: int, children: list[int]) -> None:
         """p(x) of these nodes, from their parent's row p [V]."""
-        for child, p_x in zip(children, p[[self.tokens[c] for c in children]].tolist(), strict=True):
+        self.any[node], *probs = p[[0, *(self.tokens[c] for c in children)]].tolist()
+        for child, p_x in zip(children, probs, strict=True):
             self.p[child] = p_x
 
 
@@ -116,8 +129,9 @@ def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _E
     u = torch.rand(len(tree), generator=rng, device=tree.tokens.device)
     at = (tree.parents(), tree.tokens)
     q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
-    p = torch.zeros_like(u) if isinstance(probs, Reached) else probs[at]
-    rows = torch.stack((tree.tokens.double(), u.double(), q.double(), p.double())).tolist()
+    none = torch.zeros_like(u)
+    p, own = (none, none) if isinstance(probs, Reached) else (probs[at], probs[:, 0])
+    rows = torch.stack((tree.tokens.double(), u.double(), q.double(), p.double(), own.double())).tolist()
     return _Edges([int(x) for x in rows[0]], *rows[1:])
 
 
@@ -148,6 +162,7 @@ def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[in
     for i, child in enumerate(children):
         x = edges.tokens[child]
         p_x, q_x = (edges.p[child], edges.q[child]) if i == 0 else torch.stack((p[x], q[x])).tolist()
+        check_draft_probs(q_x)
         if edges.u[child] * q_x < p_x:
             return child, p
         left = (p - q).clamp_min(0)

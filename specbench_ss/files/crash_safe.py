@@ -9,9 +9,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, os_reason
 
 T = TypeVar("T")
+PIECE = 1 << 22  # bytes
+
+
+def pieces(file: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, some megabytes at a time; nothing where it is missing.
+
+    A half-written last line is left out. Raises UserError where the file cannot be read.
+    """
+    try:
+        with open(file, "rb") as f:
+            while whole := _whole(f.read(PIECE) + f.readline()):
+                yield whole
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {os_reason(error)}") from None
+
+
+def _whole(piece: bytes) -> bytes:
+    return piece[: piece.rfind(b"\n") + 1]
+
+
+def lines(file: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, their ends included, as `pieces` reads it."""
+    for piece in pieces(file):
+        yield from (line + b"\n" for line in piece[:-1].split(b"\n"))
+
+
+def record(file: Path, number: int, line: bytes, read: Callable[[bytes], T]) -> T:
+    """Return what `read` makes of a line. Raises UserError with the number of a line for which it raises ValueError."""
+    try:
+        return read(line)
+    except ValueError as e:
+        raise UserError(f"{file} is damaged in line {number}: {e}") from e
 
 
 def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> tuple[list[T], int]:
@@ -22,31 +56,46 @@ def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lam
     read: makes a record of a line (see `records.decoder`), and raises ValueError for a line that is not one. For such a
     line, UserError is raised with the line's number.
     """
-    records: list[T] = []
+    found: list[T] = []
     end = 0
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
+    for number, line in enumerate(lines(file), start=1):
+        made = record(file, number, line, read)
+        if not keep(made):
             break
-        try:
-            record = read(line)
-        except ValueError as e:
-            raise UserError(f"{file} is damaged in line {number}: {e}") from e
-        if not keep(record):
-            break
-        records.append(record)
+        found.append(made)
         end += len(line)
-    return records, end
+    return found, end
 
 
 def cut(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
     """Read the file as `scan` does, then cut it there: this removes what a killed process left half-written."""
-    records, end = scan(file, read, keep)
-    if file.exists() and file.stat().st_size > end:
+    found, end = scan(file, read, keep)
+    _truncate(file, end)
+    return found
+
+
+def keep_lines(file: Path, keep: Callable[[int], bool]) -> None:
+    """Take out of a file the lines for which `keep`, asked with their numbers from 0, is false, and a half-written one.
+
+    The file is cut where only its end goes, and otherwise replaced whole.
+    """
+    end, gap, more = 0, False, False
+    for number, line in enumerate(lines(file)):
+        kept = keep(number)
+        gap, more = gap or not kept, more or (gap and kept)
+        end += 0 if gap else len(line)
+    if not more:
+        _truncate(file, end)
+        return
+    with replacing(file) as new:
+        new.writelines(line for number, line in enumerate(lines(file)) if keep(number))
+
+
+def _truncate(file: Path, size: int) -> None:
+    if file.exists() and file.stat().st_size > size:
         with open(file, "r+b") as f:
-            f.truncate(end)
+            f.truncate(size)
             os.fsync(f.fileno())
-    return records
 
 
 def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:

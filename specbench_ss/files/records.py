@@ -78,6 +78,11 @@ def _in_words(error: msgspec.ValidationError) -> str:
     quoted = what.split("`")[1] if "`" in what else ""
     if what.startswith("Object missing required field"):
         return f"it lacks {place}.{quoted}" if place else f"it lacks {quoted}"
+    bound = what.rpartition("` ")[2] if "` " in what else ""
+    if bound.startswith(">= "):
+        return f"{place or 'it'} is less than {bound[3:]}"
+    if bound.startswith("<= "):
+        return f"{place or 'it'} is more than {bound[3:]}"
     if what.startswith("Expected"):
         kinds = [IN_WORDS.get(kind, kind) for kind in quoted.split(" | ")]
         return f"{place or 'it'} is not {' or '.join(kinds)}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import stat
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError, first_line, os_reason
+from specbench_ss.options import encodable
 
 Row = dict[str, Any]
 
@@ -28,12 +32,27 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
             yield place, _row(place, line)
 
 
-def _lines(path: Path) -> Iterator[str]:
+def check_ends(path: Path) -> None:
+    """Raise UserError for a device such as /dev/zero, which is read for ever. A pipe is allowed."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        mode = path.stat().st_mode
+    except OSError:  # reading it says why
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise UserError(f"cannot read {path}: it is a device, not a file")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, which may be compressed: NAME.gz."""
+    check_ends(path)
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             yield from file  # unlike str.splitlines, not cut at U+2028, which JSON text may hold
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from None
+    except (EOFError, zlib.error):
+        raise UserError(f"cannot read {path}: the compressed file is damaged") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a UTF-8 text file") from None
 
@@ -45,11 +64,14 @@ def _row(place: str, line: str) -> Row:
         raise UserError(f"{place}: not valid JSON") from None
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected a JSON object")
+    if "\\ud" in line.lower() and not encodable(json.dumps(row, ensure_ascii=False)):
+        raise UserError(f"{place}: it holds half of a surrogate pair, which is no character")
     return row
 
 
 def read_bytes(path: Path) -> bytes:
     """Return the file's content. Raises UserError where it cannot be read."""
+    check_ends(path)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -58,6 +80,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises UserError where there is none."""
+    check_ends(file)
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -20,6 +20,8 @@ def resolve_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}: give auto, cpu, cuda or cuda:N")
+    if device.startswith("cpu:") and device != "cpu:0":  # torch takes it, and fails later
+        raise UserError(f"device {device!r} is not available: there is one CPU device, cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

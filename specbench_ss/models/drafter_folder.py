@@ -14,6 +14,7 @@ import torch
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.files.user_files import read_json
 
 if TYPE_CHECKING:
@@ -29,9 +30,14 @@ Keep = Callable[[str], bool]
 def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors or .pt/.bin file, or those whose names `keep` accepts.
 
-    Of .pt and .bin files only tensors are read, never code. Raises UserError where the file cannot be read.
+    Of .pt and .bin files only tensors are read, never code. Raises UserError where the file cannot be read, and where
+    a tensor holds NaN or infinity: a drafter with one would draft something all the same.
     """
-    return _read(path, "cpu", keep)
+    tensors = _read(path, "cpu", keep)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise UserError(f"{path} is damaged: tensor {name} holds NaN or infinity")
+    return tensors
 
 
 def read_shapes(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
@@ -92,6 +98,7 @@ def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], na
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
     save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
+    ordinary_mode(folder)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
@@ -156,6 +163,9 @@ def _from_hub(name: str, method: str) -> Path:
     """Return the local folder of a hub repository, which is downloaded if need be."""
     from huggingface_hub import snapshot_download
 
+    from specbench_ss.models.hub_reach import check_reachable
+
+    check_reachable(name)
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # no such repository, no network: a dozen kinds

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.models.hub_reach import check_reachable
 
 SAYS = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer: small, downloaded
 PICKLES = (".pt", ".bin", ".pth")  # layout and content are one: only known once downloaded
@@ -31,6 +32,7 @@ def fetch(repo: str, folder: Path) -> Skeleton:
     """Fill the folder from the hub. Raises UserError where the hub does not give the repository."""
     from huggingface_hub import HfApi
 
+    check_reachable(repo)
     api = HfApi()
     try:
         files = {f.rfilename: f.size or 0 for f in api.model_info(repo, files_metadata=True).siblings or []}

@@ -6,6 +6,7 @@ This module knows how models are loaded, not what is done with them.
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     template = None if chat_template is None else template_text(chat_template)
     check_model(model)
     folder = find_folder(model)
-    source = model if folder is None else str(folder)
+    source = _reachable(model) if folder is None else str(folder)
     outline = Outline(config_of(source, trust_remote_code), None, model, folder)
     outline.tokenizer = _tokenizer(source, trust_remote_code, template)
     outline.is_lab = is_lab(model)
@@ -54,9 +55,12 @@ def load_target(
 ) -> Target:
     """Load a target: an embedded model by name, a folder, or a hub id. Raises UserError where it cannot be loaded.
 
+    It answers a short prompt once: a model whose logits are not finite is refused.
+
     chat_template: name or Jinja file of a template that replaces the tokenizer's own. nf4: hold linear layers in 4 bits
     (NF4, double quantisation) with bitsandbytes and compute in `dtype`.
     """
+    from specbench_ss.decoding.finite import check_target
     from specbench_ss.decoding.target import Target
 
     template = None if chat_template is None else template_text(chat_template)
@@ -64,13 +68,22 @@ def load_target(
     kind = resolve_dtype(dtype, where)
     check_model(model)
     folder = find_folder(model)
-    source = model if folder is None else str(folder)
+    source = _reachable(model) if folder is None else str(folder)
     tokenizer = _tokenizer(source, trust_remote_code, template)
     weights = load_model(source, kind, where, trust_remote_code, nf4)
     target = Target(weights, tokenizer, name=model, folder=folder)
     target.is_lab = is_lab(model)
     target.weights_hash = hash_weights(weights)
+    check_target(target)
     return target
+
+
+def _reachable(repo: str) -> str:
+    """The hub id itself. Raises UserError where it is not in the cache and the hub does not answer."""
+    from specbench_ss.models.hub_reach import check_reachable
+
+    check_reachable(repo)
+    return repo
 
 
 def config_of(source: str, trust_remote_code: bool = False) -> Any:
@@ -145,6 +158,8 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
 def _cannot_load(source: str, error: Exception) -> UserError:
     """Return a UserError for any of the many kinds that the loaders raise, since all are about what the user named."""
     _check_download(source)
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):  # torch's text advises to run it
+        return UserError(f"cannot load model {source!r}: its weights hold more than tensors, which may run code")
     return UserError(f"cannot load model {source!r}: {first_line(error)}")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.config import Recording, RunConfig
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -131,6 +131,7 @@ class Experiment(ABC):
     title: ClassVar[str]
     source: ClassVar[str]  # the paper, and the table or figure in it
     trains: ClassVar[bool] = False  # whether its runs decode with weights that it makes itself
+    recording: ClassVar[Recording] = Recording()  # what its runs record besides their samples
     uses: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(Request))  # of the request; others are refused
 
     @abstractmethod

@@ -24,6 +24,8 @@ def finding(summaries: Sequence[SummaryRow], made: Sequence[Check]) -> str:
 
 def _fastest(rows: Sequence[SummaryRow]) -> str:
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
+    if not known and any(row.comparison == "void" for row in rows):
+        return f"The numbers of {_some([row.method for row in rows if row.comparison == 'void'])} are void."
     if not known:
         return f"Too few questions to tell a method from {REFERENCE}: an interval takes {FEWEST}."
     faster = [row for row in known if row.comparison == "faster"]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from specbench_ss.results import verdict_text
 from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.runs.rows import Run, Sameness, StepRow
+from specbench_ss.runs.rows import Key, Row, Run, Sameness
+from specbench_ss.runs.steps import StepColumns, Steps
 
+KEY = ("question_id", "turn", "method", "repeat")
+TALLIED = ("tokens", "steps", "share")  # of `tokens_per_step`, by method
 ENDS = {"_low": 0, "_high": 1}  # of an interval, by the end of a column's name
 INTERVALS = {
     "speedup": "speedup_interval",
     "reference_speedup": "reference_interval",
     "quality_difference": "quality_interval",
+    "judged_difference": "judged_interval",
 }
 VERDICTS = {  # column -> what it counts
     "n_identical": "identical",
@@ -35,24 +40,47 @@ def frame(columns: Sequence[Column], records: Iterable[Any], value: Callable[[An
 
 
 def _series(column: Column, values: list[Any]) -> pd.Series:
-    return pd.Series([pd.NA if value is None else value for value in values], dtype=column.dtype)
+    return pd.Series(array(column, [pd.NA if value is None else value for value in values]))
+
+
+def array(column: Column, values: Any) -> Any:
+    """Return values as an array of the column's dtype."""
+    if column.dtype == "object":
+        return pd.Series(values, dtype="object").array
+    try:
+        return pd.array(values, dtype=column.dtype)
+    except UnicodeEncodeError:  # half of a surrogate pair: Python's strings hold it, Arrow's do not
+        return pd.array(values, dtype=pd.StringDtype("python"))
 
 
 def samples(run: Run) -> pd.DataFrame:
     """Return one row for each sample, failed ones included."""
-    return frame(SAMPLES, run.rows, getattr)
+
+    def value(row: Row, name: str) -> Any:
+        return run.judged_scores.get(row.key) if name == "judged" else getattr(row, name)
+
+    return frame(SAMPLES, run.rows, value)
 
 
 def steps(run: Run) -> pd.DataFrame:
     """Return one row for each step, in the order in which the steps were made."""
-    category = _categories(run)
+    return step_frame(run.steps, _categories(run))
 
-    def value(row: StepRow, name: str) -> Any:
-        if name == "category":
-            return category[row.key]
-        return getattr(row if hasattr(row, name) else row.step, name)
 
-    return frame(STEPS, run.steps, value)
+def step_frame(steps: Steps, category: Mapping[Any, str]) -> pd.DataFrame:
+    """Return the steps with the columns of `STEPS`. category: of each sample."""
+    counts = steps.counts
+    of_sample = {name: [key[i] for key in steps.keys] for i, name in enumerate(KEY)}
+    of_sample["category"] = [category[key] for key in steps.keys]
+
+    def values(column: Column) -> Any:
+        if column.name in of_sample:
+            own = array(column, of_sample[column.name])
+            return own.take(np.repeat(np.arange(len(counts)), counts))
+        whole = steps.index if column.name == "index" else getattr(steps.columns, column.name)
+        return array(column, whole)
+
+    return pd.DataFrame({column.name: values(column) for column in STEPS}, copy=False)
 
 
 def sameness(run: Run) -> pd.DataFrame:
@@ -90,13 +118,25 @@ def summary_value(row: SummaryRow, name: str) -> Any:
     return getattr(row, name)
 
 
-def tokens_per_step(steps: pd.DataFrame) -> pd.DataFrame:
+def tokens_per_step(run: Run) -> pd.DataFrame:
     """Return method, tokens, steps and share: how often a step of the method kept this many tokens."""
-    counted = steps.groupby(["method", "tokens"]).size().rename("steps").reset_index()
-    counted["share"] = counted["steps"] / counted.groupby("method")["steps"].transform("sum")
-    return counted
+    found = []
+    for label, own in _by_method(run).items():
+        counted = np.bincount(own.tokens)
+        kept = np.flatnonzero(counted)
+        found.append({"method": label, "tokens": kept, "steps": counted[kept], "share": counted[kept] / len(own)})
+    frames = [pd.DataFrame(of_one) for of_one in found]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["method", *TALLIED])
 
 
-def median_step_ms(steps: pd.DataFrame) -> dict[str, float]:
+def median_step_ms(run: Run) -> dict[str, float]:
     """Return the median milliseconds of a step, by method."""
-    return {str(method): float(ms) for method, ms in (steps.groupby("method")["total_s"].median() * 1000).items()}
+    return {label: float(np.median(own.total_s)) * 1000 for label, own in _by_method(run).items()}
+
+
+def _by_method(run: Run) -> dict[str, StepColumns]:
+    """Return the steps of each method that has some."""
+    keys: dict[str, list[Key]] = {}
+    for key in run.steps.keys:
+        keys.setdefault(key[2], []).append(key)
+    return {label: run.steps.together(own) for label, own in sorted(keys.items())}

@@ -1,7 +1,7 @@
 """What is wrong with a result, in sentences: impossible numbers, failures, differing answers, unstable times.
 
-Each sentence begins with its kind: `impossible:`, `mismatch:`, `near-tie:`, `length:`, `failed:`, `unstable:`.
-The first two mean a bug, or a measurement that must not be believed.
+Each sentence begins with its kind: `impossible:`, `mismatch:`, `near-tie:`, `length:`, `unjudged:`, `failed:`,
+`unstable:`. The first two mean a bug, or a measurement that must not be believed.
 """
 
 from __future__ import annotations
@@ -12,43 +12,49 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from specbench_ss.decoding.generation import Step
 from specbench_ss.results.intervals import Interval
-from specbench_ss.runs.rows import KILLED, Key, Row, Run
+from specbench_ss.runs.losses import losses
+from specbench_ss.runs.rows import KILLED, Row, Run
+from specbench_ss.runs.steps import Array, StepColumns, Steps
 
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
 ENOUGH = 4  # times of the same work, to say that they do not spread
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
-Check = Callable[[Row, Sequence[Step]], bool]
+Check = Callable[[Row, StepColumns], bool]
 
 CHECKS: dict[str, Check] = {  # what must not be, in words, and how to see it
     "tokens of prefill and steps do not add up": lambda r, s: (
-        r.tokens != (r.prefill_tokens or 0) + sum(x.tokens for x in s) or r.tokens != len(r.token_ids or ())
+        r.tokens != (r.prefill_tokens or 0) + s.tokens.sum() or r.tokens != len(r.token_ids or ())
     ),
-    "more accepted than the depth of the draft": lambda r, s: any(x.accepted > x.depth for x in s),
-    "more accepted than drafted": lambda r, s: any(x.accepted > x.nodes for x in s),
-    "more nodes verified than drafted": lambda r, s: any(x.verified > x.nodes for x in s),
-    "a step kept more tokens than it accepted plus one": lambda r, s: any(x.tokens > x.accepted + 1 for x in s),
-    "a negative time": lambda r, s: any(min(_parts(x), default=0) < 0 or x.total_s < 0 for x in s),
-    "the parts of a step exceed its time": lambda r, s: any(sum(_parts(x)) > 1.01 * x.total_s + CLOCKS for x in s),
+    "more accepted than the depth of the draft": lambda r, s: _any(s.accepted > s.depth),
+    "more accepted than drafted": lambda r, s: _any(s.accepted > s.nodes),
+    "more nodes verified than drafted": lambda r, s: _any(s.verified > s.nodes),
+    "a step kept more tokens than it accepted plus one": lambda r, s: _any(s.tokens > s.accepted + 1),
+    "a negative time": lambda r, s: any(_any(part < 0) for part in (*_parts(s), s.total_s)),
+    "the parts of a step exceed its time": lambda r, s: _any(sum(_parts(s)) > 1.01 * s.total_s + CLOCKS),
     "steps and prefill do not add up to the wall time": lambda r, s: (
-        not math.isclose(r.wall_s or 0, (r.prefill_s or 0) + sum(x.total_s for x in s), rel_tol=1e-6, abs_tol=1e-9)
+        not math.isclose(r.wall_s or 0, (r.prefill_s or 0) + s.total_s.sum(), rel_tol=1e-6, abs_tol=1e-9)
     ),
 }
 
 
-def _parts(step: Step) -> tuple[float, ...]:
-    return (step.draft_s, step.verify_s, step.accept_s, step.host_s)
+def _any(found: Array) -> bool:
+    return bool(found.any())
 
 
-def impossible(rows: Sequence[Row], steps: Mapping[Key, Sequence[Step]]) -> list[str]:
+def _parts(steps: StepColumns) -> tuple[Array, ...]:
+    return (steps.draft_s, steps.verify_s, steps.accept_s, steps.host_s)
+
+
+def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
     """Report samples whose numbers contradict each other."""
-    found = []
-    for text, broken in CHECKS.items():
-        bad = [row for row in rows if broken(row, steps.get(row.key, ()))]
-        if bad:
-            found.append(f"impossible: {text} ({_samples(bad)})")
-    return found
+    bad: dict[str, list[Row]] = {text: [] for text in CHECKS}
+    for row in rows:
+        own = steps.of(row.key)
+        for text, broken in CHECKS.items():
+            if broken(row, own):
+                bad[text].append(row)
+    return [f"impossible: {text} ({_samples(found)})" for text, found in bad.items() if found]
 
 
 def within_tau(interval: Interval | None, tau: float | None, equally_long: bool = True) -> bool | None:
@@ -86,18 +92,24 @@ def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
     return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]
 
 
+def unjudged(rows: Sequence[Row], without: Sequence[Row]) -> list[str]:
+    """Report how many of these answers have no verdict. without: all of the run that should have one."""
+    lacking = {row.key for row in without}.intersection(row.key for row in rows)
+    return [f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"] if lacking else []
+
+
 def unsteady(unstable: bool | None) -> list[str]:
     """Report times that spread, as `unstable` found."""
     return ["unstable: times of the same work differ by more than a tenth"] if unstable else []
 
 
 def unfinished(run: Run) -> str:
-    """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run."""
-    status, made = run.manifest["status"], len(run.rows)
-    if status == "complete" and made >= run.samples:
-        return ""
-    what = {"complete": "samples are missing", KILLED: "its process is not running any more"}.get(status, status)
-    return f"not complete ({what}): {made:,} of {run.samples:,} samples"
+    """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run, of which nothing is lost."""
+    status, made, said = run.manifest["status"], len(run.rows), losses(run)
+    if status != "complete" or made + len(run.lost) < run.samples:
+        what = {"complete": "samples are missing", KILLED: "its process is not running any more"}.get(status, status)
+        said = [what, *said]
+    return f"not complete ({'; '.join(said)}): {made:,} of {run.samples:,} samples" if said else ""
 
 
 def unstable(rows: Sequence[Row], equal_steps: bool) -> bool | None:

@@ -16,7 +16,7 @@ from scipy.special import ndtr, ndtri
 from specbench_ss.results.resampling import Floats, Resamples, resamples
 
 Interval = tuple[float, float]
-Comparison = Literal["reference", "faster", "slower", "not distinguishable", "too few"]
+Comparison = Literal["reference", "faster", "slower", "not distinguishable", "too few", "void"]
 Statistic = Callable[[Floats], Floats]  # of sums [..., k]: [...]
 
 LEVEL = 0.95

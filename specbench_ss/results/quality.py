@@ -6,7 +6,7 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import plain_number
 from specbench_ss.results.intervals import Interval, mean_interval
 from specbench_ss.results.report import Report
-from specbench_ss.runs.rows import Row
+from specbench_ss.runs.rows import Key, Row
 
 MARGIN = Report.quality_margin  # of a score from 0 to 1: how much worse still counts as no worse
 NonInferiority = Literal["non-inferior", "inferior", "not shown"]
@@ -29,23 +29,27 @@ def checked_margin(margin: float) -> float:
     return value
 
 
-def quality(own: Sequence[Row], ref: Sequence[Row], itself: bool) -> dict[str, Any]:
-    """Return mean quality and its mean paired difference to the reference, both as means of question means.
+def mean_score(
+    own: Sequence[Row], ref: Sequence[Row], itself: bool, name: str, scores: Mapping[Key, float | None]
+) -> dict[str, Any]:
+    """Return the mean score and its mean paired difference to the reference, both as means of question means.
 
-    own, ref: paired samples. itself: whether the method is the reference, which has no interval.
+    own, ref: paired samples. itself: whether the method is the reference, which has no interval. name: what the score
+    is called in the summary. scores: of each sample that has one.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for a, b in zip(own, ref, strict=True):
-        if a.quality is not None and b.quality is not None:
-            pairs.setdefault(a.question_id, []).append((a.quality, b.quality))
+        mine, theirs = scores.get(a.key), scores.get(b.key)
+        if mine is not None and theirs is not None:
+            pairs.setdefault(a.question_id, []).append((mine, theirs))
     means = np.array([np.mean(values, axis=0) for values in pairs.values()], dtype=np.float64).reshape(-1, 2)
     difference = means[:, 0] - means[:, 1]
     none = len(means) == 0
     return {
-        "quality": None if none else float(means[:, 0].mean()),
-        "quality_n": len(means),
-        "quality_difference": None if none else float(difference.mean()),
-        "quality_interval": None if itself else mean_interval(difference),
+        name: None if none else float(means[:, 0].mean()),
+        f"{name}_n": len(means),
+        f"{name}_difference": None if none else float(difference.mean()),
+        f"{name}_interval": None if itself else mean_interval(difference),
     }
 
 

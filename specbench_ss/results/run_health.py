@@ -6,6 +6,8 @@ is said. A check is ok only where something was looked at.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +22,8 @@ from specbench_ss.runs.rows import Run
 State = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[State, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
+NUMBERS = re.compile(r"[\d.,]*\d")
+
 FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how bad it is, and what is said
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
     "void": ("wrong", "Results that must not be used."),
@@ -27,6 +31,7 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
     "mismatch": ("wrong", "Answers differ from their reference's in a way that no near-tie explains."),
     "length": ("warning", "Answers end earlier or later than their reference's."),
     "near-tie": ("warning", "Near-ties in float32, where they should be rare."),
+    "unjudged": ("warning", "Answers were not compared with their reference's: the verdicts are lost."),
     "unstable": ("warning", "Unstable timing: other work on the machine, or clocks that change."),
 }
 
@@ -57,7 +62,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         kind: Check(kind, *FOUND.get(kind, ("warning", f"{kind.capitalize()}.")), tuple(lines))
         for kind, lines in found.items()
     }
-    return [_finished(run), *_warned(run), *{**passed, **bad}.values(), *_bound(rows)]
+    return [_finished(run), *_warned(run), *_disturbed(run), *{**passed, **bad}.values(), *_bound(rows)]
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
@@ -80,6 +85,19 @@ def _warned(run: Run) -> Iterator[Check]:
     if changed:
         what = ", ".join(changed)
         yield Check("sessions", "warning", f"Not all sessions had the same {what}: their times do not compare.")
+
+
+def _disturbed(run: Run) -> Iterator[Check]:
+    """Say how many samples something else on the machine disturbed, where the machine was watched."""
+    watched = [row for row in run.rows if row.disturbed is not None]
+    bad = Counter(NUMBERS.sub("…", row.disturbed) for row in watched if row.disturbed)
+    again = sum(row.remade or 0 for row in watched)
+    if bad:
+        remade = f" {again} times one was made again." if again else ""
+        said = f"{bad.total():,} of {len(run.rows):,} samples were disturbed by something else on the machine.{remade}"
+        yield Check("disturbed", "warning", said, tuple(f"{n:,} times: {why}" for why, n in bad.most_common()))
+    elif watched:
+        yield Check("disturbed", "ok", "Nothing else on the machine was seen to disturb a sample.")
 
 
 def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:

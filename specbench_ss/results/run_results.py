@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from specbench_ss.runs.rows import Run
+    from specbench_ss.runs.side_files import Drafts
 
 
 class RunResults:
@@ -55,6 +56,27 @@ class RunResults:
         from specbench_ss.results import frames
 
         return frames.sameness(self._run)
+
+    @cached_property
+    def telemetry(self) -> pd.DataFrame:
+        """One row for each reading of the machine; empty where telemetry was switched off."""
+        from specbench_ss.results import machine_frames
+        from specbench_ss.runs.side_files import read_telemetry
+
+        return machine_frames.telemetry(read_telemetry(self.path))
+
+    @cached_property
+    def drafts(self) -> list[Drafts]:
+        """The recorded drafts, one entry for each recorded answer; docs/api.md lists the fields."""
+        from specbench_ss.runs.side_files import read_drafts
+
+        return read_drafts(self.path)
+
+    def machine(self) -> pd.DataFrame:
+        """One row for each method: what its steps cost by their shapes, and what of the limits they reached."""
+        from specbench_ss.results import machine_frames
+
+        return machine_frames.machine(self._run)
 
     def summary(self, quality_margin: float = MARGIN) -> pd.DataFrame:
         """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report.

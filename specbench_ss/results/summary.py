@@ -16,8 +16,10 @@ from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Interval, compare
 from specbench_ss.results.latency import latencies
 from specbench_ss.results.paired_times import PairedTimes, paired
-from specbench_ss.results.quality import MARGIN, NonInferiority, non_inferiority, quality
+from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
+from specbench_ss.results.remembering import remembering
 from specbench_ss.results.step_tally import tally
+from specbench_ss.runs.losses import unjudged
 from specbench_ss.runs.rows import Row, Run
 
 OVERALL = "overall"
@@ -27,7 +29,7 @@ OVERALL = "overall"
 class SummaryRow:
     """One method on one category (or `overall`).
 
-    Times are in seconds; None means that there is nothing to compute from.
+    Times are in seconds; None means that there is nothing to compute from. Void results have no speedup.
 
     n_prompts, n_questions: how many are paired with the reference. n_failed: the method's own failed samples. step_s
     and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s. speedup =
@@ -74,6 +76,11 @@ class SummaryRow:
     quality_interval: Interval | None
     quality_verdict: NonInferiority | None
     quality_margin: float | None
+    judged: float | None
+    judged_n: int
+    judged_difference: float | None
+    judged_interval: Interval | None
+    judge: str
     step_s: float | None
     draft_s: float | None
     verify_s: float | None
@@ -107,27 +114,40 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
-    chosen = [OVERALL, *run.categories]
-    return [_summary(run, label, category, quality_margin) for category in chosen for label in run.labels]
+    chosen, without = [OVERALL, *run.categories], unjudged(run)
+    void = {label: remembering(run, label) for label in run.labels}
+    return [
+        _summary(run, label, category, quality_margin, without, void[label])
+        for category in chosen
+        for label in run.labels
+    ]
 
 
-def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
+def _summary(
+    run: Run, label: str, category: str, margin: float, without: Sequence[Row], void: Sequence[str]
+) -> SummaryRow:
     here = [r for r in run.rows if category in (OVERALL, r.category)]
     own_rows = [r for r in here if r.method == label]
     own, ref = paired(own_rows, [r for r in here if r.method == REFERENCE])
     times = PairedTimes(own, ref)
     same_as = _method(run, label).get("reference", REFERENCE)
     against = PairedTimes(*paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
-    mine, theirs = tally(own, run.steps_by_sample), tally(ref, run.steps_by_sample)
+    mine, theirs = tally(own, run.steps), tally(ref, run.steps)
     around = None if label == REFERENCE else times.interval()
     speedup, tau = times.speedup(), mine.tau
     step_ratio = _over(theirs.step_s, mine.step_s)
-    verdicts: Counter[str] = Counter(
-        s.verdict for s in run.sameness if s.method == label and s.key in {r.key for r in own_rows}
-    )
+    keys = {r.key for r in own_rows}
+    verdicts: Counter[str] = Counter(s.verdict for s in run.sameness if s.method == label and s.key in keys)
     named = f", {same_as}" if same_as != REFERENCE else ""
     unstable = health.unstable(own, label == REFERENCE)
-    scores = quality(own, ref, label == REFERENCE)
+    disbelieved = (
+        *health.impossible(own, run.steps),
+        *void,
+        *health.too_fast(around, tau, times.equally_long()),
+    )
+    void_here = bool(disbelieved) and label != REFERENCE
+    given = {r.key: r.quality for r in (*own, *ref)}
+    scores = mean_score(own, ref, label == REFERENCE, "quality", given)
     changes = (
         label != REFERENCE and scores["quality_n"] and (same_as != REFERENCE or not _method(run, label)["lossless"])
     )
@@ -138,14 +158,11 @@ def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
         n_prompts=len(times.own_s),
         n_questions=len(times.questions),
         n_failed=sum(not r.ok for r in own_rows),
-        speedup=speedup,
-        speedup_interval=around,
-        speedup_geomean=times.geomean(),
-        speedup_specbench=times.specbench(),
-        comparison="reference" if label == REFERENCE else compare(around),
+        **_speedups(times, around, void_here),
+        comparison="reference" if label == REFERENCE else "void" if void_here else compare(around),
         reference=same_as,
-        reference_speedup=against.speedup() if against else None,
-        reference_interval=against.interval() if against else None,
+        reference_speedup=against.speedup() if against and not void_here else None,
+        reference_interval=against.interval() if against and not void_here else None,
         reference_of=_held_against(run, label),
         tokens_per_s=_over(_sum(own, "tokens"), _sum(own, "wall_s")),
         tokens=_over(_sum(own, "tokens"), len(own)),
@@ -155,6 +172,8 @@ def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
         step_ratio=step_ratio,
         residual=_over(speedup, None if tau is None or step_ratio is None else tau * step_ratio),
         **scores,
+        **mean_score(own, ref, label == REFERENCE, "judged", run.judged_scores),
+        judge=run.judge,
         quality_verdict=non_inferiority(scores["quality_interval"], margin) if changes else None,
         quality_margin=margin if changes else None,
         **latencies(own),
@@ -163,13 +182,23 @@ def _summary(run: Run, label: str, category: str, margin: float) -> SummaryRow:
         within_tau=health.within_tau(around, tau, times.equally_long()),
         unstable=unstable,
         health=(
-            *health.impossible(own, run.steps_by_sample),
-            *health.too_fast(around, tau, times.equally_long()),
+            *disbelieved,
             *health.failures(own_rows),
             *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
+            *health.unjudged(own_rows, without),
             *health.unsteady(unstable),
         ),
     )
+
+
+def _speedups(times: _Times, interval: Interval | None, void: bool) -> dict[str, Any]:
+    """Return the speedups with the interval of the first; nothing where the numbers are void."""
+    return {
+        "speedup": None if void else times.speedup(),
+        "speedup_interval": None if void else interval,
+        "speedup_geomean": None if void else times.geomean(),
+        "speedup_specbench": None if void else times.specbench(),
+    }
 
 
 def _method(run: Run, label: str) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from specbench_ss.results.verdict_text import (
 )
 from specbench_ss.runs.rows import Run
 
-COLUMNS = ("method", "speedup", "95% interval", "τ", "output", "quality", "tokens/s", "n")
-DISPENSABLE = ("tokens/s", "quality", "n")  # left out in this order where a terminal is too narrow
+COLUMNS = ("method", "speedup", "95% interval", "τ", "output", "quality", "judged", "tokens/s", "n")
+DISPENSABLE = ("tokens/s", "judged", "quality", "n")  # left out in this order where a terminal is too narrow
 FOLDED = ("task", "fastest", "speedup", "95% interval", "τ", "faster", "n")  # one row a task, of many methods
 LEFT = ("task", "method", "fastest", "output", "configuration")
 FOLDING = ("output",)  # columns that may take several lines
@@ -50,19 +50,22 @@ def print_tables(run: Run, console: Console) -> None:
         console.width = max(console.width, WIDTH)
     rows, config = summarise(run), run.manifest["config"]
     often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""
+    columns = tuple(name for name in COLUMNS if name != "judged" or run.judged_scores)
     overall = ranked([row for row in rows if row.category == OVERALL])
     tasks = [
         ranked(list(group)) for category, group in groupby(rows, key=lambda row: row.category) if category != OVERALL
     ]
-    left_out = _print_tasks(console, tasks, often, config)
+    left_out = _print_tasks(console, columns, tasks, often, config)
     console.rule(f"[bold]Overall, {len(tasks)} tasks{often}[/]" if len(tasks) > 1 else f"[bold]Overall{often}[/]")
-    left_out |= _print(console, "", COLUMNS, [[_line(row, config) for row in overall]])
+    left_out |= _print(console, "", columns, [[_line(row, config) for row in overall]])
     if left_out:
         console.print(
             f"not shown since the terminal is too narrow (see the report): {', '.join(left_out)}", style="dim"
         )
     for note in notes(rows, config, short=True):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+    if run.judged_scores:
+        console.print(f"judged: rating over ten by {run.judge}, a mean over questions", style="dim", markup=False)
     for row in overall:
         if row.reference_speedup is not None:
             console.print(f"{row.method} over {row.reference}, its own model: {own_model(row)}", markup=False)
@@ -81,10 +84,14 @@ def ranked(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
 
 
 def _print_tasks(
-    console: Console, tasks: Sequence[Sequence[SummaryRow]], often: str, config: Mapping[str, Any]
+    console: Console,
+    columns: Sequence[str],
+    tasks: Sequence[Sequence[SummaryRow]],
+    often: str,
+    config: Mapping[str, Any],
 ) -> dict[str, None]:
     if sum(map(len, tasks)) <= MOST:
-        return _print(console, f"By task{often}", ("task", *COLUMNS), [[_line(r, config) for r in t] for t in tasks])
+        return _print(console, f"By task{often}", ("task", *columns), [[_line(r, config) for r in t] for t in tasks])
     name = f"By task{often}: the fastest of {len(tasks[0]) - 1} methods (the report has all of them)"
     return _print(console, name, FOLDED, [[_folded(rows, config)] for rows in tasks])
 
@@ -167,17 +174,22 @@ def result_table(name: str, columns: Sequence[str]) -> Table:
     return table
 
 
+def _around(row: SummaryRow) -> str:
+    if row.comparison in ("reference", "void"):
+        return row.comparison
+    return interval(row.speedup_interval) or row.comparison
+
+
 def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
     return {
         "task": escape(title(row.category)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
-        "95% interval": (
-            "reference" if row.comparison == "reference" else interval(row.speedup_interval) or row.comparison
-        ),
+        "95% interval": _around(row),
         "tokens/s": number(row.tokens_per_s, 1),
         "τ": number(row.tau),
         "output": escape(short_output(row, config)),
         "quality": number(row.quality),
+        "judged": number(row.judged),
         "n": short_n(row),
     }

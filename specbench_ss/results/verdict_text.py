@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_ss.method_spec import REFERENCE
-from specbench_ss.results.intervals import FEWEST, Comparison, compare
+from specbench_ss.results.intervals import FEWEST, Comparison, Interval, compare
 from specbench_ss.results.number_text import MISSING, interval, sameness, times
 from specbench_ss.results.summary import SummaryRow
 
@@ -21,6 +21,8 @@ def speedup(row: SummaryRow) -> str:
 
 
 def _marked(value: float | None, comparison: Comparison) -> str:
+    if comparison == "void":
+        return "void"
     mark = "" if value is None else MARKS.get(comparison, "")
     return f"{mark} {times(value)}" if mark else times(value)
 
@@ -60,10 +62,19 @@ def own_model(row: SummaryRow) -> str:
 
 def quality_difference(row: SummaryRow) -> str:
     """Return the paired difference of quality to the reference, as in '+0.01 (−0.02–0.04)'; '' without one."""
-    if row.quality_difference is None or row.comparison == "reference":
+    return _difference(row, row.quality_difference, row.quality_interval)
+
+
+def judged_difference(row: SummaryRow) -> str:
+    """Return the same of the judge's rating."""
+    return _difference(row, row.judged_difference, row.judged_interval)
+
+
+def _difference(row: SummaryRow, difference: float | None, around: Interval | None) -> str:
+    if difference is None or row.comparison == "reference":
         return ""
-    bounds = f" ({interval(row.quality_interval, line=0)})" if row.quality_interval else ""
-    return f"{row.quality_difference:+.2f}{bounds}".replace("-", "−")
+    bounds = f" ({interval(around, line=0)})" if around else ""
+    return f"{difference:+.2f}{bounds}".replace("-", "−")
 
 
 def non_inferiority(row: SummaryRow) -> str:
@@ -105,6 +116,9 @@ def notes(
     own = dict.fromkeys(row.reference for row in rows if row.reference != REFERENCE)
     repeats = int(config["repeats"])
     said = {
+        "void: the numbers contradict themselves, or the method answered from memory; see below": any(
+            row.comparison == "void" for row in rows
+        ),
         "≈ not distinguishable from the reference: the interval covers 1": "≈" in marks,
         f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
             "?" in marks

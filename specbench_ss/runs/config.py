@@ -74,15 +74,41 @@ class TuneConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Recording:
+    """What is recorded besides the samples. This is no part of what a run measures, so a resumed run may change it.
+
+    telemetry: seconds between two readings of the machine; 0 reads nothing. remake_disturbed: how often a disturbed
+    sample is made again at most; None is twice on a GPU and never elsewhere. record_drafts: `first` (question of each
+    task), or a share of the questions, 0 to 1. trace: whether one request of each method is profiled.
+    """
+
+    telemetry: float = 0.0
+    remake_disturbed: int | None = None
+    record_drafts: str = "0"
+    trace: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON-ready data."""
+        return asdict(self)
+
+
+RECORDED = Recording(telemetry=0.1, record_drafts="first")  # unless asked otherwise
+
+
+@dataclass(frozen=True, slots=True)
 class RunTarget:
     """Where a run's results are written. This is no part of what the run measures.
 
     optional: labels of methods that are left out, with a message, where they cannot decode with the model.
+    recording: what is recorded besides the samples. timeout: seconds after which a sample is given up as failed; None =
+    never.
     """
 
     out: Path
     resume: bool = False
     optional: frozenset[str] = frozenset()
+    recording: Recording = Recording()
+    timeout: float | None = None
 
 
 def decoding(config: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specbench_ss.models.processor_name import processor_name
+
 PACKAGES = ("specbench_ss", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas")
 CONDITIONS: dict[str, tuple[str, ...]] = {  # what must be the same for timings to compare, and where it stands
     "cpu": ("cpu",),
@@ -116,7 +118,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _cpu() -> dict[str, Any]:
     return {
-        "model": _or_none(_cpu_model) or platform.processor() or platform.machine(),
+        "model": processor_name(),
         "cores": _or_none(_cores),
         "available": _usable_cores(),
     }
@@ -124,13 +126,6 @@ def _cpu() -> dict[str, Any]:
 
 def _usable_cores() -> int | None:
     return _or_none(lambda: len(os.sched_getaffinity(0))) if sys.platform == "linux" else os.cpu_count()
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    raise LookupError("no model name")
 
 
 def _cores() -> int | None:

@@ -68,6 +68,7 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
         "options": plain(option_values(options)),
         "resolved": plain(decoder.described()),
         "lossless": decoder.lossless,
+        "remembers": decoder.remembers,
         "reference": decoder.reference_for(options).label,
         "summary": decoder.summary,
         "paper": decoder.paper,

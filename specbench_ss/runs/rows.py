@@ -5,19 +5,24 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.files import records
+from specbench_ss.runs.keys import Key as Key
 from specbench_ss.runs.suite import Question
 
-Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
-Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+if TYPE_CHECKING:
+    from specbench_ss.runs.steps import Steps, StepsBySample
 
+Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
+Seconds = Annotated[float, Meta(ge=0)]
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
@@ -35,9 +40,9 @@ class OfSample:
     """Says which sample a line of a run directory belongs to. turn and repeat count from 0."""
 
     question_id: str
-    turn: int
+    turn: Count
     method: str
-    repeat: int
+    repeat: Count
 
     @property
     def key(self) -> Key:
@@ -56,8 +61,8 @@ class Row(OfSample):
     """
 
     category: str
-    index: int
-    position: int
+    index: Count
+    position: Count
     seed: int
     suite_edition: str
     suite_hash: str
@@ -65,24 +70,39 @@ class Row(OfSample):
     error: str | None = None
     started: float | None = None
     ended: float | None = None
-    prompt_tokens: int | None = None
-    tokens: int | None = None
-    prefill_tokens: int | None = None
-    steps: int | None = None
-    drafted: int | None = None
-    verified: int | None = None
-    depth: int | None = None
-    accepted: int | None = None
-    overshoot: int | None = None
-    draft_calls: int | None = None
+    prompt_tokens: Count | None = None
+    tokens: Count | None = None
+    prefill_tokens: Count | None = None
+    steps: Count | None = None
+    drafted: Count | None = None
+    verified: Count | None = None
+    depth: Count | None = None
+    accepted: Count | None = None
+    overshoot: Count | None = None
+    draft_calls: Count | None = None
     finish: str | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-    wall_s: float | None = None
-    peak_memory_bytes: int | None = None
-    quality: float | None = None
+    prefill_s: Seconds | None = None
+    decode_s: Seconds | None = None
+    wall_s: Seconds | None = None
+    peak_memory_bytes: Count | None = None
+    quality: Annotated[float, Meta(ge=0, le=1)] | None = None
     text: str | None = None
     token_ids: list[int] | None = None
+    disturbed: str | None = None
+    remade: int | None = None
+    host_cpu_share: float | None = None
+    host_foreign_share: float | None = None
+    host_rss_bytes: int | None = None
+    host_page_faults: int | None = None
+    nvml_kernel_busy: float | None = None
+    nvml_memory_busy: float | None = None
+    nvml_sm_mhz: float | None = None
+    nvml_power_w: float | None = None
+    energy_j: float | None = None
+    joules_per_token: float | None = None
+    gpm_sm_active: float | None = None
+    gpm_tensor_active: float | None = None
+    gpm_dram_active: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -147,7 +167,7 @@ class Sameness(OfSample):
     """
 
     verdict: Agreement
-    first_difference: int | None = None
+    first_difference: Count | None = None
     gap: float | None = None
     drop: float | None = None
     reason: str = ""
@@ -163,6 +183,35 @@ class Sameness(OfSample):
 
 
 @dataclass(slots=True)
+class JudgeVerdict(OfSample):
+    """What a judge said of one answer. Its line in judge.jsonl is written after the run, by `ssbench judge`.
+
+    judge: name of the judging model. prompts: which prompts it was given. digest: sha256 of the judge's name and of all
+    that it was sent. score: the rating over ten; None where it gave none. text: its whole answer.
+    """
+
+    judge: str
+    prompts: str
+    digest: str
+    score: float | None
+    text: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, line: bytes) -> JudgeVerdict:
+        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        verdict = _read_judged(line)
+        if verdict.score is not None and not 0 <= verdict.score <= 1:
+            raise ValueError("score is not in [0, 1]")
+        return verdict
+
+
+@dataclass(slots=True)
 class _StepPlace(OfSample):
     """What a line of steps.jsonl holds besides the step itself."""
 
@@ -170,19 +219,33 @@ class _StepPlace(OfSample):
 
 
 _read_row, _read_sameness = records.decoder(Row), records.decoder(Sameness)
+_read_judged = records.decoder(JudgeVerdict)
 _read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 
 
 @dataclass
 class Run:
-    """A run directory as it was read: everything that is committed, whether the run is finished or not."""
+    """A run directory as it was read: everything that is committed, whether the run is finished or not.
+
+    steps: in columns; a list of `StepRow` is put into columns. lost: samples that are in no other field, since steps of
+    theirs are missing. told: what else the directory lacks, a clause each.
+    """
 
     path: Path
     manifest: dict[str, Any]
     rows: list[Row]
-    steps: list[StepRow]
+    steps: Steps
     sameness: list[Sameness] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+    lost: list[Row] = field(default_factory=list)
+    told: tuple[str, ...] = ()
+    judged: list[JudgeVerdict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, list):
+            from specbench_ss.runs.steps import Steps
+
+            self.steps = Steps.from_rows(self.steps)
 
     @property
     def labels(self) -> list[str]:
@@ -200,10 +263,24 @@ class Run:
         """Return the categories in order of first appearance."""
         return list(dict.fromkeys(row.category for row in self.rows))
 
+    @property
+    def judge(self) -> str:
+        """Return who judged last, as 'NAME, prompts PROMPTS'; '' where nobody did."""
+        return f"{self.judged[-1].judge}, prompts {self.judged[-1].prompts}" if self.judged else ""
+
     @cached_property
-    def steps_by_sample(self) -> dict[Key, list[Step]]:
-        """Return the steps of every sample, in order, with an empty list for a sample without steps."""
-        grouped: dict[Key, list[Step]] = defaultdict(list)
-        for row in self.steps:
-            grouped[row.key].append(row.step)
-        return grouped
+    def judged_scores(self) -> dict[Key, float]:
+        """Return the ratings by the judge who judged last, over ten: those of two judges are not comparable."""
+        last = self.judged[-1:]
+        same = [v for v in self.judged if (v.judge, v.prompts) == (last[0].judge, last[0].prompts)]
+        return {v.key: v.score for v in same if v.score is not None}
+
+    @cached_property
+    def steps_by_sample(self) -> StepsBySample:
+        """Return the steps of every sample as objects, made one sample at a time: `steps.of(key)` has them in columns.
+
+        A sample without steps has an empty list.
+        """
+        from specbench_ss.runs.steps import StepsBySample
+
+        return StepsBySample(self.steps)

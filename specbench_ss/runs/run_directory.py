@@ -5,9 +5,12 @@ questions.json  the questions asked, for a reader of the run who does not have t
 steps.jsonl     one line for each decoding step, appended before its sample's row
 rows.jsonl      one line for each sample; this commits the sample: steps without a row do not count
 sameness.jsonl  one line for each comparison with the reference
+judge.jsonl     one line for each answer that a judge rated, after the run
+and what a run may have besides: side_files.py
 
 A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
-lines with the same key, the last one counts. This module knows no method and no suite.
+lines with the same key, the last one counts. Where lines were lost afterwards, what is whole still counts, and --resume
+makes the rest again: docs/design/store.md. This module knows no method and no suite.
 """
 
 from __future__ import annotations
@@ -15,8 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -27,13 +29,19 @@ import msgspec
 from specbench_ss.decoding.generation import Step
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
+from specbench_ss.runs import side_files
 from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.losses import held_against
 from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
-from specbench_ss.runs.rows import KILLED, Key, Row, Run, Sameness, StepRow
+from specbench_ss.runs.rows import KILLED, JudgeVerdict, Key, Row, Run, Sameness, StepRow
 from specbench_ss.runs.sameness import FAILED
+from specbench_ss.runs.step_lines import read_step_lines
+from specbench_ss.runs.steps import Steps
+from specbench_ss.runs.stored_steps import PARQUET, stored_steps
 from specbench_ss.runs.suite import Question
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
+JUDGE = "judge.jsonl"
 Record = TypeVar("Record", Row, Sameness)
 
 
@@ -71,11 +79,14 @@ class RunDir:
             on_error.callback(os.close, lock)
             if resuming:
                 manifest = same_run(path, manifest)
-                read_questions(path)
-                rows, judged = _recover(path)
+                lacking = read_questions(path) is None
+                rows, judged = _recover(path, manifest)
+                for name in PARQUET:  # they are of what was there until now
+                    (path / name).unlink(missing_ok=True)
             else:
                 crash_safe.write_json(path / MANIFEST, manifest)
-            if not (path / QUESTIONS).exists():
+                lacking = True
+            if lacking:
                 crash_safe.write_json(path / QUESTIONS, [asdict(q) for q in questions])
             run_dir = cls(path, manifest, rows, judged, lock)
             on_error.pop_all()
@@ -94,6 +105,13 @@ class RunDir:
         with _writing(self.path):
             crash_safe.append(self._files[SAMENESS], [verdict.as_dict()])
         self.judged.add(verdict.key)
+
+    def append_beside(self, name: str, line: dict[str, Any]) -> None:
+        """Append a line to one of the optional files that `side_files` names."""
+        with _writing(self.path):
+            if name not in self._files:
+                self._files[name] = (self.path / name).open("ab", buffering=0)
+            crash_safe.append(self._files[name], [line])
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
@@ -115,7 +133,7 @@ class RunDir:
 
 
 def check_out(where: RunTarget) -> bool:
-    """Say whether a run is to be resumed. Raises UserError where the run cannot be written there.
+    """Say whether a run is to be resumed: where.resume, and something is there. Raises UserError where it cannot be.
 
     This leaves nothing behind and is cheap: call it before anything is loaded.
     """
@@ -124,14 +142,12 @@ def check_out(where: RunTarget) -> bool:
         if not there.is_dir():
             raise UserError(f"cannot write to {where.out}: {there} is not a folder")
         content = [p for p in where.out.iterdir() if p.suffix != ".tmp"] if where.out.exists() else []
-        if where.resume and not content:
-            raise UserError(f"nothing to resume in {where.out}")
         if content and not where.resume:
             raise UserError(f"{where.out} is not empty: give another directory, or --resume to continue that run")
         if content and not (where.out / MANIFEST).exists():
             raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
     check_place(where.out)
-    return where.resume
+    return bool(content)
 
 
 def check_place(path: Path) -> None:
@@ -164,26 +180,69 @@ def read_run(path: Path) -> Run:
     if manifest["status"] == "running" and not _in_use(path):
         manifest["status"] = KILLED
     rows = latest(crash_safe.scan(path / ROWS, Row.read)[0])
-    done = {row.key for row in rows if row.ok}
-    steps = crash_safe.scan(path / STEPS, StepRow.read, lambda step: step.key in done)[0]
-    _check_steps(path, rows, steps)
+    steps = _steps(path, rows)
+    lost = _lost(rows, steps.keys)
+    gone = {row.key for row in lost}
+    there = {row.key for row in rows} - gone
+    verdicts = latest(crash_safe.scan(path / SAMENESS, Sameness.read)[0])
+    questions = read_questions(path)
     return Run(
-        path, manifest, rows, steps, latest(crash_safe.scan(path / SAMENESS, Sameness.read)[0]), read_questions(path)
+        path,
+        manifest,
+        [row for row in rows if row.key not in gone],
+        steps,
+        [verdict for verdict in verdicts if verdict.key in there],
+        questions or [],
+        lost,
+        () if questions is not None else (f"{QUESTIONS} is missing or cut",),
+        [verdict for verdict in crash_safe.scan(path / JUDGE, JudgeVerdict.read)[0] if verdict.key in there],
     )
 
 
-def read_questions(path: Path) -> list[Question]:
-    """Return the questions of a run directory, or none where it has no such file.
+@contextlib.contextmanager
+def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
+    """Give a function that commits a judge's verdict. Only one process may write to a run directory at a time."""
+    with _writing(path), contextlib.ExitStack() as stack:
+        stack.callback(os.close, _lock(path))
+        crash_safe.cut(path / JUDGE, JudgeVerdict.read)
+        file = stack.enter_context((path / JUDGE).open("ab", buffering=0))
+        yield lambda verdict: crash_safe.append(file, [verdict.as_dict()])
 
-    Raises UserError for a damaged file.
+
+def _steps(path: Path, rows: Iterable[Row]) -> Steps:
+    """Return the steps of the samples that are whole."""
+    stored = stored_steps(path, (path / ROWS, path / STEPS))
+    if stored is not None:
+        return stored
+    lines = read_step_lines(path / STEPS)
+    return lines.steps(lines.counted(_wanted(rows)))
+
+
+def _wanted(rows: Iterable[Row]) -> dict[Key, int]:
+    """Return how many steps each good sample has."""
+    return {row.key: row.steps or 0 for row in rows if row.ok}
+
+
+def _lost(rows: Iterable[Row], whole: Iterable[Key]) -> list[Row]:
+    """Return the good samples that have steps and are not among those whose steps are whole."""
+    found = set(whole)
+    return [row for row in rows if row.ok and row.steps and row.key not in found]
+
+
+def read_questions(path: Path) -> list[Question] | None:
+    """Return the questions of a run directory; None where they are missing, or are cut so that they are not JSON.
+
+    Raises UserError where they are something else than questions.
     """
     file = path / QUESTIONS
     try:
-        stored = records.decoder(list[_StoredQuestion])(file.read_bytes())
-    except FileNotFoundError:
-        return []
+        content = records.parse(file.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
     except OSError as e:
         raise UserError(f"cannot read {file}: {os_reason(e)}") from e
+    try:
+        stored = records.convert(content, list[_StoredQuestion])
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
     return [Question(*msgspec.structs.astuple(question)) for question in stored]
@@ -194,23 +253,27 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({record.key: record for record in records}.values())
 
 
-def _recover(path: Path) -> tuple[list[Row], list[Key]]:
-    """Cut off what a killed process left half-written; return the successful rows and the keys that have a verdict.
+def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[Key]]:
+    """Take out of the files what is half-written or no longer whole.
 
-    Verdicts that only say that a sample failed do not count: there may be a real one now.
+    Returns the successful rows and the keys that have a verdict. Verdicts that only say that a sample failed do not
+    count: there may be a real one now.
     """
-    rows = [row for row in latest(crash_safe.cut(path / ROWS, Row.read)) if row.ok]
-    done = {row.key for row in rows}
-    _check_steps(path, rows, crash_safe.cut(path / STEPS, StepRow.read, lambda step: step.key in done))
-    judged = latest(crash_safe.cut(path / SAMENESS, Sameness.read))
-    return rows, [verdict.key for verdict in judged if verdict.reason not in FAILED]
-
-
-def _check_steps(path: Path, rows: list[Row], steps: list[StepRow]) -> None:
-    counts = Counter(step.key for step in steps)
-    for row in rows:
-        if counts[row.key] != (row.steps or 0):
-            raise UserError(f"{path / STEPS} is damaged: {counts[row.key]} of {row.steps} steps of sample {row.index}")
+    made = crash_safe.scan(path / ROWS, Row.read)[0]
+    verdicts = crash_safe.scan(path / SAMENESS, Sameness.read)[0]
+    rows, lines = latest(made), read_step_lines(path / STEPS)
+    blocks = lines.counted(_wanted(rows))
+    gone = {row.key for row in _lost(rows, (block.key for block in blocks))}
+    good = [row for row in rows if row.ok and row.key not in gone]
+    done = {row.key for row in good}
+    kept = [v.key in done and held_against(v, manifest) in done for v in verdicts]
+    crash_safe.keep_lines(path / SAMENESS, kept.__getitem__)
+    crash_safe.keep_lines(path / ROWS, lambda number: made[number].key not in gone)
+    counted = lines.kept(blocks)
+    crash_safe.keep_lines(path / STEPS, lambda number: bool(counted[number]))
+    side_files.recover(path)
+    of_good = latest(verdict for verdict, keep in zip(verdicts, kept, strict=True) if keep)
+    return good, [verdict.key for verdict in of_good if verdict.reason not in FAILED]
 
 
 def _lock(path: Path) -> int:

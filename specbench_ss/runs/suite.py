@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -32,12 +33,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRequest:
-    """What the user asked of a suite. limit: questions per category; 0 means all, None means the suite's default."""
+    """What the user asked of a suite.
+
+    limit: questions per category; 0 means all, None means the suite's default. data: a file or folder, or `hub:` with a
+    data set of the Hugging Face hub. context_length, count_tokens: of the model, where it is known.
+    """
 
     categories: tuple[str, ...] = ()
     limit: int | None = None
     data: Path | None = None
     lab: bool = False  # the target is one of the project's own lab models
+    context_length: int | None = None
+    count_tokens: Callable[[str], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,13 @@ class Suite(ABC):
 
     def score(self, question: Question, turn: int, answer: str) -> float | None:
         """Return the quality of one answer in [0, 1]; None where the question has no reference-based metric."""
+        return None
+
+    def judge_prompts(self, data: Path | None) -> Path | None:
+        """Return the file with the suite's own prompts for a judge, where it has one; `ssbench judge` reads it.
+
+        data: what the run's questions were read from, None where that was the suite's own data.
+        """
         return None
 
     def fetch(self, source: str | None = None) -> Path:

@@ -5,29 +5,44 @@ The first shape is tried on every architecture, the others on one each; `thoroug
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, cast, overload
 
 import torch
 
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.target import Target
-from specbench_ss.errors import UserError, first_line
-from specbench_ss.testing import laws_across_prompts, laws_blocks, laws_description, laws_greedy, laws_sampling
+from specbench_ss.errors import UserError, first_line, known_words
+from specbench_ss.testing import (
+    laws_across_prompts,
+    laws_blocks,
+    laws_description,
+    laws_greedy,
+    laws_long,
+    laws_sampling,
+)
 from specbench_ss.testing.law import Law, LawBroken, Place, Subject
 from specbench_ss.testing.shrink import holds
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.testing.tiny import ARCHITECTURES, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
-    "lengths", "memory", "distribution", "blocks", "tunable", "description",
+    "lengths", "memory", "long", "distribution", "blocks", "tunable", "description",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
     sorted(
-        (*laws_greedy.LAWS, *laws_across_prompts.LAWS, *laws_sampling.LAWS, *laws_blocks.LAWS, *laws_description.LAWS),
+        (
+            *laws_greedy.LAWS,
+            *laws_across_prompts.LAWS,
+            *laws_long.LAWS,
+            *laws_sampling.LAWS,
+            *laws_blocks.LAWS,
+            *laws_description.LAWS,
+        ),
         key=lambda law: ORDER.index(law.name),
     )
 )
@@ -65,16 +80,25 @@ class Result:
 
 
 class Kit:
-    """Tests one method. left_out: {shape or model: why it cannot be tried}.
+    """Tests one method. left_out: {shape or model: why it cannot be tried}. timeout: seconds that a trial may take.
 
-    Raises UserError where the method has no shape for any of the small models.
+    Raises UserError where the method has no shape for any of the small models, and for an unknown architecture.
     """
 
     def __init__(
-        self, factory: Factory, architectures: Sequence[str] = FEW, own_model: bool = False, thorough: bool = False
+        self,
+        factory: Factory,
+        architectures: Sequence[str] = FEW,
+        own_model: bool = False,
+        thorough: bool = False,
+        timeout: float | None = None,
     ) -> None:
+        self.timeout = timeout
         self.left_out: dict[str, str] = {}
         self.factory, self.own_model, self.thorough = factory, own_model, thorough
+        for kind in architectures:
+            if kind not in ARCHITECTURES:
+                raise UserError(f"no architecture {kind!r}{known_words(str(kind), ARCHITECTURES)}")
         self.small: list[Subject] = []
         for words in SMALL:
             self.left_out.clear()
@@ -95,7 +119,7 @@ class Kit:
         except UserError as error:
             self.left_out[place.target.name] = str(error)
             return found
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"it gives no examples for a tiny model: {first_line(error)}") from error
         for number, (shape, make) in enumerate(shapes.items()):
             subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
@@ -104,19 +128,32 @@ class Kit:
             except UserError as error:
                 self.left_out[str(subject)] = str(error)
                 continue
-            except Exception:  # a law's business
+            except (Exception, SystemExit):  # a law's business
                 pass
             found.append(subject)
         return found
 
+    @cached_property
+    def long(self) -> list[Subject]:
+        """The first shape on a model with a long context and thousands of words; made when a law asks for it."""
+        found, left_out = list[Subject](), self.left_out
+        place = Place(tiny_target("llama", laws_long.WORDS, layers=2, context=laws_long.CONTEXT))
+        self.left_out = {}  # what is left out here was told of the others, or is not worth telling
+        with contextlib.suppress(UserError):
+            found = self._subjects(place)
+        self.left_out = left_out
+        return found[:1]
+
     @property
     def subjects(self) -> list[Subject]:
         """Return every shape on every model that it is tried on."""
-        return [*self.small, *self.large]
+        return [*self.small, *self.large, *self.__dict__.get("long", ())]
 
     def results(self, wanted: Sequence[Law] = LAWS) -> Iterator[Result]:
         """Yield the result of one law after the other. A law ends at the first shape that breaks it."""
         for law in wanted:
+            if not isinstance(law, Law):
+                raise UserError(f"laws are a list of Law, a part of specbench_ss.testing.LAWS, not {wanted!r}")
             with one_thread():
                 found = self._result(law)
             yield found
@@ -124,16 +161,20 @@ class Kit:
     def _result(self, law: Law) -> Result:
         began = time.perf_counter()
         broken, tried, exempt = None, 0, dict[str, None]()
-        for subject in [*(self.large if "large" in law.on else ()), *(self.small if "small" in law.on else ())]:
+        for subject in (subject for kind in ("large", "small", "long") if kind in law.on for subject in self._on(kind)):
             why = self._exempt(law, subject)
             if why:
                 exempt[why] = None
                 continue
             tried += 1
-            broken = holds(law, subject)
+            broken = holds(law, subject, self.timeout)
             if broken:
                 break
         return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began)
+
+    def _on(self, kind: str) -> list[Subject]:
+        found: list[Subject] = getattr(self, kind)
+        return found
 
     @staticmethod
     def _exempt(law: Law, subject: Subject) -> str:
@@ -143,7 +184,7 @@ class Kit:
             return ""
 
 
-@contextmanager
+@contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Use one thread: products as small as these take longer on several, and very long on a busy machine."""
     threads = torch.get_num_threads()
@@ -178,6 +219,7 @@ def check_decoder(
     laws: Sequence[Law] = ...,
     own_model: bool = ...,
     thorough: bool = ...,
+    timeout: float | None = ...,
     all: Literal[False] = ...,
 ) -> None: ...
 
@@ -190,6 +232,7 @@ def check_decoder(
     laws: Sequence[Law] = ...,
     own_model: bool = ...,
     thorough: bool = ...,
+    timeout: float | None = ...,
     all: Literal[True],
 ) -> list[Result]: ...
 
@@ -201,20 +244,25 @@ def check_decoder(
     laws: Sequence[Law] = LAWS,
     own_model: bool = False,
     thorough: bool = False,
+    timeout: float | None = None,
     all: bool = False,
 ) -> list[Result] | None:
     """Hold a decoding method to the laws, on tiny random models, on the CPU, in float32.
 
     factory: a Decoder class, whose `examples(target)` are all tried, or a function from a target to a decoder (or to
     shapes by label, as `examples` gives them). own_model: hold a method that is not lossless to its own `next_logits`,
-    as a method that others are compared with should be. thorough: try every shape on every architecture. all: try every
+    as a method that others are compared with should be. thorough: try every shape on every architecture.
+    timeout: seconds after which a trial that has not ended breaks its law; in the main thread alone. all: try every
     law whatever came of those before it, and return the result of each instead of raising LawBroken.
 
     Raises LawBroken for the first law that does not hold, with the smallest example found, and UserError where there is
-    nothing to check.
+    nothing to check, or where no Decoder, no list of laws or an unknown architecture is given.
     """
+    for name, given in (("architectures", architectures), ("laws", laws)):
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UserError(f"{name}= is a list, not {given!r}")
     results = list[Result]()
-    for result in Kit(factory, architectures, own_model, thorough).results(laws):
+    for result in Kit(factory, architectures, own_model, thorough, timeout).results(laws):
         if result.broken is not None and not all:
             raise result.broken
         results.append(result)

@@ -199,7 +199,8 @@ class Law:
 
     cases: returns what is tried. test: returns what is wrong in a case, in words, or '' for nothing. exempt: returns
     why a method is not held to the law, or '' where it is. on: the models of every architecture ("large"), or the one
-    with a vocabulary of seven, where rare events happen soon ("small"). exact_length: the law is about the prompt's
+    with a vocabulary of seven, where rare events happen soon ("small"), or the one with a long context and thousands of
+    words ("long"). exact_length: the law is about the prompt's
     length, so a smaller example keeps it.
     """
 
@@ -208,7 +209,7 @@ class Law:
     cases: Callable[[Subject], Iterable[Case]]
     test: Callable[[Subject, Case], str]
     exempt: Callable[[Subject], str] = lambda subject: ""
-    on: tuple[Literal["large", "small"], ...] = ("large",)
+    on: tuple[Literal["large", "small", "long"], ...] = ("large",)
     exact_length: bool = False
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.generation import Step
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.options import describe_options
@@ -13,7 +14,8 @@ from specbench_ss.results.summary import summarise
 from specbench_ss.results.verdict_text import notes, output
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest import manifest_for, plain
-from specbench_ss.runs.rows import Row, Run, Sameness, StepRow
+from specbench_ss.runs.rows import Key, Row, Run, Sameness
+from specbench_ss.runs.steps import Steps
 from specbench_ss.runs.suite import Question, SuiteData
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.laws_greedy import asked
@@ -86,14 +88,14 @@ def made_up_run(decoder: Decoder, trace: Trace) -> Run:
     others = {label: Undrafted(decoder.target) for label in (REFERENCE, reference)}
     config = RunConfig(methods=(MethodSpec(REFERENCE), MethodSpec(decoder.name)))
     manifest = manifest_for(config, decoder.target, SUITE, {**others, decoder.name: decoder}, [])
-    rows, steps = list[Row](), list[StepRow]()
+    rows, steps = list[Row](), dict[Key, list[Step]]()
     for i, label in enumerate((REFERENCE, decoder.name)):
         row = Row("q", 0, label, 0, "qa", i, i, 0, SUITE.edition, SUITE.content_hash, "ok")
         row.fill(trace.generation)
         rows.append(row)
-        steps += [StepRow(*row.key, index=n, step=step) for n, step in enumerate(trace.generation.steps)]
+        steps[row.key] = trace.generation.steps
     verdicts = [] if decoder.lossless else [Sameness(*rows[1].key, verdict="not compared")]
-    return Run(Path(), manifest, rows, steps, verdicts)
+    return Run(Path(), manifest, rows, Steps.from_samples(steps), verdicts)
 
 
 SAYS = "every report says what the method is and measures, and that it is lossy if it is"

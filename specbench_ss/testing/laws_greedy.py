@@ -61,6 +61,8 @@ def draft(subject: Subject, case: Case) -> str:
         steps = subject.watch(case).steps
     except Unanswered as unanswered:  # whether this is why is what is asked
         steps = unanswered.steps
+        if steps and not isinstance(getattr(steps[-1].drafted, "tokens", None), torch.Tensor):
+            raise  # the loop has said what it is
     for step in steps:
         if problem := misshapen(step, subject.target.vocab_size):
             return f"after {step.ids[len(case.prompt) :]}: {problem}"

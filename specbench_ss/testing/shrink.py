@@ -7,23 +7,37 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from specbench_ss.errors import first_line
 from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, OutOfTime, Subject
 from specbench_ss.testing.watched_decoder import Unanswered
+from specbench_ss.time_limit import TimeIsOver, time_limit
 
 PATIENCE_S = 5.0  # for all the smaller cases of one that breaks a law
 CORE = Path(__file__).parents[1]
 
 
-def holds(law: Law, subject: Subject) -> LawBroken | None:
-    """Try every case of a law. Return the violation with the smallest example, or None where the law holds."""
+def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken | None:
+    """Try every case of a law. Return the violation with the smallest example, or None where the law holds.
+
+    timeout: seconds after which a trial breaks the law, since it has not ended; no smaller example is then looked for.
+    """
     for case in law.cases(subject):
-        problem = attempt(law, subject, case)
+        over = f"no end within {timeout:g} s" if timeout is not None else ""
+        try:
+            with time_limit(timeout, partial(_stuck, law, subject, over)):
+                problem = attempt(law, subject, case)
+        except TimeIsOver as error:
+            return LawBroken(law, subject, case, f"{over}{_where(error)}")
         if problem:
-            return LawBroken(law, subject, *smallest(law, subject, case, problem))
+            return LawBroken(law, subject, *smallest(law, subject, case, problem, timeout))
     return None
+
+
+def _stuck(law: Law, subject: Subject, over: str) -> str:
+    return f"law {law.name!r}, {subject}: {over}, and it cannot be interrupted"
 
 
 def attempt(law: Law, subject: Subject, case: Case) -> str:
@@ -32,23 +46,24 @@ def attempt(law: Law, subject: Subject, case: Case) -> str:
         return law.test(subject, case)
     except OutOfTime:
         raise
-    except Exception as error:  # whatever a method may raise
+    except (Exception, SystemExit) as error:  # whatever a method may raise
         raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
         return f"{first_line(raised)}{_where(raised)}"
 
 
-def smallest(law: Law, subject: Subject, case: Case, problem: str) -> tuple[Case, str]:
+def smallest(law: Law, subject: Subject, case: Case, problem: str, timeout: float | None = None) -> tuple[Case, str]:
     """Return the smallest case found that still breaks the law, and what is wrong there. The search has PATIENCE_S."""
     subject.until, found = time.monotonic() + PATIENCE_S, True
     try:
         while found:
             found = False
             for smaller in _smaller(case, law.exact_length):
-                wrong = attempt(law, subject, smaller)
+                with time_limit(timeout, partial(_stuck, law, subject, "no end of a smaller trial")):
+                    wrong = attempt(law, subject, smaller)
                 if wrong:
                     case, problem, found = smaller, wrong, True
                     break
-    except OutOfTime:
+    except (OutOfTime, TimeIsOver):
         pass
     finally:
         subject.until = math.inf

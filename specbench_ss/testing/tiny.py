@@ -16,7 +16,14 @@ SPECIAL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2
 CONTEXT = 128
 
 
-def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype: torch.dtype = torch.float32) -> Any:
+def tiny_model(
+    kind: str,
+    seed: int = 0,
+    vocab: int = 61,
+    layers: int = 4,
+    dtype: torch.dtype = torch.float32,
+    context: int = CONTEXT,
+) -> Any:
     """Return a random causal LM with hidden size 32 and a context of 128 tokens. kind: one of ARCHITECTURES."""
     import transformers as t
 
@@ -25,7 +32,7 @@ def tiny_model(kind: str, seed: int = 0, vocab: int = 61, layers: int = 4, dtype
         "hidden_size": 32,
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -66,9 +73,10 @@ def tiny_tokenizer(words: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end)
 
 
-def tiny_target(kind: str, words: int = 11, layers: int = 4, seed: int = 0) -> Target:
+def tiny_target(kind: str, words: int = 11, layers: int = 4, seed: int = 0, context: int = CONTEXT) -> Target:
     """Return a tiny model on the CPU, in float32, with its tokenizer."""
-    return Target(tiny_model(kind, seed, words, layers), tiny_tokenizer(words), f"tiny {kind}")
+    model = tiny_model(kind, seed, words, layers, context=context)
+    return Target(model, tiny_tokenizer(words), f"tiny {kind}")
 
 
 def randomise(module: nn.Module, seed: int, std: float = 0.3) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.runs.suite import Question
-from specbench_ss.suites.scorers import answers, overlap, sql
+from specbench_ss.suites.scorers import answers, boxed, overlap, sql
 
 Metric = Callable[[str, Sequence[str]], float]
 
 METRICS: dict[str, Metric] = {
     "exact_sql": sql.exact_sql,
     "numeric": answers.numeric,
+    "boxed": boxed.boxed,
     "token_f1": answers.token_f1,
     "em": answers.exact_match,
     "contains": answers.contains,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -291,6 +293,63 @@ class LossyInSilence(Honest):
     accept = AcceptsAnything.accept
 
 
+class CribsOfLongPrompts(Honest):
+    """Drafts what it answered the last time, and does not say so; only of prompts that the other laws do not ask."""
+
+    def __init__(self, target: Target, options: Any = None) -> None:
+        super().__init__(target, options)
+        self.known: dict[tuple[int, ...], list[int]] = {}
+
+    def cribs(self, state: State) -> bool:
+        return state.prompt_tokens > 15
+
+    def words(self, state: State) -> list[int]:
+        prompt, at = tuple(state.ids[: state.prompt_tokens]), len(state.ids)
+        known = self.known.setdefault(prompt, [])
+        crib = known[at : at + 4] if self.cribs(state) else []
+        known += state.ids[len(known) :]
+        return crib if len(crib) == 4 else super().words(state)
+
+
+class CribsOfManyWords(CribsOfLongPrompts):
+    def cribs(self, state: State) -> bool:
+        return self.target.vocab_size > 100
+
+
+class CribsLate(CribsOfLongPrompts):
+    """From the fortieth token of an answer on."""
+
+    def cribs(self, state: State) -> bool:
+        return len(state.ids) - state.prompt_tokens > 40
+
+
+class AcceptsAnythingLate(Honest):
+    """From the fortieth token of an answer on."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        late = len(state.ids) - state.prompt_tokens > 40
+        return AcceptsAnything.accept(self, state, tree, output) if late else super().accept(state, tree, output)  # type: ignore[arg-type]
+
+
+class Hangs(Honest):
+    """Never comes back, once an answer has two tokens."""
+
+    def propose(self, state: State) -> DraftTree:
+        while len(state.ids) - state.prompt_tokens > 2:
+            pass
+        return super().propose(state)
+
+
+class Exits(Honest):
+    def propose(self, state: State) -> DraftTree:
+        raise SystemExit(3)
+
+
+class Nothing(Honest):
+    def propose(self, state: State) -> DraftTree:
+        return cast(DraftTree, None)
+
+
 class Lossy(AcceptsAnything):
     """As it should be done."""
 
@@ -301,6 +360,8 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("draft", WrongRoot, "the root is"),
     ("draft", UnknownWord, "has not all of"),
     ("draft", WrongQ, "is never drawn"),
+    ("answers", Exits, "SystemExit: 3"),
+    ("draft", Nothing, "TypeError: propose returned None, not a DraftTree"),
     ("answers", Raises, r"IndexError: out of luck \(test_conformance.py, line \d+, in observe\)"),
     ("rows", TooManyRows, r"5 rows were written .*, max_rows\(\) is 3"),
     ("counts", CountsMore, "and the next token are"),
@@ -315,6 +376,10 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("seed", PythonDraws, "generators at another point"),
     ("seed", AlwaysGreedy, "seeds gave only"),
     ("memory", Remembers, "after other prompts"),
+    ("long", CribsOfLongPrompts, "when the same decoder was asked the same again"),
+    ("long", CribsOfManyWords, "when the same decoder was asked the same again"),
+    ("long", CribsLate, "when the same decoder was asked the same again"),
+    ("long", AcceptsAnythingLate, "a fresh pass has"),
     ("distribution", RowsByChance, r"p = [\d.]+e-\d+"),
     ("distribution", FlatQ, r"p = [\d.]+e-\d+|p = 0 "),
     ("blocks", RawBonus, "after all of a draft"),
@@ -348,6 +413,28 @@ def test_no_law_is_without_a_decoder_that_breaks_it() -> None:
 @pytest.mark.parametrize(("turn", "kind"), [(0, Honest), (1, Deep), (2, Lossy)])
 def test_what_breaks_nothing_passes(turn: int, kind: type[Decoder]) -> None:
     check_decoder(kind, laws=laws(turn))
+
+
+def test_a_trial_that_does_not_end_breaks_its_law() -> None:
+    began = len(threading.enumerate())
+    with pytest.raises(LawBroken, match=r"no end within 0.3 s \(test_conformance.py, line \d+, in propose\)") as caught:
+        check_decoder(Hangs, architectures=["llama"], timeout=0.3, laws=LAWS[1:])
+    assert caught.value.law == "answers"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and len(threading.enumerate()) == began
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"laws": "x"}, "laws= is a list, not 'x'"),
+        ({"laws": ["greedy"]}, "laws are a list of Law"),
+        ({"architectures": ["lama"]}, r"no architecture 'lama' \(did you mean llama\?\)"),
+        ({"architectures": "llama"}, "architectures= is a list, not 'llama'"),
+    ],
+)
+def test_what_is_no_law_or_architecture_is_one_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_decoder(Honest, **given)
 
 
 def test_a_lossy_method_is_exempt_where_it_says_so_and_nowhere_else() -> None:

@@ -16,7 +16,7 @@ import pytest
 import specbench_ss
 from specbench_ss import load_run
 from specbench_ss.decoding.generation import Step
-from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
+from specbench_ss.results.columns import MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Row, Sameness
 
@@ -33,13 +33,21 @@ def documented(heading: str) -> list[Column]:
 
 @pytest.mark.parametrize(
     ("heading", "columns"),
-    [("`samples`", SAMPLES), ("`steps`", STEPS), ("`sameness`", SAMENESS), ("`summary()`", SUMMARY)],
+    [
+        ("`samples`", SAMPLES),
+        ("`steps`", STEPS),
+        ("`sameness`", SAMENESS),
+        ("`summary()`", SUMMARY),
+        ("`telemetry`", TELEMETRY),
+        ("`machine()`", MACHINE),
+    ],
 )
 def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[Column, ...], make_run: MakeRun) -> None:
     assert documented(heading) == list(columns)
     full = load_run(make_run(failing=("medusa",), questions=5))
     for results in (full, load_run(make_run(labels=("ar",), categories=("qa",), questions=1))):
-        frame = results.summary() if heading == "`summary()`" else getattr(results, heading.strip("`"))
+        frame = getattr(results, heading.strip("`()"))
+        frame = frame() if heading.endswith("()`") else frame
         assert {name: str(kind) for name, kind in frame.dtypes.items()} == {c.name: c.dtype for c in columns}
         assert not any(isinstance(value, float) and value != value for value in frame.astype(object).to_numpy().flat)
 
@@ -50,9 +58,15 @@ def _names(kind: Any) -> set[str]:
 
 def test_no_field_that_is_recorded_is_missing_from_the_frames() -> None:
     names = {columns: {c.name for c in columns} for columns in (SAMPLES, STEPS, SAMENESS, SUMMARY)}
-    assert _names(Row) == names[SAMPLES]
+    assert _names(Row) | {"judged"} == names[SAMPLES]  # which another file holds
     assert _names(Step) <= names[STEPS] and _names(Sameness) <= names[SAMENESS]
-    elsewhere = {"speedup_interval", "reference_interval", "quality_interval", "sameness"}  # as their ends and counts
+    elsewhere = {
+        "speedup_interval",
+        "reference_interval",
+        "quality_interval",
+        "judged_interval",
+        "sameness",
+    }  # as their ends and counts
     assert _names(SummaryRow) - elsewhere <= names[SUMMARY]
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for found in names.values() for name in found)
 

@@ -15,7 +15,6 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest_reading import MANIFEST
 from specbench_ss.runs.run_directory import QUESTIONS, ROWS, RunDir, RunTarget
 from specbench_ss.runs.suite import SuiteData
-from specbench_ss.suites import specbench
 from tests import conftest
 from tests.cli import failing
 
@@ -79,7 +78,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, caps
 def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specbench, "_cached", lambda: tmp_path / "nowhere")
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "nowhere"))
     model = tmp_path / "model"
     model.mkdir()
     out = tmp_path / "run"
@@ -107,17 +106,18 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
     assert told == f"ssbench: --resume: the run in {tmp_path} has top-k 0, not 5; seed 0, not 1\n"
     assert (tmp_path / MANIFEST).read_bytes() == before
     assert main([*arguments, "--dry-run"]) == 0
-    (tmp_path / QUESTIONS).write_text("")
+    (tmp_path / QUESTIONS).write_text('[{"id": 7}]')
     assert "questions.json is damaged" in failing([*arguments, "--dry-run"], capsys)
     (tmp_path / ROWS).write_text("{}\n")
     assert "rows.jsonl is damaged in line 1: it lacks question_id" in failing(arguments, capsys)
 
 
-def test_resuming_what_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "none"
-    assert failing([*RUN, "--out", str(out), "--resume"], capsys) == f"ssbench: nothing to resume in {out}\n"
-    paper = ["paper", "table-6", "--out", str(out), "--resume"]
-    assert failing(paper, capsys) == f"ssbench: nothing to resume in {out}\n"
+    assert main([*RUN, "--out", str(out), "--resume", "--dry-run"]) == 0
+    assert capsys.readouterr().err == f"ssbench: warning: nothing to resume in {out}: the run begins\n"
+    assert main(["paper", "table-6", "--out", str(out), "--resume", "--dry-run"]) == 0
+    assert f"ssbench: warning: nothing to resume in {out}: the work begins\n" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -139,7 +139,7 @@ def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
 ) -> None:
     """And before questions that only other models need: the folder is no lab model, and there are none here."""
     monkeypatch.setattr(loading, "load_target", None)
-    monkeypatch.setattr(specbench, "_cached", lambda: tmp_path / "nowhere")
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "nowhere"))
     model = tmp_path / "model"
     shutil.copytree(LAB / "base", model)
     arguments = [*RUN, "--model", str(model)]

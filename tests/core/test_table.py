@@ -110,7 +110,7 @@ def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     text = told(run, width=width, force_terminal=True, no_color=True)
     assert "…" not in text
     heads = text[: text.index("writing")]
-    assert {column for column in DISPENSABLE if column not in heads} == missing
+    assert {column for column in DISPENSABLE if column not in heads} - {"judged"} == missing
     assert ("terminal is too narrow" in text) == bool(missing)
     assert "questions" in text
 

@@ -70,10 +70,10 @@ def test_only_rounding_refuses_a_candidate_that_has_all_the_mass(
 
 def test_no_candidate_of_probability_zero_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 0.999))
-    p = torch.tensor([[0.6, 0.4 + 3e-8, 0.0, 3e-8]] * 4)  # sums to a little more than one
+    p = torch.tensor([[0.6, 0.4 + 3e-8, 0.0, 3e-8]] * 5)  # sums to a little more than one
     for drafted in ([0, 1, 2], [0, 1, 3, 2]):  # refused one and all: what stays is the likeliest, not the last
         tree = DraftTree.of(torch.tensor([0, *drafted]), [-1] + [0] * len(drafted))
-        assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] in (1, 3)
+        assert verify_sampled(p[: len(tree)], tree, torch.Generator().manual_seed(0)).tokens[0] in (1, 3)
     p = torch.tensor([[1 - 2**-24, 5e-8, 0.0, 0.0]] * 4)
     monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 1 - 2**-24))
     tree = DraftTree.of(torch.tensor([0, 0, 1, 2]), [-1, 0, 0, 0])

@@ -105,9 +105,15 @@ def _entries(path: Path) -> Iterator[tuple[str, Row]]:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A data set of the Hugging Face hub, of which the split `train` is read through the package `datasets`."""
+    """One split of a data set of the Hugging Face hub, read through the package `datasets`.
+
+    config, revision: which of its configurations and which commit; None takes the data set's own default.
+    """
 
     name: str
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
 
     def _load(self) -> Any:
         try:
@@ -117,7 +123,9 @@ class HubSource:
                 f"no file or folder {self.name!r}; to read a data set of the Hugging Face hub: pip install datasets"
             ) from None
         try:
-            return datasets.load_dataset(self.name, split="train")
+            chosen = {"name": self.config, "revision": self.revision}
+            given = {key: value for key, value in chosen.items() if value is not None}
+            return datasets.load_dataset(self.name, split=self.split, **given)
         except Exception as error:  # a dozen kinds, all of them about what the user named or about the network
             first = next(iter(str(error).strip().splitlines()), "")
             raise UserError(f"cannot load data set {self.name!r}: {type(error).__name__}: {first}") from error

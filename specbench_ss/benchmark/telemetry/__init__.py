@@ -1,0 +1,1 @@
+"""What the machine did while a sample was made: read by a thread, summed up between samples."""

@@ -1,0 +1,62 @@
+"""Whether something else than the method decided how long a sample took, in words."""
+
+from __future__ import annotations
+
+from specbench_ss.benchmark.telemetry.nvml import throttles
+from specbench_ss.benchmark.telemetry.seen import Seen
+
+FOREIGN_SHARE = 0.10  # of the usable cores, above which other processes' work is told
+SPREAD_OF_CLOCK = 0.05  # slowest over fastest reading, below one
+READINGS = 3  # fewer say nothing of a clock
+GIVE_UP = 3  # disturbed samples in a row, each after all its tries, after which remaking is given up
+
+
+def disturbed_by(seen: Seen) -> str:
+    """Return what disturbed a sample, parts separated by '; ', or ''."""
+    return "; ".join((*_foreign_on_device(seen), *_throttled(seen), *_unsteady(seen), *_foreign_on_host(seen)))
+
+
+def _foreign_on_device(seen: Seen) -> list[str]:
+    most = int(max(seen.within("nvml_foreign_processes"), default=0))
+    return [f"{most} other {'process' if most == 1 else 'processes'} on the device"] if most else []
+
+
+def _throttled(seen: Seen) -> list[str]:
+    bits = 0
+    for value in seen.within("nvml_clock_events"):
+        bits |= int(value)
+    words = throttles(bits)
+    return [f"the device was slowed down: {', '.join(words)}"] if words else []
+
+
+def _unsteady(seen: Seen) -> list[str]:
+    clocks = seen.within("nvml_sm_mhz")
+    if len(clocks) < READINGS or min(clocks) >= (1 - SPREAD_OF_CLOCK) * max(clocks):
+        return []
+    return [f"the device's clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"]
+
+
+def _foreign_on_host(seen: Seen) -> list[str]:
+    share = seen.mean("host_foreign_share") or 0.0
+    return [f"other processes took {share:.0%} of the processor"] if share > FOREIGN_SHARE else []
+
+
+class Tries:
+    """How often a disturbed sample may be made again. most: None is twice on a GPU, and never elsewhere."""
+
+    def __init__(self, most: int | None, on_gpu: bool) -> None:
+        self.most = (2 if on_gpu else 0) if most is None else most
+        self.in_vain = 0
+
+    def again(self, reason: str, made: int) -> bool:
+        """Say whether a sample that has been made again `made` times already is to be made once more."""
+        if not reason:
+            self.in_vain = 0
+        elif made >= self.most:
+            self.in_vain += 1
+        return bool(reason) and made < self.most and not self.given_up
+
+    @property
+    def given_up(self) -> bool:
+        """Whether remaking has not helped for so long that it is not tried any more."""
+        return self.most > 0 and self.in_vain >= GIVE_UP

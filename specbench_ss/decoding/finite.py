@@ -1,0 +1,67 @@
+"""Numbers that are not finite: NaN and infinity are named where they appear, before they look like tokens.
+
+An argmax over NaN is a token, the same one everywhere: a broken model would be fast, and identical to itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.decoding.target import Target
+
+PROBE = 8  # tokens of the prompt that a model answers when it is loaded
+
+
+class NotFinite(UserError):  # noqa: N818
+    """A model gives NaN or infinity where it should give numbers."""
+
+
+def check_logits(seen: Sequence[tuple[Tensor, Sequence[int]]], dtype: torch.dtype) -> None:
+    """Raise NotFinite where the largest logit of an accepted node was not finite, as it is with NaN in its row.
+
+    seen: of every step, the largest logit of every node [n], and the path that was accepted. One synchronisation.
+    """
+    if not seen:
+        return
+    values = iter(torch.cat([largest for largest, _ in seen]).tolist())
+    for largest, path in seen:
+        of_step = [next(values) for _ in range(len(largest))]
+        if not all(math.isfinite(of_step[node]) for node in path):
+            raise NotFinite(f"the target's logits are not finite: {why(dtype)}")
+
+
+def check_probs(p: float) -> None:
+    """Raise NotFinite where a probability of the target is NaN, as all of a row are where one of its logits is."""
+    if not math.isfinite(p):
+        raise NotFinite(f"the target's logits are not finite: {why(torch.float32)}")
+
+
+def check_draft_probs(q: float) -> None:
+    """Raise NotFinite where a probability that a candidate was drawn with is not finite."""
+    if not math.isfinite(q):
+        raise NotFinite("the draft's probabilities are not finite: the drafter gives NaN or infinity")
+
+
+def why(dtype: torch.dtype) -> str:
+    """Return what may be the cause, in words."""
+    small = "; float16 holds no number above 65,504: try bfloat16 or float32" if dtype == torch.float16 else ""
+    return f"its weights or states hold NaN or infinity{small}"
+
+
+def check_target(target: Target) -> None:
+    """Raise NotFinite where the logits after a short prompt are not finite. One forward pass."""
+    prompt = range(min(PROBE, target.vocab_size, target.context_length))
+    largest = float(target.next_logits(prompt).max())  # NaN where any is
+    if not math.isfinite(largest):
+        raise NotFinite(
+            f"model {target.name!r} cannot be used: its logits after a short prompt are not finite: {why(target.dtype)}"
+        )

@@ -1,0 +1,1 @@
+"""Rating a run's answers by a model that judges, after the run: `ssbench judge`."""

@@ -1,0 +1,27 @@
+"""Whether the hub can be reached, asked once: its own client asks six times, for half a minute, with a line each."""
+
+from __future__ import annotations
+
+from specbench_ss.errors import UserError, first_line
+
+PATIENCE_S = 5.0
+
+
+def check_reachable(repo: str) -> None:
+    """Raise UserError for a repository that is not in the cache while the hub cannot be reached.
+
+    Of one that is in the cache nothing is asked of an unreachable hub any more. Any answer of the hub is good enough.
+    """
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
+    except Exception as error:  # no network, no such host, a proxy that refuses: the client's own kinds
+        if not isinstance(try_to_load_from_cache(repo, "config.json"), str):
+            raise UserError(
+                f"{repo!r} is no folder here, and the hub that may have it, {constants.ENDPOINT}, cannot be reached: "
+                f"{first_line(error)}"
+            ) from error
+        constants.HF_HUB_OFFLINE = True

@@ -1,0 +1,163 @@
+"""What a device can do at best, measured once and kept: reading memory, multiplying matrices, starting operators."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files import crash_safe, records
+from specbench_ss.files.cache_folder import cache_folder
+from specbench_ss.models.processor_name import processor_name
+
+PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
+ON_CPU = {"read": 512 << 20, "side": 1024, "launches": 2000}  # bytes to read, side of the matrices, operators in a row
+ON_CUDA = {"read": 4 << 30, "side": 8192, "launches": 2000}
+LONG_S = 0.05  # of a product, after which no larger one is tried
+LEAST_S, LEAST_TIMES = 0.3, 3  # how long, and how often at least, a measurement is repeated; the best one is taken
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """The limits of one device. read_bytes_per_s: from memory, beyond the last cache.
+
+    flops_per_s: of a product of large square matrices, by dtype; a multiplication and an addition are two. launch_s:
+    until the host can start the next operator after the smallest one. threads: of torch, None on a GPU.
+    """
+
+    device: str
+    threads: int | None
+    torch: str
+    made: str
+    read_bytes_per_s: float
+    flops_per_s: dict[str, float]
+    launch_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the limits as JSON-ready data."""
+        return asdict(self)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the GPU's name, or the processor's as the system tells it."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return processor_name()
+
+
+def known_limits(device: torch.device) -> MachineLimits | None:
+    """Return the limits that were measured of this device, with as many threads; None where there are none."""
+    try:
+        return records.decoder(MachineLimits)(_file(device).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS) -> MachineLimits:
+    """Measure the limits of a device and keep them. Raises UserError where they cannot be written."""
+    sizes = ON_CUDA if device.type == "cuda" else ON_CPU
+    with torch.inference_mode():
+        limits = MachineLimits(
+            device_name(device),
+            _threads(device),
+            torch.__version__,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            read_bandwidth(device, sizes["read"]),
+            {_name(dtype): rate for dtype in dtypes if (rate := _products(device, dtype, sizes["side"]))},
+            _launch(device, sizes["launches"]),
+        )
+    file = _file(device)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        crash_safe.write_json(file, limits.as_dict())
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {os_reason(error)}") from error
+    return limits
+
+
+def read_bandwidth(device: torch.device, size: int) -> float:
+    """Return bytes per second of reading `size` bytes once, the better of a sum and a matrix times a vector."""
+    side = 4096
+    matrix = torch.ones(size // 4 // side, side, device=device)
+    vector = torch.ones(side, device=device)
+    fastest = min(best_time(lambda: matrix.sum(), device), best_time(lambda: torch.mv(matrix, vector), device))
+    return matrix.numel() * 4 / fastest
+
+
+def _products(device: torch.device, dtype: torch.dtype, side: int) -> float | None:
+    """Return floating-point operations per second of a product of square matrices; None where there is none.
+
+    side: of the largest ones. Where smaller ones take long already, as in a dtype that is emulated, they will do.
+    """
+    try:
+        rates = []
+        for size in _sides(side):
+            a = torch.randn(size, size, device=device).to(dtype)
+            rates.append(2 * size**3 / best_time(lambda a=a: a @ a, device))  # type: ignore[misc]
+            if 2 * size**3 / rates[-1] > LONG_S:
+                break
+        return max(rates)
+    except RuntimeError:  # a dtype that the device has no product for
+        return None
+
+
+def _sides(largest: int) -> list[int]:
+    return [largest // 8, largest // 4, largest // 2, largest]
+
+
+def _launch(device: torch.device, times: int) -> float:
+    """Return seconds of the host for one smallest operator, of a row of them."""
+    one = torch.zeros(1, device=device)
+
+    def row() -> None:
+        for _ in range(times):
+            one.add_(1)
+
+    return best_time(row, device) / times
+
+
+def best_time(work: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds that the work takes at its fastest, the device idle before and after."""
+
+    def once() -> float:
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        return time.perf_counter() - started
+
+    once()
+    times: list[float] = []
+    while len(times) < LEAST_TIMES or sum(times) < LEAST_S:
+        times.append(once())
+    return min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _threads(device: torch.device) -> int | None:
+    return None if device.type == "cuda" else torch.get_num_threads()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _file(device: torch.device) -> Path:
+    name, threads = device_name(device), _threads(device)
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "device"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    key = hashlib.sha256(f"{name}\0{threads}\0{usable if threads else ''}".encode()).hexdigest()[:8]
+    return cache_folder() / "limits" / f"{plain}-{key}.json"

@@ -1,0 +1,66 @@
+"""Bytes and floating-point operations of a method's steps, counted from shapes, and what limits make of them.
+
+A floor: weights are read once a step, keys and values of the context once, and activations are not counted. Rows that a
+method drops before the last layer, and rows of its own that it carries along, are not counted either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_ss.runs.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What some steps cost in all. drafter_bytes: of `bytes`, what the drafter reads; None where it does not say."""
+
+    steps: int
+    flops: float
+    bytes: float
+    drafter_bytes: float | None
+
+    @property
+    def intensity(self) -> float | None:
+        """Return floating-point operations for each byte."""
+        return self.flops / self.bytes if self.bytes else None
+
+    def fastest_s(self, limits: Mapping[str, Any], dtype: str) -> float | None:
+        """Return the seconds of a step that reaches the nearer limit, bandwidth or products; None without limits."""
+        rate, peak = limits.get("read_bytes_per_s"), (limits.get("flops_per_s") or {}).get(dtype)
+        return max(self.bytes / rate, self.flops / peak) / self.steps if rate and peak and self.steps else None
+
+
+def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
+    """Return the cost of all steps of these samples; None where there are none.
+
+    shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter`. The context of a step is taken
+    as the mean of its lengths at the beginning and the end of the answer.
+    """
+    good = [row for row in rows if row.ok and row.steps]
+    if not good:
+        return None
+    steps = sum(row.steps or 0 for row in good)
+    flops = moved = 0.0
+    for row in good:
+        made, passed = _rows_of(row), _context_of(row)
+        seen = sum(passed if window is None else min(passed, window) for window in shape["windows"])
+        flops += made * (2 * shape["matrix_parameters"] + shape["attention_flops"] * seen)
+        moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
+    drafter = shape.get("drafter")
+    if drafter is None:
+        return Cost(steps, flops, moved, None)
+    calls = sum(row.draft_calls or row.steps or 0 for row in good)
+    read = float(calls * drafter["weight_bytes"])
+    return Cost(steps, flops + calls * 2.0 * drafter["matrix_parameters"], moved + read, read)
+
+
+def _rows_of(row: Row) -> int:
+    """Return the rows that reached the last layer: of each step the root, and the drafted nodes that were verified."""
+    return (row.verified or 0) + (row.steps or 0)
+
+
+def _context_of(row: Row) -> float:
+    return (row.prompt_tokens or 0) + (row.tokens or 0) / 2

@@ -1,0 +1,3 @@
+"""What makes a sample unique in a run."""
+
+Key = tuple[str, int, str, int]  # question id, turn, method label, repeat

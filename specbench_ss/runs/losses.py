@@ -1,0 +1,46 @@
+"""What a run directory lacks that should be there: steps, verdicts, questions. docs/design/store.md has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.runs.rows import Key, OfSample, Row, Run
+
+
+def is_held(row: OfSample) -> bool:
+    """Say whether an answer is held against another one: all are, except the first ones of the run's reference."""
+    return row.method != REFERENCE or row.repeat != 0
+
+
+def held_against(row: OfSample, manifest: Mapping[str, Any]) -> Key:
+    """Return the sample that an answer is held against; repeats of the run's reference, against its first."""
+    if row.method == REFERENCE:
+        return (row.question_id, row.turn, REFERENCE, 0)
+    references = {method["label"]: method.get("reference", REFERENCE) for method in manifest["methods"]}
+    return (row.question_id, row.turn, references.get(row.method, REFERENCE), row.repeat)
+
+
+def unjudged(run: Run) -> list[Row]:
+    """Return the good samples of a complete run that should have a verdict on their answer and have none."""
+    if run.manifest.get("status") != "complete":
+        return []
+    judged = {verdict.key for verdict in run.sameness}
+    return [row for row in run.rows if row.ok and is_held(row) and row.key not in judged]
+
+
+def losses(run: Run) -> list[str]:
+    """Say what is missing, a clause each: 'the steps of 2 samples are lost, first q-3 turn 1 of ss'."""
+    told = []
+    if run.lost:
+        first, n = run.lost[0], len(run.lost)
+        where = f"{first.question_id} turn {first.turn + 1} of {first.method}"
+        told.append(f"the steps of {_many(n, 'sample')} are lost, {'first ' if n > 1 else ''}{where}")
+    if n := len(unjudged(run)):
+        told.append(f"{_many(n, 'answer')} {'was' if n == 1 else 'were'} not judged")
+    return [*told, *run.told]
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"

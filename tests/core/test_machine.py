@@ -1,0 +1,188 @@
+"""Costs counted from shapes, the machine's limits, and what a run says of both."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from specbench_ss import Decoder, load_method, load_model, load_run
+from specbench_ss.benchmark.measure import machine_of
+from specbench_ss.cli import main
+from specbench_ss.decoding.model_shape import drafter_shape, model_shape
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.models import machine_limits
+from specbench_ss.models.machine_limits import MachineLimits
+from specbench_ss.results.counted_cost import counted
+from specbench_ss.results.machine import machine_rows
+from specbench_ss.results.machine_text import machine_lines
+from specbench_ss.runs.rows import Row
+from specbench_ss.runs.run_directory import read_run
+from tests.tiny import ARCHITECTURES, tiny_model
+
+LIMITS = {"read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e11}, "launch_s": 1e-6}
+
+
+def sample(**numbers: Any) -> Row:
+    row = Row("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
+    return replace(row, **({"prompt_tokens": 0, "tokens": 0, "verified": 0, "draft_calls": 0} | numbers))
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_counted_flops_are_those_that_torch_counts(kind: str) -> None:
+    """Of one pass over 5 nodes, attention left out: torch counts none for the kernel that a CPU uses."""
+    target = Target(tiny_model(kind))
+    shape = model_shape(target)
+    cache = target.new_cache(32)
+    with torch.inference_mode():
+        target.prefill(torch.arange(12)[None] % 7, cache)
+        tree = DraftTree.chain(torch.tensor([1]), torch.tensor([1, 2, 3, 4]))
+        with FlopCounterMode(display=False) as counter:
+            target.forward_tree(tree, cache)
+    cost = counted([sample(prompt_tokens=12, verified=4, steps=1)], shape | {"attention_flops": 0})
+    assert cost is not None
+    assert cost.flops == counter.get_total_flops()
+
+
+def test_a_pass_reads_each_weight_once_and_tables_not_at_all() -> None:
+    tied, untied = Target(tiny_model("opt")), Target(tiny_model("llama"))
+    for target in (tied, untied):
+        table = target.model.get_input_embeddings().weight
+        head = target.unembed
+        read = model_shape(target)["weight_bytes"] / 4
+        looked_up = sum(m.weight.numel() for m in target.model.modules() if isinstance(m, nn.Embedding))
+        expected = target.parameter_count - looked_up + (table.numel() if head is table else 0)
+        assert read == expected
+
+
+def test_windows_bound_what_is_read_of_the_context() -> None:
+    shape = {
+        "weight_bytes": 0, "matrix_parameters": 0, "kv_bytes": 10, "attention_flops": 1, "windows": [None, 4],
+        "drafter": None,
+    }  # fmt: skip
+    cost = counted([sample(prompt_tokens=90, tokens=20, steps=2)], shape)
+    assert cost is not None and cost.bytes == 2 * 10 * (100 + 4) and cost.drafter_bytes is None
+
+
+def test_a_drafter_is_read_once_a_call_or_once_a_step() -> None:
+    shape = {
+        "weight_bytes": 100, "matrix_parameters": 25, "kv_bytes": 0, "attention_flops": 0, "windows": [None],
+        "drafter": {"weight_bytes": 7, "matrix_parameters": 1},
+    }  # fmt: skip
+    heads, model = counted([sample(steps=3)], shape), counted([sample(steps=3, draft_calls=12)], shape)
+    assert heads is not None and model is not None
+    assert (heads.drafter_bytes, model.drafter_bytes) == (21, 84)
+    assert (heads.bytes, model.bytes) == (321, 384)
+    assert model.flops == 2 * 25 * 3 + 2 * 12
+
+
+class WithHead(Decoder):
+    name, summary = "with-head", "has a layer of its own, and one of the target's"
+
+    def propose(self, state: Any) -> DraftTree:
+        return DraftTree.root_only(state.root)
+
+
+def test_a_drafter_is_what_the_target_is_not() -> None:
+    target = Target(tiny_model("llama"))
+    decoder = WithHead(target)
+    assert drafter_shape(decoder.drafter_weights(), target) == {"weight_bytes": 0, "matrix_parameters": 0}
+    decoder.own, decoder.shared = nn.Linear(3, 5), target.family.head  # type: ignore[attr-defined]
+    assert drafter_shape(decoder.drafter_weights(), target) == {"weight_bytes": 4 * 20, "matrix_parameters": 15}
+    assert drafter_shape(None, target) is None
+
+
+def test_a_draft_model_is_its_methods_drafter() -> None:
+    lab = load_model("lab", device="cpu")
+    found = machine_of(lab, {"sd": load_method("sd", lab), "pld": load_method("pld", lab)})["shapes"]
+    assert 0 < found["sd"]["drafter"]["weight_bytes"] < found["sd"]["weight_bytes"]
+    assert found["pld"]["drafter"] == {"weight_bytes": 0, "matrix_parameters": 0}
+
+
+def test_limits_are_kept_by_device_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(machine_limits, "ON_CPU", {"read": 1 << 20, "side": 64, "launches": 10})
+    monkeypatch.setattr(machine_limits, "LEAST_S", 0.0)
+    cpu = torch.device("cpu")
+    assert machine_limits.known_limits(cpu) is None
+    made = machine_limits.calibrate(cpu, (torch.float32,))
+    assert machine_limits.known_limits(cpu) == made
+    assert made.read_bytes_per_s > 0 and made.flops_per_s["float32"] > 0 and made.launch_s > 0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 977)
+    assert machine_limits.known_limits(cpu) is None, "other threads, other limits"
+
+
+def test_damaged_limits_are_unknown_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
+    file = machine_limits._file(torch.device("cpu"))
+    file.parent.mkdir(parents=True)
+    file.write_text('{"device": 3}')
+    assert machine_limits.known_limits(torch.device("cpu")) is None
+
+
+def test_doctor_says_what_is_known_and_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
+    assert main(["doctor", "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert "host_cpu_share" in told and "`ssbench doctor --calibrate`" in told and "torch" in told
+    monkeypatch.setattr(machine_limits, "ON_CPU", {"read": 1 << 20, "side": 64, "launches": 10})
+    monkeypatch.setattr(machine_limits, "LEAST_S", 0.0)
+    assert main(["doctor", "--device", "cpu", "--calibrate"]) == 0
+    assert "GFLOP/s in float32" in capsys.readouterr().out
+
+
+@pytest.fixture
+def made(make_run: Any) -> Path:
+    """A run whose manifest has shapes and limits."""
+    path: Path = make_run(labels=("ar", "ss"))
+    shape = {
+        "weight_bytes": 4000, "matrix_parameters": 1000, "kv_bytes": 8, "attention_flops": 16, "windows": [None],
+        "drafter": {"weight_bytes": 0, "matrix_parameters": 0},
+    }  # fmt: skip
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["machine"] = {"limits": LIMITS, "shapes": {"ar": shape, "ss": shape}}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
+
+
+def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None:
+    run = read_run(made)
+    plain, streams = machine_rows(run)
+    rows = [row for row in run.rows if row.method == "ar"]
+    steps, seconds = sum(r.steps or 0 for r in rows), sum(r.decode_s or 0 for r in rows)
+    assert plain.bandwidth_share == pytest.approx((plain.bytes_per_step or 0) * steps / seconds / 1e9)
+    assert plain.compute_share == pytest.approx((plain.flops_per_step or 0) * steps / seconds / 1e11)
+    assert plain.fastest_step_s == pytest.approx((plain.bytes_per_step or 0) / 1e9), "reading is the nearer limit"
+    assert plain.predicted_speedup == plain.decode_speedup == 1
+    assert streams.predicted_speedup is not None and streams.predicted_speedup > 1
+    summary = load_run(made).summary().set_index(["category", "method"]).loc[("overall", "ss")]
+    assert streams.decode_speedup == pytest.approx(summary["tau"] * summary["step_ratio"])
+
+
+def test_the_terminal_says_whether_parts_close_and_what_was_reached(made: Path) -> None:
+    closing, limits = machine_lines(read_run(made))
+    assert "add up to the whole" in closing and limits.startswith("limits: of memory bandwidth")
+    run = read_run(made)
+    longer = replace(run.steps.columns, total_s=1.03 * run.steps.columns.total_s)
+    run.steps = replace(run.steps, columns=longer)
+    assert "do NOT add up" in machine_lines(run)[0]
+
+
+def test_a_run_of_before_has_no_counts_and_says_so(make_run: Any) -> None:
+    frame = load_run(make_run(labels=("ar",))).machine()
+    assert frame["bytes_per_step"].isna().all() and frame["step_s"].notna().all()
+    assert any("--calibrate" in line for line in machine_lines(read_run(make_run(labels=("ar",)))))
+
+
+def test_limits_are_plain_data() -> None:
+    limits = MachineLimits("d", 1, "2", "t", 1.0, {"float32": 2.0}, 3.0)
+    assert json.loads(json.dumps(limits.as_dict())) == limits.as_dict()

@@ -1,0 +1,168 @@
+"""Models that give NaN or infinity: refused when they are loaded, named when they answer; drafters alike."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from specbench_ss import generate, load_method, load_model, run
+from specbench_ss.cli import main
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.finite import NotFinite
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import verify_sampled
+from specbench_ss.errors import UserError
+from specbench_ss.models.model_folder import LAB
+from specbench_ss.testing import tiny_target
+from tests.cli import failing
+
+PROMPT = [3, 4, 5, 3, 4, 6, 3, 4]
+DRAFTERS = ("sd", "medusa", "medusa2", "hydra", "eagle", "eagle2", "eagle3", "ss", "ss-shared", "space")
+
+
+def poisoned(target: Target, value: float = math.nan) -> Target:
+    with torch.inference_mode():
+        model: Any = target.model
+        model.get_decoder().norm.weight[0] = value
+    return target
+
+
+def poison_file(file: Path, value: float = math.nan) -> str:
+    """One number of the first tensor of floats; its name."""
+    tensors = load_file(file)
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, file, {"format": "pt"})
+    return name
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["ar", "pld"])
+def test_a_target_that_gives_nan_does_not_answer(method: str, temperature: float, value: float) -> None:
+    decoder = load_method(method, poisoned(tiny_target("llama"), value))
+    with pytest.raises(UserError, match="the target's logits are not finite: its weights or states hold NaN"):
+        generate(decoder, PROMPT, max_new_tokens=6, temperature=temperature)
+
+
+def test_nan_that_begins_in_the_midst_of_an_answer_is_seen() -> None:
+    """At positions that the prompt does not reach."""
+    target = tiny_target("opt")
+    with torch.inference_mode():
+        model: Any = target.model
+        model.get_decoder().embed_positions.weight[2 + len(PROMPT) + 3 :] = math.nan
+    decoder = load_method("ar", target)
+    for temperature in (0.0, 1.0):
+        assert len(generate(decoder, PROMPT, max_new_tokens=4, temperature=temperature, stop_ids=()).tokens) == 4
+        with pytest.raises(NotFinite):
+            generate(decoder, PROMPT, max_new_tokens=5, temperature=temperature, stop_ids=())
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_nan_is_seen_where_all_rows_are_filtered_at_once(bad: int) -> None:
+    """As on a GPU; only of nodes that are reached."""
+    tree = DraftTree.of(torch.tensor([3, 1, 1]), [-1, 0, 0])
+    logits = torch.full((3, 5), -9.0)
+    logits[:, 1] = 9.0  # node 1 is accepted
+    sampling, rng = Sampling(0.5), torch.Generator().manual_seed(0)
+    logits[2] = math.nan
+    assert verify_sampled(sampling.probs(logits), tree, rng).path == [0, 1]
+    logits[bad, 4] = math.nan
+    with pytest.raises(NotFinite):
+        verify_sampled(sampling.probs(logits), tree, rng)
+
+
+def test_a_model_with_nan_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(LAB / "base", folder)
+    shutil.copy(LAB / "lab.json", tmp_path)  # so that it is asked the lab's own questions
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = math.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    said = failing(
+        ["run", "--methods", "pld", "--model", str(folder), "--limit", "1", "--out", str(tmp_path / "o")], capsys
+    )
+    assert "its logits after a short prompt are not finite" in said
+    assert not (tmp_path / "o").exists()
+    assert main(["models", "check", str(folder), "pld"]) == 0
+    assert "not checked: whether all weights and logits are finite" in capsys.readouterr().out
+    target = load_model("lab")
+    poisoned(target)
+    with pytest.raises(UserError, match="cannot be used"):
+        run("pld", model=target, out=tmp_path / "p")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Target:
+    return load_model("lab")
+
+
+def folder_of(method: str) -> Path:
+    return LAB / {"sd": "draft", "eagle2": "eagle"}.get(method, method)
+
+
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_a_drafter_with_nan_in_its_file_is_not_loaded(method: str, lab: Target, tmp_path: Path) -> None:
+    folder = tmp_path / "drafter"
+    shutil.copytree(folder_of(method), folder)
+    name = poison_file(next(folder.glob("*.safetensors")))
+    said = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} holds NaN"
+    with pytest.raises(UserError, match=said):
+        load_method(method, lab, weights=str(folder))
+
+
+def modules_of(decoder: Decoder) -> list[nn.Module]:
+    """The drafter's own, whatever the method calls it."""
+    draft = getattr(decoder, "draft", None)
+    found = [value for value in vars(decoder).values() if isinstance(value, nn.Module)]
+    return found or ([draft.model.model] if draft is not None else [])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> None:
+    """In its weights once they are loaded: as states that overflow, which no file shows."""
+    decoder = load_method(method, load_model("lab"))
+    for module in modules_of(decoder):
+        with torch.inference_mode():
+            for p in module.parameters():
+                p.fill_(math.nan)
+    said = f"{method}: what it drafts from is not finite|the draft's probabilities are not finite"
+    own_model = (
+        "|the target's logits are not finite" if method in ("ss-shared", "space") else ""
+    )  # streams that rows see
+    with pytest.raises(UserError, match=said + own_model):
+        for seed in range(3):
+            generate(decoder, list(range(5, 25)), max_new_tokens=12, temperature=temperature, seed=seed)
+
+
+class Hopeless(Decoder):
+    """Drafts what is never right."""
+
+    name, summary = "hopeless", "wrong"
+    asked = 0
+
+    def propose(self, state: State) -> DraftTree:
+        self.asked += 1
+        best = int(self.target.next_logits(state.ids).argmin())
+        return DraftTree.chain(state.root, torch.tensor([best]))
+
+
+def test_an_answer_without_a_drafted_token_is_begun_again_to_look_at_the_drafts() -> None:
+    decoder = Hopeless(tiny_target("llama"))
+    result = generate(decoder, PROMPT, max_new_tokens=8)
+    assert all(step.accepted == 0 for step in result.steps)
+    assert decoder.asked == len(result.steps) + 3
+    decoder.asked, decoder.remembers = 0, True  # what it would learn from a second time may be worth something
+    generate(decoder, PROMPT, max_new_tokens=8)
+    assert decoder.asked == len(result.steps)

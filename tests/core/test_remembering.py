@@ -1,0 +1,91 @@
+"""A plugin that answers repeats from memory: its steps differ, so its numbers are void, with a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss import run
+from specbench_ss.results.remembering import remembering
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.verdict_text import speedup
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from tests.core.test_stats import make, step
+
+PLUGIN = """
+import torch
+from specbench_ss import Decoder, DraftTree, State
+
+class Cribs(Decoder):
+    name, summary = "cribs", "drafts what it answered the last time"
+    remembers = {remembers}
+
+    def __init__(self, target, options=None):
+        super().__init__(target, options)
+        self.known = {{}}
+
+    def begin(self, state):
+        self.prompt = tuple(state.ids[:-1])
+
+    def propose(self, state: State) -> DraftTree:
+        known, at = self.known.get(self.prompt, []), len(state.ids)
+        if len(known) < at:
+            self.known[self.prompt] = list(state.ids)
+        drafted = known[at : at + 5]
+        return DraftTree.chain(state.root, torch.tensor(drafted)) if drafted else DraftTree.root_only(state.root)
+"""
+
+
+def asked(counts: dict[tuple[str, int], list[Any]], remembers: bool | None = False, **manifest: Any) -> Run:
+    made = make([(question, "m", steps, 0.1, None, 0, repeat) for (question, repeat), steps in counts.items()])
+    made.manifest |= {"config": {"temperature": 0.0, "history": "reference"}} | manifest
+    if remembers is not None:
+        made.manifest["methods"][1]["remembers"] = remembers
+    return made
+
+
+def told(made: Run) -> list[str]:
+    return remembering(made, "m")
+
+
+SLOW, FAST = [step(0.01)] * 9, [step(0.01, 2, 2)] * 3
+HALF: dict[str, Any] = {"model": {"dtype": "bfloat16"}}
+
+
+def test_steps_that_differ_between_repeats_are_told() -> None:
+    (line,) = told(asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW}))
+    assert line.startswith("void: the steps of 1 of 2 prompts differ between repeats with the same answer (first a")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        asked({("a", 0): SLOW, ("a", 1): SLOW}),
+        asked({("a", 0): SLOW, ("b", 0): FAST}),  # other prompts
+        asked({("a", 0): SLOW, ("a", 1): [step(0.01)] * 8}),  # another answer
+        asked({("a", 0): SLOW, ("a", 1): FAST}, remembers=True),
+        asked({("a", 0): SLOW, ("a", 1): FAST}, remembers=None),  # a run of before
+        asked({("a", 0): SLOW, ("a", 1): FAST}, config={"temperature": 1.0, "history": "reference"}),
+        asked({("a", 0): FAST, ("a", 1): SLOW}, **HALF),  # not what memory does
+        asked({("a", 0): [*SLOW, *FAST], ("a", 1): [*SLOW[:8], step(0.01, 2, 0), *FAST]}, **HALF),  # a tie
+    ],
+)
+def test_nothing_else_is_told(made: Run) -> None:
+    assert told(made) == []
+
+
+def test_in_half_precision_steps_must_be_saved() -> None:
+    assert told(asked({("a", 0): SLOW, ("a", 1): FAST}, **HALF))
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+def test_a_plugin_that_remembers_makes_its_numbers_void(remembers: bool, tmp_path: Path) -> None:
+    plugin = tmp_path / "cribs.py"
+    plugin.write_text(PLUGIN.format(remembers=remembers))
+    run("cribs", plugin=plugin, categories="qa", limit=1, repeats=2, warmup=0, max_new_tokens=12, out=tmp_path / "run")
+    row = next(r for r in summarise(read_run(tmp_path / "run")) if (r.category, r.method) == (OVERALL, "cribs"))
+    assert any(line.startswith("void: the steps of") for line in row.health) is not remembers
+    assert (row.comparison == "void", speedup(row) == "void") == (not remembers, not remembers)

@@ -1,0 +1,296 @@
+"""Telemetry: NVML's answers under the real binding, means over time, what disturbs a sample and makes it again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+
+from specbench_ss import load_run
+from specbench_ss.benchmark.runner import run
+from specbench_ss.benchmark.telemetry import record as telemetry_record
+from specbench_ss.benchmark.telemetry.disturbance import GIVE_UP, Tries, disturbed_by
+from specbench_ss.benchmark.telemetry.host import Host
+from specbench_ss.benchmark.telemetry.nvml import Nvml
+from specbench_ss.benchmark.telemetry.sampler import Sampler
+from specbench_ss.benchmark.telemetry.seen import Seen
+from specbench_ss.runs.config import Recording, RunTarget
+from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.run_directory import RunDir
+from tests.core.nvml_replay import replay
+from tests.core.test_runner import DATA, Bench
+
+ALONE = {
+    "host_core_share": [0.5, 0.5],
+    "host_cpu_share": 0.5,
+    "host_foreign_share": 0.0,
+    "host_rss_bytes": 1000,
+    "host_page_faults": 0,
+}
+
+
+class StillHost:
+    """A processor of which every reading is known; `readings` are given out one after the other, the last for ever."""
+
+    core_share = [0.5, 0.5]  # noqa: RUF012
+
+    def __init__(self, *readings: dict[str, Any]) -> None:
+        self.readings, self.read_times = list(readings) or [ALONE], 0
+
+    def read(self, slow: bool = False) -> dict[str, Any]:
+        self.read_times += 1
+        return {k: v for k, v in self.readings[min(self.read_times, len(self.readings)) - 1].items() if "core" not in k}
+
+
+class StillDevice(StillHost):
+    def close(self) -> None:
+        pass
+
+
+def device_seen(monkeypatch: pytest.MonkeyPatch, readings: int = 4, **changes: list[list[Any]]) -> Seen:
+    """What is seen of the replayed device, a reading each tenth of a second."""
+    replay(monkeypatch, **changes)
+    device, seen = Nvml("00000000:17:00.0"), Seen()
+    for i in range(readings):
+        seen.add(100 + 0.1 * i, device.read())
+    device.close()
+    return seen
+
+
+def test_nvml_answers_become_readings_in_units_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = replay(monkeypatch)
+    device = Nvml("00000000:17:00.0")
+    assert device.name == "NVIDIA H100 80GB HBM3"
+    first, second = device.read(), device.read()
+    assert first["nvml_kernel_busy"] == 0 and second["nvml_kernel_busy"] == 0.62
+    assert second == {
+        "nvml_kernel_busy": 0.62,
+        "nvml_memory_busy": 0.31,
+        "nvml_sm_mhz": 2619,
+        "nvml_mem_mhz": 2619,
+        "nvml_clock_events": 0,
+        "nvml_power_w": 264.0,
+        "nvml_energy_j": 5026.4,
+        "nvml_used_bytes": 16520809984,
+        "nvml_foreign_processes": 0,
+        "gpm_sm_active": 0.41,
+        "gpm_tensor_active": 0.075,
+        "gpm_dram_active": 0.55,
+    }
+    device.close()
+    assert library.calls["nvmlShutdown"] == 1 and library.calls["nvmlGpmSampleFree"] == 2
+
+
+def test_what_a_device_does_not_support_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = replay(monkeypatch, nvmlDeviceGetTotalEnergyConsumption=[[3]], nvmlDeviceGetPowerUsage=[])
+    device = Nvml()
+    for _ in range(3):
+        found = device.read()
+    assert "nvml_energy_j" not in found and "nvml_power_w" not in found and found["nvml_kernel_busy"] > 0
+    assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
+
+
+@pytest.mark.parametrize("answer", [[], [[0, {"isSupportedDevice": 0}]], [[3]]])
+def test_without_gpm_the_rest_is_read(monkeypatch: pytest.MonkeyPatch, answer: list[list[Any]]) -> None:
+    replay(monkeypatch, nvmlGpmQueryDeviceSupport=answer)
+    found = Nvml().read()
+    assert "gpm_sm_active" not in found and "nvml_sm_mhz" in found
+
+
+def test_no_library_and_no_such_device_are_errors_that_the_sampler_can_catch(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = replay(monkeypatch, nvmlDeviceGetHandleByPciBusId_v2=[[6]])
+    with pytest.raises(pynvml.NVMLError):
+        Nvml("00000000:99:00.0")
+    assert library.calls["nvmlShutdown"] == 1
+
+
+def test_energy_is_a_difference_and_means_weigh_time() -> None:
+    seen = Seen()
+    for when, joules, busy in ((0.0, 50.0, 1.0), (1.0, 60.0, 0.0), (4.0, 110.0, 0.8)):
+        seen.add(when, {"nvml_energy_j": joules, "nvml_kernel_busy": busy, "host_page_faults": 7})
+    found = seen.summary(tokens=30)
+    assert (found["energy_j"], found["joules_per_token"]) == (60.0, 2.0)
+    assert found["nvml_kernel_busy"] == pytest.approx(0.6)  # (1 * 0 + 3 * 0.8) / 4: the first is of the time before
+    assert found["host_page_faults"] == 0 and found["nvml_power_w"] is None
+
+
+def test_a_column_that_begins_late_is_none_before() -> None:
+    seen = Seen()
+    seen.add(0.0, {"a": 1.0})
+    seen.add(1.0, {"a": 2.0, "b": 5.0})
+    seen.add(2.0, {"b": 6.0})
+    assert seen.columns == {"a": [1.0, 2.0, None], "b": [None, 5.0, 6.0]}
+    assert seen.mean("b") == pytest.approx(5.5) and seen.growth("a") == 1.0
+
+
+PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
+CLOCKS = [[0, mhz] for mhz in (345, 2619, 1980, 2619, 1980, 2619, 1400, 2619)]  # multiprocessors and memory in turn
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({PROCESSES: [[7, 2], [0, 2, [{"pid": 1}, {"pid": 2}]]] * 4}, "1 other process on the device"),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": [[0, 0], [0, 0x20 | 0x04]]}, "slowed down: power cap, heat"),
+        ({"nvmlDeviceGetClockInfo": CLOCKS}, "clock went from 1400 to 1980 MHz"),
+    ],
+)
+def test_what_disturbs_a_device_is_told(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, list[list[Any]]], words: str
+) -> None:
+    steady = {"nvmlDeviceGetClockInfo": [[0, 1980]]}
+    told = disturbed_by(device_seen(monkeypatch, **(steady | changes)))
+    assert words in told and bool(words) == bool(told)
+
+
+def test_foreign_work_on_the_processor_is_told() -> None:
+    seen = Seen()
+    for when in range(3):
+        seen.add(when, {"host_foreign_share": 0.25})
+    assert disturbed_by(seen) == "other processes took 25% of the processor"
+
+
+def test_samples_are_made_again_a_few_times_and_not_for_ever() -> None:
+    tries = Tries(None, on_gpu=True)
+    assert [tries.again("heat", made) for made in range(3)] == [True, True, False]
+    assert not Tries(None, on_gpu=False).again("heat", 0)
+    assert Tries(1, on_gpu=False).again("heat", 0) and not Tries(1, on_gpu=False).again("", 0)
+    for _ in range(GIVE_UP - 1):
+        assert tries.again("heat", 0)
+        tries.again("heat", 2)
+    assert tries.given_up and not tries.again("heat", 0)
+    tries.again("", 0)
+    assert tries.again("heat", 0), "a quiet sample gives hope again"
+
+
+def test_the_host_tells_its_own_share_from_that_of_others() -> None:
+    host = Host()
+    until = time.perf_counter() + 0.3
+    while time.perf_counter() < until:
+        pass
+    found = host.read(slow=True)
+    assert found["host_rss_bytes"] > 1e6 and found["host_page_faults"] > 0
+    assert 0 < found["host_cpu_share"] <= 1 and 0 <= found["host_foreign_share"] <= 1
+    assert len(host.core_share) == len(host.cores) and all(0 <= share <= 1 for share in host.core_share)
+
+
+def test_the_thread_reads_only_while_a_sample_is_made() -> None:
+    host = StillHost()
+    sampler = Sampler(host, interval=0.01)
+    with sampler.watch() as seen:
+        while len(seen.times) < 4:
+            time.sleep(0.005)
+    made = len(seen.times)
+    assert host.read_times == made >= 5
+    time.sleep(0.05)
+    assert host.read_times == made == len(seen.times)
+    sampler.close()
+    assert not sampler._thread.is_alive()
+
+
+class Recorded(Bench):
+    """A run of fakes that is watched by a fake machine."""
+
+    recording = Recording(telemetry=5.0, remake_disturbed=2)
+
+    def run(self, resume: bool = False) -> Any:
+        manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
+        with RunDir.open(RunTarget(self.path, resume), manifest, DATA.questions) as run_dir:
+            run(
+                self.config,
+                self.target,
+                self.suite,
+                DATA,
+                self.decoders,
+                run_dir,
+                self.events,
+                self.decode,
+                self.recording,
+            )
+        return load_run(self.path)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[StillHost]:
+    """The readings of the processor, for tests to change."""
+    host = StillHost(ALONE)
+    monkeypatch.setattr(telemetry_record, "sampler_for", lambda device, interval: Sampler(host, None, interval))
+    yield host
+
+
+def test_every_sample_has_its_readings(machine: StillHost, tmp_path: Path) -> None:
+    done = Recorded(tmp_path).run()
+    assert len(done.telemetry) == 2 * len(done.samples)
+    assert set(done.samples["disturbed"]) == {""} and set(done.samples["remade"]) == {0}
+    assert set(done.samples["host_cpu_share"]) == {0.5} and done.samples["energy_j"].isna().all()
+    assert done.telemetry["host_core_share"].iloc[0] == [0.5, 0.5]
+
+
+def test_a_disturbed_sample_is_made_again_and_says_how_often(machine: StillHost, tmp_path: Path) -> None:
+    busy = ALONE | {"host_foreign_share": 0.5}
+    machine.readings = [ALONE, busy, ALONE, busy, ALONE]
+    bench = Recorded(tmp_path)
+    done = bench.run()
+    assert done.samples["remade"].tolist() == [2] + [0] * (len(done.samples) - 1)
+    assert set(done.samples["disturbed"]) == {""}
+    first = done.telemetry[done.telemetry["question_id"] == done.samples["question_id"].iloc[0]]
+    assert first.groupby("attempt")["disturbed"].first().tolist()[:3] == [
+        "other processes took 50% of the processor",
+        "other processes took 50% of the processor",
+        "",
+    ]
+    assert len(bench.calls) == len(done.samples) + 2
+
+
+def test_a_lasting_disturbance_marks_samples_and_is_given_up(machine: StillHost, tmp_path: Path) -> None:
+    machine.readings = [ALONE | {"host_foreign_share": 0.5}]
+    bench = Recorded(tmp_path)
+    done = bench.run()
+    assert done.samples["remade"].tolist() == [2] * GIVE_UP + [0] * (len(done.samples) - GIVE_UP)
+    assert done.samples["disturbed"].str.contains("other processes").all()
+    assert any("not made again any more" in warning for warning in bench.events.warnings)
+
+
+def test_a_method_that_remembers_is_never_made_again(machine: StillHost, tmp_path: Path) -> None:
+    machine.readings = [ALONE | {"host_foreign_share": 0.5}]
+    bench = Recorded(tmp_path)
+    bench.decoders["m"].remembers = True
+    samples = bench.run().samples
+    assert set(samples[samples["method"] == "m"]["remade"]) == {0}
+
+
+def test_a_killed_line_of_telemetry_is_cut_by_resuming(machine: StillHost, tmp_path: Path) -> None:
+    readings = len(Recorded(tmp_path).run().telemetry)
+    file = tmp_path / "telemetry.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+    assert len(load_run(tmp_path).telemetry) == readings - 2
+    rows = (tmp_path / "rows.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(rows[:-1]))
+    again = Recorded(tmp_path).run(resume=True)
+    assert len(again.telemetry) == readings
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_without_telemetry_there_is_no_file_and_no_field(tmp_path: Path) -> None:
+    bench = Recorded(tmp_path)
+    bench.recording = Recording()
+    done = bench.run()
+    assert not (tmp_path / "telemetry.jsonl").exists() and done.telemetry.empty
+    assert done.samples["disturbed"].isna().all() and done.samples["remade"].isna().all()
+
+
+def test_a_device_without_nvml_has_no_readings_of_it() -> None:
+    from specbench_ss.benchmark.telemetry.sampler import sampler_for
+
+    assert sampler_for(torch.device("cpu"), 0.0) is None
+    sampler = sampler_for(torch.device("cpu"), 1.0)
+    assert sampler is not None and sampler.device is None
+    sampler.close()

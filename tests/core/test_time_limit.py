@@ -1,0 +1,127 @@
+"""Samples that take too long, or end the process: a failed row with the reason, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from specbench_ss import run, time_limit
+from specbench_ss.cli import main
+from specbench_ss.errors import UserError
+from specbench_ss.runs.run_directory import read_run
+from tests.cli import failing
+
+PLUGIN = """
+import ctypes, time
+import torch
+from specbench_ss import Decoder, DraftTree, State
+from specbench_ss.decoding.loop import generate
+
+class {kind}(Decoder):
+    name, summary = "{name}", "misbehaves"
+
+    def propose(self, state: State) -> DraftTree:
+        {body}
+        return DraftTree.root_only(state.root)
+"""
+BODIES = {
+    "hangs": "while True: pass",
+    "sleeps": "time.sleep(1000)",
+    "catches": "\n        while True:\n            try: time.sleep(1000)\n            except Exception: pass",
+    "exits": "raise SystemExit(3)",
+    "listing": "return [1, 2]",
+    "garbage": "return DraftTree([1, 2], DraftTree.root_only(state.root).shape)",
+    "uprooted": "return DraftTree.root_only(state.root + 1)",
+}
+SAID = {
+    "exits": "SystemExit: 3",
+    "listing": "TypeError: propose returned a list, not a DraftTree",
+    "garbage": "TypeError: propose returned a DraftTree of 1 nodes whose tokens are a list",
+    "uprooted": "ValueError: propose returned a tree under token",
+}
+
+
+def plugin(folder: Path, *names: str) -> Path:
+    file = folder / "plugin.py"
+    file.write_text("".join(PLUGIN.format(kind=n.title(), name=n, body=BODIES[n]) for n in names))
+    return file
+
+
+def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None:
+    names = tuple(BODIES)
+    given = {"categories": "qa", "limit": 1, "warmup": 0, "max_new_tokens": 4, "out": tmp_path / "run"}
+    run(["pld", *names], plugin=plugin(tmp_path, *names), timeout=0.4, **given)  # type: ignore[arg-type]
+    done = read_run(tmp_path / "run")
+    assert done.manifest["status"] == "complete" and "timeout" not in done.manifest["config"]
+    found = {row.method: row.error or "" for row in done.rows}
+    assert found.pop("ar") == found.pop("pld") == ""
+    for name, error in found.items():
+        assert error.startswith(SAID.get(name, "TimeoutError: no answer within 0.4 s")), (name, error)
+
+
+def test_a_run_is_resumed_with_another_limit(tmp_path: Path) -> None:
+    """The limit is no part of what is measured; failed samples are made again."""
+    file, out = plugin(tmp_path, "sleeps"), str(tmp_path / "run")
+    words = ["run", "--methods", "sleeps", "--plugin", str(file), "--categories", "qa", "--limit", "1", "--warmup", "0"]
+    words += ["--max-new-tokens", "4", "--out", out]
+    assert main([*words, "--timeout", "0.2"]) == 1  # every sample of it failed
+    assert main([*words, "--timeout", "0.3", "--resume"]) == 1
+    errors = [row.error for row in read_run(tmp_path / "run").rows if not row.ok]
+    assert errors == ["TimeoutError: no answer within 0.3 s"]
+
+
+def test_what_cannot_be_interrupted_ends_the_process_in_a_line() -> None:
+    """A wait that is begun again by the operating system's own code, with Python's lock released."""
+    code = (
+        "import ctypes, signal\n"
+        "from specbench_ss import time_limit as t\n"
+        "t.GRACE_S = 0.3\n"
+        "with t.time_limit(0.2, lambda: 'it is stuck'):\n"
+        "    lock = ctypes.create_string_buffer(64)\n"
+        "    libc = ctypes.CDLL(None)\n"
+        "    libc.pthread_mutex_lock(lock)\n"
+        "    libc.pthread_mutex_lock(lock)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "\nssbench: it is stuck\n")
+
+
+def test_a_limit_that_is_kept_leaves_nothing_behind() -> None:
+    before, threads = signal.getsignal(signal.SIGALRM), threading.active_count()
+    with time_limit.time_limit(30.0):
+        pass
+    with pytest.raises(time_limit.TimeIsOver), time_limit.time_limit(0.05):
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGALRM) is before and threading.active_count() == threads
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_another_thread_cannot_set_a_limit() -> None:
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            with time_limit.time_limit(1.0):
+                pass
+        except UserError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(raised[0])
+
+
+def test_limits_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ("0", "-1", "nan", "inf"):
+        assert "--timeout must be a number above 0" in failing(["run", "--methods", "ar", "--timeout", given], capsys)
+    with pytest.raises(UserError, match="timeout must be a number above 0"):
+        run("ar", timeout=0, out=tmp_path / "run")
+    assert json.dumps({"out": (tmp_path / "run").exists()}) == '{"out": false}'

@@ -1,0 +1,230 @@
+"""`ssbench judge`, against a real HTTP server on loopback: nothing unasked, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai", reason="the package openai is not installed")
+
+from specbench_ss.cli import main
+from specbench_ss.errors import UserError
+from specbench_ss.judging.plan import plan
+from specbench_ss.judging.prompts import Asked, FilePrompts, Prompts, rating
+from specbench_ss.results.run_results import load_run
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.run_directory import JUDGE, read_run
+from tests.conftest import MakeRun
+
+SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
+OFFICIAL = SHARED / "mt_bench" / "judge_prompts.jsonl"
+
+
+@dataclass
+class Judge:
+    """Rates by the number of the sample that an answer ends on. statuses: answered in turn before it does."""
+
+    url: str = ""
+    statuses: list[int] = field(default_factory=list)
+    silent: bool = False
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+    judge = Judge()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status = judge.statuses.pop(0) if judge.statuses else 200
+            if status == 200:
+                judge.requests.append(body)
+                judge.keys.add(str(self.headers["Authorization"]))
+            said = "No idea." if judge.silent else "As in [[3]]? No: [[8]]"
+            message = {"role": "assistant", "content": said}
+            reply = {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+                "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18},
+            }
+            content = json.dumps(reply if status == 200 else {"error": {"message": "out of luck"}}).encode()
+            self.send_response(status)
+            self.send_header("retry-after-ms", "1")
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-of-the-test")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    yield judge
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def run(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """12 questions of two turns by two methods: the first turns have the same answer to every question's number."""
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+    return make_run(labels=("ar", "ss"), categories=("writing", "math"), questions=2, turns=2)
+
+
+def ask(run: Path, judge: Judge, *more: str, model: str = "strict") -> int:
+    return main(["judge", str(run), "--model", model, "--base-url", judge.url, "--workers", "2", *more])
+
+
+def test_nothing_is_sent_before_the_user_says_so(run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in run.iterdir())
+    assert ask(run, judge, "--price", "1000,0") == 0
+    said = capsys.readouterr().out
+    assert not judge.requests and sorted(path.name for path in run.iterdir()) == before
+    assert "calls      16: about " in said and "at most 16,384 received" in said and "Nothing was sent" in said
+    assert "cost       at most about 0." in said or "cost       at most about " in said
+
+
+def test_verdicts_stand_beside_speed_and_are_asked_for_once(
+    run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(run, judge, "--yes") == 0
+    assert len(judge.requests) == 16 and judge.keys == {"Bearer secret-of-the-test"}
+    assert {(r["model"], r["temperature"], r["max_tokens"]) for r in judge.requests} == {("strict", 0, 1024)}
+    row = next(row for row in summarise(read_run(run)) if row.method == "ss")
+    assert (row.judged, row.judged_n, row.judged_difference) == (pytest.approx(0.8), 4, 0)
+    assert row.quality is not None and row.quality != row.judged  # one does not become the other
+    results = load_run(run)
+    assert set(results.samples["judged"]) == {0.8} and set(results.summary()["judge"]) == {"strict, prompts own-1"}
+    assert "secret-of-the-test" not in (run / JUDGE).read_text()
+    assert ask(run, judge, "--yes") == 0
+    assert len(judge.requests) == 16 and "Every answer has its verdict." in capsys.readouterr().out
+    assert main(["report", str(run)]) == 0 and "a judge" in (run / "report.html").read_text()
+
+
+def test_equal_answers_share_one_verdict(run: Path, judge: Judge) -> None:
+    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["text"] = f"the same answer to {line['question_id']}"
+    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ask(run, judge, "--yes", "--methods", "ar") == 0
+    assert len(judge.requests) == 8
+    assert ask(run, judge) == 0  # ss says what ar said: its verdicts are known, and cost nothing
+    assert len(judge.requests) == 8 and len(read_run(run).judged_scores) == 16
+
+
+def test_an_error_that_passes_is_retried_and_one_that_stays_keeps_what_there_is(
+    run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge.statuses = [500, 429, 200]
+    assert ask(run, judge, "--yes", "--methods", "ar") == 0
+    assert len(judge.requests) == 8
+    judge.statuses = [200, 200, 200, 401, 401]
+    assert ask(run, judge, "--yes", "--workers", "1") == 2
+    error = capsys.readouterr().err
+    assert "out of luck" in error and "verdicts are kept: the same command goes on" in error
+    kept = len(read_run(run).judged)
+    assert 11 <= kept < 16
+    judge.statuses = []
+    assert ask(run, judge, "--yes") == 0
+    assert len(read_run(run).judged_scores) == 16 and len(judge.requests) == 16
+
+
+def test_a_reply_without_a_rating_is_no_score_and_is_asked_again(
+    run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge.silent = True
+    assert ask(run, judge, "--yes") == 0
+    assert "16 replies have no rating" in capsys.readouterr().err
+    assert summarise(read_run(run))[0].judged is None
+    judge.silent = False
+    assert ask(run, judge, "--yes") == 0
+    assert summarise(read_run(run))[0].judged == pytest.approx(0.8) and len(judge.requests) == 32
+
+
+def test_two_judges_are_not_mixed(run: Path, judge: Judge) -> None:
+    ask(run, judge, "--yes")
+    ask(run, judge, "--yes", "--methods", "ar", model="other")
+    done = read_run(run)
+    assert done.judge == "other, prompts own-1" and {key[2] for key in done.judged_scores} == {"ar"}
+
+
+def test_what_a_kill_cuts_off_is_made_again(run: Path, judge: Judge) -> None:
+    ask(run, judge, "--yes")
+    file = run / JUDGE
+    file.write_bytes(file.read_bytes()[:-20])
+    assert len(read_run(run).judged) == 15
+    ask(run, judge, "--yes")
+    assert len(judge.requests) == 17 and len(read_run(run).judged) == 16
+
+
+def test_the_judge_sees_what_the_method_saw(run: Path) -> None:
+    done = read_run(run)
+    reference = next(r.text for r in done.rows if r.method == "ar" and r.turn == 0)
+    second = next(r for r in done.rows if r.method == "ss" and r.turn == 1)
+    second.text = "the second answer"
+    for history, first in (("reference", reference), ("own", "another first answer")):
+        next(r for r in done.rows if r.method == "ss" and r.turn == 0).text = "another first answer"
+        done.manifest["config"]["history"] = history
+        sent = [m[1]["content"] for m in plan(done, "j", Prompts()).messages.values()]
+        assert any(f"{first}\n</assistant>" in text and "the second answer" in text for text in sent)
+    texts = [m[1]["content"] for m in plan(done, "j", Prompts()).messages.values()]
+    assert sum("<reference>" in text for text in texts) == 8  # of mathematics alone
+    with pytest.raises(UserError, match="has no method 'sss'"):
+        plan(done, "j", Prompts(), ["sss"])
+
+
+@pytest.mark.skipif(not OFFICIAL.is_file(), reason="MT-Bench's prompts for a judge are not here")
+def test_mt_benchs_own_prompts() -> None:
+    prompts = FilePrompts(OFFICIAL)
+    assert prompts.label == "judge_prompts-fd283293406d"
+    braces = Asked("math", ("One {x}?", "Two?"), ("a {y}", "b"), ("r1", "r2"))
+    sent = prompts.messages(braces)
+    assert sent is not None and all(text in sent[1]["content"] for text in ("One {x}?", "a {y}", "b", "r1", "r2"))
+    single = prompts.messages(Asked("writing", ("One?",), ("a",)))
+    assert single is not None and single[0]["content"] == "You are a helpful assistant."
+    assert prompts.messages(Asked("writing", ("1", "2", "3"), ("a", "b", "c"))) is None
+
+
+def test_prompts_that_are_none_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    names = ("single-v1", "single-math-v1", "single-v1-multi-turn", "single-math-v1-multi-turn")
+    file.write_text(
+        "".join(json.dumps({"name": n, "system_prompt": "", "prompt_template": "{z}"}) + "\n" for n in names)
+    )
+    with pytest.raises(UserError, match="p.jsonl:1: cannot fill this prompt"):
+        FilePrompts(file).messages(Asked("writing", ("One?",), ("a",)))
+    file.write_text('{"name": "single-v1"}\n')
+    with pytest.raises(UserError, match="has no prompt 'single-math-v1'"):
+        FilePrompts(file)
+
+
+def test_ratings() -> None:
+    said = {
+        "[[7]]": 0.7,
+        "[[3]] no, [[ 9.5 ]]": 0.95,
+        "[[0]]": None,
+        "[[11]]": None,
+        "7/10": None,
+        "": None,
+        "[[1]]": 0.1,
+    }
+    assert {text: rating(text) for text in said} == said

@@ -1,0 +1,87 @@
+"""Prompts of a chosen length: cut at words, within the context, with a word where there is less than was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench_ss.errors import UserError
+from specbench_ss.runs.suite import SuiteRequest
+from specbench_ss.suites.longcontext import LENGTHS, MAX_NEW_TOKENS, TEMPLATE_TOKENS, LongContext
+from specbench_ss.testing.suite_laws import check_suite
+
+WORDS = 34_000
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(" ".join(f"word{i}" for i in range(WORDS)))
+    return path
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def request(data: Path, context: int | None = None, limit: int | None = None) -> SuiteRequest:
+    return SuiteRequest(data=data, limit=limit, context_length=context, count_tokens=words)
+
+
+def test_prompts_have_the_asked_length_and_follow_one_another(book: Path) -> None:
+    data = LongContext().load(request(book, limit=0))
+    by_length = {name: [q for q in data.questions if q.category == name] for name in LENGTHS}
+    for name, size in LENGTHS.items():
+        assert len(by_length[name]) == WORDS // (size - 7)
+        assert all(size - 2 <= words(q.turns[0]) <= size for q in by_length[name])
+    text = " ".join(q.turns[0].rpartition("\n\n")[0] for q in by_length["1k"])
+    assert text == " ".join(f"word{i}" for i in range(words(text)))  # whole words, each once, none left out
+    assert not data.notes
+
+
+def test_the_context_cuts_with_a_word(book: Path) -> None:
+    data = LongContext().load(request(book, context=3000, limit=1))
+    assert [q.category for q in data.questions] == ["1k", "2k", "4k"]
+    room = 3000 - MAX_NEW_TOKENS - TEMPLATE_TOKENS
+    assert room - 2 <= words(data.questions[-1].turns[0]) <= room
+    assert data.notes[0].startswith(f"4k is cut to {room:,} tokens") and data.notes[1].startswith(
+        "8k, 16k, 32k left out"
+    )
+    with pytest.raises(UserError, match="context of 300 tokens leaves no room"):
+        LongContext().load(request(book, context=300))
+
+
+def test_too_little_text_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("word " * 1500)
+    data = LongContext().load(request(path))
+    assert [q.category for q in data.questions] == ["1k"]
+    assert [note.partition(":")[0] for note in data.notes] == ["2k", "4k", "8k", "16k", "32k"]
+    path.write_text("word " * 15)
+    with pytest.raises(UserError, match="holds too little text: about 15 tokens"):
+        LongContext().load(request(path))
+
+
+def test_files_folders_and_json_lines(book: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    half = book.read_text().split()
+    (folder / "b.md").write_text(" ".join(half[600:]))
+    (folder / "a.txt").write_text(" ".join(half[:600]))
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"text": (folder / name).read_text()}) + "\n" for name in ("a.txt", "b.md")))
+    one, two = (LongContext().load(request(data, limit=1)) for data in (folder, lines))
+    assert one.content_hash == two.content_hash and "word599\n\nword600" in one.questions[0].turns[0]
+    lines.write_text('{"prompt": "?"}\n')
+    for data, said in ((lines, "jsonl:1: 'text' must be a text"), (tmp_path / "none", "cannot read")):
+        with pytest.raises(UserError, match=said):
+            LongContext().load(request(data))
+    with pytest.raises(UserError, match="needs --data"):
+        LongContext().load(SuiteRequest())
+
+
+def test_it_keeps_the_laws_also_where_there_is_no_tokenizer(book: Path) -> None:
+    check_suite(LongContext, data=book)
+    assert LongContext().load(SuiteRequest(data=book, limit=1)).notes[0].startswith("lengths are estimates")

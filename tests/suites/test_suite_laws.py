@@ -1,0 +1,93 @@
+"""The laws for suites: each broken one is found and named. And NAME:FILE."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss.benchmark.build_config import suite_and_data
+from specbench_ss.errors import UserError
+from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suites.questions import select
+from specbench_ss.testing.suite_laws import SUITE_LAWS, SuiteLawBroken, check_suite
+
+COUNTER = itertools.count()
+
+
+class Good(Suite):
+    """A third party's suite that keeps all laws."""
+
+    name, summary, categories = "good", "a suite of two tasks", ("a", "b")
+
+    def questions(self) -> list[Question]:
+        return [Question(f"{c}{i}", c, (f"Say {c} {i} times.",), ((c * 9,),), "own") for c in "ab" for i in range(3)]
+
+    def load(self, request: SuiteRequest) -> SuiteData:
+        if request.data is not None:
+            raise UserError(f"cannot read {request.data}")
+        return SuiteData(self.name, "own", select(self.questions(), request.categories, request.limit))
+
+    def score(self, question: Question, turn: int, answer: str) -> float | None:
+        return float(answer == question.references[turn][0])
+
+
+def changed(**parts: Any) -> type[Suite]:
+    return type("Bad", (Good,), parts)
+
+
+def numbered(self: Good) -> list[Question]:
+    return [Question(f"n{next(COUNTER)}", "a", ("Hi",))]
+
+
+def unlimited(self: Good, request: SuiteRequest) -> SuiteData:
+    return Good.load(self, SuiteRequest(request.categories, max(request.limit or 0, 0), request.data))
+
+
+def calls_home(self: Good, request: SuiteRequest) -> SuiteData:
+    socket.getaddrinfo("localhost", 80)
+    return Good.load(self, request)
+
+
+BAD = {
+    "description": changed(categories=["a"]),
+    "questions": changed(questions=lambda self: [Question("x", "a", ("Hi",)), Question("x", "a", ("Ho",))]),
+    "same": changed(questions=numbered),
+    "limit": changed(load=unlimited),
+    "categories": changed(questions=lambda self: [Question("x", "c", ("Hi",)), Question("y", "c", ("Ho",))]),
+    "data": changed(load=lambda self, request: Good.load(self, SuiteRequest(request.categories, request.limit))),
+    "range": changed(score=lambda self, question, turn, answer: len(answer)),
+    "best": changed(score=lambda self, question, turn, answer: 0.5),
+}
+
+
+def test_a_good_suite_keeps_all_laws() -> None:
+    check_suite(Good)
+
+
+@pytest.mark.parametrize("law", BAD)
+def test_a_broken_law_is_named(law: str) -> None:
+    with pytest.raises(SuiteLawBroken, match=f"^{law}: "):
+        check_suite(BAD[law])
+
+
+def test_whoever_calls_home_is_stopped() -> None:
+    with pytest.raises(SuiteLawBroken, match="reaches for the network"):
+        check_suite(changed(load=calls_home))
+
+
+def test_the_page_lists_the_laws() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "suites.md").read_text(encoding="utf-8")
+    assert [f"| `{law.name}` | {law.text} |" in page for law in SUITE_LAWS] == [True] * len(SUITE_LAWS)
+
+
+def test_a_name_may_carry_its_data() -> None:
+    assert suite_and_data("jsonl:a:b.jsonl", None) == ("jsonl", "a:b.jsonl")
+    assert suite_and_data("specbench", Path("q.jsonl")) == ("specbench", "q.jsonl")
+    assert suite_and_data("specbench", None) == ("specbench", None)
+    for suite, data in (("jsonl:", None), ("jsonl:a", "b")):
+        with pytest.raises(UserError, match=f"^--suite {suite} "):
+            suite_and_data(suite, data)
