@@ -14,6 +14,8 @@ from specbench_ss.commands import (
     check,
     compare,
     doctor,
+    export,
+    import_specbench,
     judge,
     methods,
     models,
@@ -46,6 +48,8 @@ app.command("judge")(judge.command)
 app.command("doctor")(doctor.command)
 app.command("report")(report.command)
 app.command("compare")(compare.command)
+app.command("export")(export.command)
+app.command("import-specbench")(import_specbench.command)
 app.command("paper")(paper.command)
 app.add_typer(models.app, name="models")
 app.add_typer(suites.app, name="suites")

@@ -217,7 +217,7 @@ COMPARISON = _columns(
     "speedup_change | Float64 | share | speedup of B over that of A, less 1",
     f"speedup_change_low | Float64 | share | lower {_OF_INTERVAL}",
     f"speedup_change_high | Float64 | share | upper {_OF_INTERVAL}",
-    "speedup_verdict | string | | `faster`, `slower`, `not distinguishable` or `too few` (questions)",
+    "speedup_verdict | string | | `faster`, `slower`, `not distinguishable`, `too few` (questions) or `void`",
     "tokens_per_s_a | Float64 | tokens/s | all tokens over all seconds in run A",
     "tokens_per_s_b | Float64 | tokens/s | all tokens over all seconds in run B",
     "tokens_per_s_change | Float64 | share | B over A, less 1; missing where the machine is another one",

@@ -16,12 +16,13 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import Interval, mean_interval, ratio_interval
 from specbench_ss.results.paired_times import PairedTimes, paired
+from specbench_ss.results.remembering import remembering
 from specbench_ss.results.resampling import Floats
 from specbench_ss.results.run_differences import Difference, differences, same_machine
 from specbench_ss.results.summary import OVERALL
 from specbench_ss.runs.rows import Row, Run
 
-OTHER_MACHINE, TOO_FEW, SAME = "other machine", "too few", "not distinguishable"
+OTHER_MACHINE, TOO_FEW, SAME, VOID = "other machine", "too few", "not distinguishable", "void"
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
 Rows = list[Row]
 Prompt = tuple[str, int]
@@ -32,7 +33,8 @@ class Change:
     """One figure in both runs. change: B over A, less 1; of quality, B less A. None where there is nothing to compare.
 
     interval: the 95% interval of change, None below four questions. verdict: `faster`, `slower` (`higher`, `lower`
-    where it is no speed), `not distinguishable`, `too few` or `other machine`.
+    where it is no speed), `not distinguishable`, `too few`, `other machine`, or `void` where a run's times must not be
+    used.
     """
 
     a: float | None
@@ -81,11 +83,15 @@ def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], li
     return found, rows
 
 
+_NOTHING = Change(None, None, None, None, VOID)
+
+
 class _Pair:
     """A method's samples in two runs, with the reference's, on the prompts that all four answered."""
 
     def __init__(self, a: Run, b: Run, label: str, category: str) -> None:
         self.label, self.category = label, category
+        self.void = label != REFERENCE and any(remembering(run, label) for run in (a, b))
         self.asked = [_rows(run, label, category) for run in (a, b)]
         sides = [paired(own, _rows(run, REFERENCE, category)) for own, run in zip(self.asked, (a, b), strict=True)]
         both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
@@ -98,6 +104,7 @@ class _Pair:
         made = [{(*_prompt(row), row.repeat): row.token_ids for row in own} for own in self.own]
         twice = [key for key in made[0] if key in made[1]]
         rates = self._rates()
+        rates = rates if machine else Change(rates.a, rates.b, None, None, OTHER_MACHINE)
         return ComparedRow(
             category=self.category,
             method=self.label,
@@ -106,8 +113,8 @@ class _Pair:
             n_failed_a=failed[0],
             n_failed_b=failed[1],
             changes={
-                "speedup": self._speedups(),
-                "tokens_per_s": rates if machine else Change(rates.a, rates.b, None, None, OTHER_MACHINE),
+                "speedup": _NOTHING if self.void else self._speedups(),
+                "tokens_per_s": _NOTHING if self.void else rates,
                 "tau": self._tau(),
                 "quality": self._quality(),
             },

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.compare_runs import RunComparison
-from specbench_ss.results.comparison import OTHER_MACHINE, SAME, TOO_FEW, Change, ComparedRow
+from specbench_ss.results.comparison import OTHER_MACHINE, SAME, TOO_FEW, VOID, Change, ComparedRow
 from specbench_ss.results.number_text import MISSING, number, title
 from specbench_ss.results.regression import judged
 from specbench_ss.results.summary import OVERALL
@@ -75,7 +75,7 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
 
 def _cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
-    told = change.verdict if change.verdict in (SAME, TOO_FEW, OTHER_MACHINE) else f"[bold]{change.verdict}[/]"
+    told = change.verdict if change.verdict in (SAME, TOO_FEW, OTHER_MACHINE, VOID) else f"[bold]{change.verdict}[/]"
     return (
         escape(row.method),
         number(change.a, digits),

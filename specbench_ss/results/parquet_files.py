@@ -38,7 +38,7 @@ def write_parquet(path: Path) -> str:
     try:
         run = read_run(path)
         if not unfinished(run):
-            _write(run)
+            write_frames(run, path)
         return ""
     except Exception as error:  # a full disk, or whatever Arrow raises: the run itself is there, and whole
         for name in PARQUET:
@@ -47,9 +47,10 @@ def write_parquet(path: Path) -> str:
         return f"the Parquet files of {path} could not be written: {first_line(error)}"
 
 
-def _write(run: Run) -> None:
+def write_frames(run: Run, folder: Path) -> None:
+    """Write the four frames of a run into a folder."""
     files = (run.path / ROWS, run.path / STEP_LINES)
-    steps, samples, sameness, summary = (run.path / name for name in PARQUET)
+    steps, samples, sameness, summary = (folder / name for name in PARQUET)
     _put(samples, SAMPLES, [frames.samples(run)])
     _put(sameness, SAMENESS, [frames.sameness(run)])
     _put(summary, SUMMARY, [frames.summary(run)])

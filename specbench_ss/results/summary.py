@@ -191,7 +191,7 @@ def _summary(
     )
 
 
-def _speedups(times: _Times, interval: Interval | None, void: bool) -> dict[str, Any]:
+def _speedups(times: PairedTimes, interval: Interval | None, void: bool) -> dict[str, Any]:
     """Return the speedups with the interval of the first; nothing where the numbers are void."""
     return {
         "speedup": None if void else times.speedup(),

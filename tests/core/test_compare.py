@@ -247,3 +247,17 @@ def test_the_interval_of_a_ratio_holds_that_of_a_speedup() -> None:
 def test_every_figure_has_its_change(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=1))
     assert all(set(row.changes) == set(METRICS) for row in compared(run, run)[1])
+
+
+def test_times_that_must_not_be_used_are_void(make_run: MakeRun) -> None:
+    """Repeats of a method that says it remembers nothing take other steps: it remembered answers."""
+    a, b = read_run(make_run(repeats=2)), read_run(make_run(repeats=2))
+    for run in (a, b):
+        run.manifest["config"]["history"] = "reference"
+    b.manifest["methods"][1]["remembers"] = False
+    for row in b.rows:
+        row.token_ids = [1]
+    rows = overall(a, b)
+    for metric in ("speedup", "tokens_per_s"):
+        verdicts = {method: row.changes[metric].verdict for method, row in rows.items()}
+        assert verdicts == {"ar": "not distinguishable", "ss": "void", "medusa": "not distinguishable"}

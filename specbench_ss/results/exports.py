@@ -1,0 +1,88 @@
+"""A run in the forms of other tools: Spec-Bench's answer files, CSV, Parquet, a Markdown table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specbench_ss.results import frames
+from specbench_ss.results.number_text import interval, number, times, title
+from specbench_ss.results.specbench_files import write_answers
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.terminal_table import ranked
+from specbench_ss.results.verdict_text import output, short_n
+from specbench_ss.runs.rows import Run
+
+HEAD = ("task", "method", "speedup", "95% interval", "verdict", "τ", "output", "quality", "tokens/s", "n")
+LEFT = ("task", "method", "verdict", "output")
+
+
+def write_csv(run: Run, folder: Path) -> list[str]:
+    """Write the frames of a run as CSV files; lists are JSON texts."""
+    for name in ("samples", "steps", "sameness", "summary"):
+        _plain(getattr(frames, name)(run)).to_csv(folder / f"{name}.csv", index=False, errors="replace")
+    return []
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    lists = [name for name in frame if str(frame[name].dtype) == "object"]
+    return frame.assign(**{name: frame[name].map(_json) for name in lists})
+
+
+def _json(value: Any) -> Any:
+    return value if value is pd.NA else json.dumps(list(value))
+
+
+def write_parquet(run: Run, folder: Path) -> list[str]:
+    """Write the frames of a run as Parquet files."""
+    from specbench_ss.results.parquet_files import write_frames
+
+    write_frames(run, folder)
+    return []
+
+
+FOLDERS: dict[str, Callable[[Run, Path], list[str]]] = {  # forms that are several files
+    "specbench": write_answers,
+    "csv": write_csv,
+    "parquet": write_parquet,
+}
+
+
+def markdown(run: Run) -> str:
+    """Return the summary of a run as a Markdown table: all tasks together first, then every task."""
+    rows, config = summarise(run), run.manifest["config"]
+    tasks = list(dict.fromkeys(row.category for row in rows))
+    tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
+    ordered = [row for task in tasks for row in ranked([row for row in rows if row.category == task])]
+    return table(HEAD, [_cells(row, config) for row in ordered], LEFT)
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[str]) -> str:
+    """Return a Markdown table; what would end a cell or begin HTML is escaped."""
+    rule = ["---" if column in left else "---:" for column in head]
+    return "".join(
+        f"| {' | '.join(cells)} |\n" for cells in (head, rule, *([_safe(c) for c in line] for line in lines))
+    )
+
+
+def _safe(cell: str) -> str:
+    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _cells(row: SummaryRow, config: Any) -> tuple[str, ...]:
+    return (
+        "all" if row.category == OVERALL else title(row.category),
+        row.method,
+        times(row.speedup),
+        interval(row.speedup_interval),
+        row.comparison,
+        number(row.tau),
+        output(row, config),
+        number(row.quality),
+        number(row.tokens_per_s, 1),
+        short_n(row),
+    )

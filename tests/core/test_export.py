@@ -1,0 +1,183 @@
+"""`ssbench export` and `import-specbench`: what goes out comes back, and files of others are scored symmetrically."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from specbench_ss import load_run
+from specbench_ss.cli import main
+from specbench_ss.results.exports import table
+from specbench_ss.results.rescoring import RescoredRow, cannot_tell, rescored
+from specbench_ss.results.specbench_files import file_names
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs.run_directory import read_run
+from tests.cli import failing
+from tests.conftest import MakeRun
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.mark.parametrize("made", [{}, {"turns": 2}, {"repeats": 3, "questions": 5}])
+def test_what_is_exported_comes_back_with_the_numbers_of_the_run(
+    make_run: MakeRun, tmp_path: Path, made: dict[str, Any]
+) -> None:
+    run = make_run(**made)
+    assert main(["export", str(run), "--form", "specbench"]) == 0
+    back = {(row.category, row.method): row for row in rescored(sorted((run / "specbench").iterdir()))}
+    summaries = summarise(read_run(run))
+    assert len(back) == len(summaries)
+    for row in summaries:
+        again = back[row.category, row.method]
+        for name in (
+            "speedup",
+            "speedup_geomean",
+            "speedup_specbench",
+            "tau",
+            "tokens_per_s",
+            "n_prompts",
+            "n_questions",
+        ):
+            assert getattr(again, name) == pytest.approx(getattr(row, name)), (name, row.method)
+        assert again.tau_written == pytest.approx(row.tau) and again.first_apart and not again.bonus_left_out
+        assert again.comparison == row.comparison
+        assert again.speedup_interval == (row.speedup_interval and pytest.approx(row.speedup_interval))
+
+
+def test_a_line_has_the_form_of_spec_bench(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(turns=2, repeats=2, failing=("ss",))
+    assert main(["export", str(run), "--form", "specbench", "--out", str(run / "there")]) == 0
+    assert "ss: 8 answers with failed or missing turns are left out" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (run / "there" / "ss.jsonl").read_text().splitlines()]
+    assert len(lines) == 20 and set(lines[0]) == {"question_id", "category", "model_id", "choices", "tstamp"}
+    samples = load_run(run).samples.set_index(["method", "question_id", "turn", "repeat"])
+    for line in lines:
+        for choice in line["choices"]:
+            own = [samples.loc[("ss", line["question_id"], turn, choice["index"])] for turn in range(2)]
+            assert choice["new_tokens"] == [row.tokens for row in own] and choice["turns"] == [row.text for row in own]
+            assert choice["wall_time"] == [row.wall_s for row in own]
+            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - 2  # first tokens are of no step
+            assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+
+
+def test_names_of_files_are_plain_and_differ() -> None:
+    names = file_names(["ar", "ss[k=1]", "sd[draft=/a/b]", "sd[draft=_a_b]"])
+    assert list(names.values())[:2] == ["ar.jsonl", "ss[k=1].jsonl"] and len(set(names.values())) == 4
+    assert not any("/" in name for name in names.values())
+
+
+def test_csv_and_parquet_hold_the_frames(make_run: MakeRun) -> None:
+    run = make_run(questions=2)
+    for form in ("csv", "parquet"):
+        assert main(["export", str(run), "--form", form]) == 0
+    held = load_run(run)
+    for name, frame in {"samples": held.samples, "steps": held.steps, "summary": held.summary()}.items():
+        told = pd.read_csv(run / "csv" / f"{name}.csv")
+        stored = pd.read_parquet(run / "parquet" / f"{name}.parquet")
+        assert list(told) == list(stored) == list(frame) and len(told) == len(stored) == len(frame)
+        for column in ("wall_s", "total_s", "speedup", "tokens"):
+            if column in frame:
+                assert told[column].tolist() == stored[column].tolist() == pytest.approx(frame[column].tolist())
+    assert json.loads(pd.read_csv(run / "csv" / "samples.csv")["token_ids"][0]) == held.samples["token_ids"][0]
+
+
+def test_markdown_is_a_table_of_the_summary(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(labels=("ar", "ss[k=1]"))
+    assert main(["export", str(run), "--form", "markdown"]) == 0
+    told = capsys.readouterr().out
+    assert main(["export", str(run), "--form", "markdown", "--out", str(run / "table.md")]) == 0
+    assert (run / "table.md").read_text() == told
+    lines = told.splitlines()
+    assert len(lines) == 2 + 2 * 5 and {line.count("|") for line in lines} == {11}
+    assert "| all | ss[k=1] | " in told and "×" in lines[3]
+    assert table(("a",), [("x|y<b>",)], ()) == "| a |\n| ---: |\n| x\\|y&lt;b> |\n"
+
+
+def test_mistakes_are_one_line(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(questions=1)
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in failing(["export", str(run), "--form", "csv", "--out", str(tmp_path / "file")], capsys)
+    assert "holds no answers" in failing(["import-specbench", str(tmp_path / "file"), "--baseline", "file"], capsys)
+    assert "cannot read" in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
+    assert "--baseline NAME" in failing(["import-specbench", str(tmp_path / "file")], capsys)
+    for text in ("{", "[]", '{"question_id": 1, "choices": [{"turns": ["a"]}]}', _line(1, [3], [1], steps=[1, 1])):
+        (tmp_path / "ar.jsonl").write_text(text + "\n")
+        assert "ar.jsonl:1: " in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
+
+
+def _line(question: int, tokens: list[int], accepted: list[int], **changes: Any) -> str:
+    steps = changes.get("steps", [len(accepted)])
+    texts = changes.get("texts", [f"answer to {question}"] * len(tokens))
+    seconds = changes.get("seconds", [0.1 * n for n in tokens])
+    choice = {"index": 0, "turns": texts, "decoding_steps": steps, "new_tokens": tokens, "wall_time": seconds}
+    line = {"question_id": question, "category": "qa", "model_id": "m", "tstamp": 1.0}
+    return json.dumps(line | {"answer_id": "x", "choices": [choice | {"accept_lengths": accepted}]})
+
+
+def scored(folder: Path, **files: list[str]) -> dict[str, RescoredRow]:
+    paths = []
+    for name, lines in files.items():
+        paths.append(folder / f"{name}.jsonl")
+        paths[-1].write_text("".join(line + "\n" for line in lines))
+    return {row.method: row for row in rescored(paths) if row.category == OVERALL}
+
+
+def plain(questions: int, tokens: int = 12) -> list[str]:
+    return [_line(q, [tokens], [1] * tokens) for q in range(questions)]
+
+
+def test_turns_that_failed_count_on_neither_side(tmp_path: Path) -> None:
+    """Spec-Bench records a failed turn with the numbers of the turn before it."""
+    fast = [_line(q, [12], [3] * 4, seconds=[0.4]) for q in range(5)]
+    broken = [*fast[:4], _line(4, [12], [3] * 4, seconds=[1e-6], texts=["ERROR"])]
+    row = scored(tmp_path, vanilla=plain(5), quick=broken)["quick"]
+    assert (row.n_questions, row.n_left_out) == (4, 1) and row.speedup == pytest.approx(3)
+    baseline = [*plain(4), _line(4, [12], [1] * 12, seconds=[9.0], texts=["ERROR"])]
+    row = scored(tmp_path, vanilla=baseline, quick=fast)["quick"]
+    assert (row.n_questions, row.n_left_out) == (4, 1) and row.speedup == pytest.approx(3)
+
+
+def test_tau_is_counted_the_same_way_whatever_a_file_counts_as_a_step(tmp_path: Path) -> None:
+    """Twelve tokens in four steps, and the first one apart: with the bonus, without it, and with tokens cut off."""
+    files = {
+        "apart": [_line(q, [13], [3] * 4) for q in range(5)],
+        "bonus": [_line(q, [13], [2] * 4) for q in range(5)],
+        "over": [_line(q, [13], [3] * 4) for q in range(4)] + [_line(4, [13], [3, 3, 3, 6])],
+        "inside": [_line(q, [12], [3] * 4) for q in range(5)],
+    }
+    rows = scored(tmp_path, ar=plain(5), **files)
+    assert {name: row.tau for name, row in rows.items()} == pytest.approx(dict.fromkeys(files, 3.0) | {"ar": 1.0})
+    assert rows["bonus"].tau_written == 2 and rows["bonus"].bonus_left_out and not rows["apart"].bonus_left_out
+    assert rows["over"].beyond == 3 and rows["over"].tau_written == pytest.approx(63 / 20)
+    assert [rows[name].first_apart for name in ("apart", "bonus", "over", "inside", "ar")] == [True] * 3 + [False] * 2
+    told = "\n".join(cannot_tell(list(rows.values())))
+    assert "bonus: accept_lengths leave out the bonus token" in told and "over: 3 tokens in accept_lengths" in told
+    assert "The first token belongs to no step in apart, bonus, over" in told
+    assert "Longest answers, in tokens, which limits may have cut: ar 12, apart 13" in told
+
+
+def test_texts_are_compared_and_other_counts_of_the_same_text_told(tmp_path: Path) -> None:
+    lines = [_line(q, [12], [3] * 4) for q in range(4)] + [
+        _line(4, [15], [3] * 5),
+        _line(5, [12], [3] * 4, texts=["?"]),
+    ]
+    row = scored(tmp_path, ar=plain(6), m=lines)["m"]
+    assert (row.n_turns, row.n_same_text, row.n_other_count) == (6, 5, 1)
+
+
+def test_the_last_line_of_a_question_counts_and_the_terminal_shows_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [_line(0, [12], [12], seconds=[99.0]), *(_line(q, [12], [3] * 4, seconds=[0.6]) for q in range(5))]
+    assert scored(tmp_path, ar=plain(5), m=lines)["m"].speedup == pytest.approx(2)
+    capsys.readouterr()
+    files = [str(tmp_path / name) for name in ("ar.jsonl", "m.jsonl")]
+    assert main(["import-specbench", *files]) == 0
+    told = capsys.readouterr().out
+    assert "2.00×" in told and "5 of 5" in told and "The files cannot tell" in told
+    assert main(["import-specbench", *files, "--baseline", "m.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][1]["speedup"] == pytest.approx(0.5)
