@@ -21,6 +21,7 @@ from specbench_ss.commands import (
     models,
     new_method,
     paper,
+    reference,
     report,
     run,
     suites,
@@ -50,6 +51,7 @@ app.command("report")(report.command)
 app.command("compare")(compare.command)
 app.command("export")(export.command)
 app.command("import-specbench")(import_specbench.command)
+app.command("reference")(reference.command)
 app.command("paper")(paper.command)
 app.add_typer(models.app, name="models")
 app.add_typer(suites.app, name="suites")

@@ -162,7 +162,7 @@ def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
 
 
 def _together(own: Sequence[Row], ref: Sequence[Row], *files: AnswerFile) -> tuple[list[Row], list[Row]]:
-    """Return the pairs of those answers that have as many turns in each of the files: their steps are not told apart."""
+    """Return the pairs of those answers with as many turns in each of the files: steps belong to whole answers."""
     first, second = (file.choices for file in files)
     same = [len(first[r.question_id, r.repeat].turns) == len(second[r.question_id, r.repeat].turns) for r in own]
     kept = [pair for pair, equal in zip(zip(own, ref, strict=True), same, strict=True) if equal]

@@ -1,0 +1,121 @@
+"""Published numbers of methods, and how far a run compares with each. published.csv has the numbers and their sources.
+
+tau depends on the model, the questions, how tokens are chosen and the drafter; hardly on the machine. A speedup depends
+on the machine as well.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from specbench_ss.method_spec import REFERENCE
+
+FILE = Path(__file__).with_suffix(".csv")
+NEAR = 0.05  # share by which the number of parameters may differ
+Mark = Literal["same", "part", "other"]
+PARTS = ("model", "questions", "decoding", "number format", "GPU")
+OF_TAU = ("model", "questions", "decoding")  # what must be the same for tau to compare
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Numbers of one method on one model and GPU, with greedy decoding at batch 1.
+
+    method: our name of it, '' where there is none. parameters: of the model. questions: how many of the suite.
+    """
+
+    method: str
+    published_as: str
+    family: str
+    version: str
+    size: str
+    parameters: float
+    gpu: str
+    speedup: float
+    tau: float
+    suite: str
+    questions: int
+    dtype: str
+    source: str
+
+    @property
+    def model(self) -> str:
+        """Return the model's name for people: 'vicuna 7B v1.3'."""
+        return f"{self.family} {self.size} {self.version}"
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """Return every published number that is known here."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return tuple(_entry(line) for line in csv.DictReader(file))
+
+
+def _entry(line: Mapping[str, str]) -> Published:
+    numbers: dict[str, Any] = {name: float(line[name]) for name in ("parameters", "speedup", "tau")}
+    return Published(**{**line, **numbers, "questions": int(line["questions"])})
+
+
+def marks(manifest: Mapping[str, Any], entry: Published) -> dict[str, Mark]:
+    """Say for each of PARTS whether a run has the same as a published number; `part` for some of the same.
+
+    Of the model, `part` is the same family in another size or version; of the questions, a choice of the same.
+    """
+    suite, config, model = (manifest[name] for name in ("suite", "config", "model"))
+    gpus = [gpu["name"] for gpu in manifest["environment"]["gpus"]] if model["device"].startswith("cuda") else []
+    greedy = not config["temperature"] and not config.get("stop")
+    return {
+        "model": _model(model, entry),
+        "questions": _questions(suite, entry),
+        "decoding": "same" if greedy else "other",
+        "number format": "same" if model["dtype"] == entry.dtype else "other",
+        "GPU": "same" if any(entry.gpu in name for name in gpus) else "other",
+    }
+
+
+def _model(model: Mapping[str, Any], entry: Published) -> Mark:
+    name = model["name"].lower()
+    if entry.family not in name:
+        return "other"
+    near = abs(model["parameters"] / entry.parameters - 1) <= NEAR
+    return "same" if near and entry.version in name else "part"
+
+
+def _questions(suite: Mapping[str, Any], entry: Published) -> Mark:
+    if suite["name"] != entry.suite or suite["edition"] != "official":
+        return "other"
+    return "same" if suite["size"] == entry.questions else "part"
+
+
+def comparable(found: Mapping[str, Mark]) -> str:
+    """Return what of a published number compares with a run: 'τ and speedup', 'τ', or 'nothing'."""
+    if any(found[part] != "same" for part in OF_TAU):
+        return "nothing"
+    return "τ and speedup" if all(mark == "same" for mark in found.values()) else "τ"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A method of a run beside a published number; entry and marks are missing for a method that nobody published."""
+
+    method: str
+    tau: float | None
+    speedup: float | None
+    entry: Published | None
+    marks: Mapping[str, Mark]
+
+
+def beside(manifest: Mapping[str, Any], figures: Mapping[str, tuple[float | None, float | None]]) -> list[Beside]:
+    """Set each method of a run beside every published number of it. figures: tau and speedup by label."""
+    made = []
+    for method in manifest["methods"]:
+        if method["label"] in figures and method["name"] != REFERENCE:
+            entries = [entry for entry in published() if entry.method == method["name"]]
+            pairs = [(entry, marks(manifest, entry)) for entry in entries] or [(None, {})]
+            made += [Beside(method["label"], *figures[method["label"]], entry, found) for entry, found in pairs]
+    return made
