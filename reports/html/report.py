@@ -45,6 +45,7 @@ def _write(text: str, path: Path) -> None:
 def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     """Return everything that the template shows."""
     manifest, look = run.manifest, styles(run.labels)
+    config = {**manifest["config"], "repeats": run.repeats}
     summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
     overall = {s.method: s for s in summaries if s.category == OVERALL}
@@ -57,10 +58,10 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "finding": finding(summaries, made),
         "alerts": health.alerts(made),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
-        "cards": speed.cards(cells, look, manifest["config"]),
-        "matrix": speed.matrix(cells, look, manifest["config"]),
+        "cards": speed.cards(cells, look, config),
+        "matrix": speed.matrix(cells, look, config),
         "speedups": bars.speedups(cells, look),
-        "everything": speed.everything(cells, look, manifest["config"]),
+        "everything": speed.everything(cells, look, config),
         "others": speed.others(cells, look),
         "acceptance": [acceptance.histogram(frames.tokens_per_step(run), look), acceptance.by_position(overall, look)],
         "time": timing.per_token(overall, look),

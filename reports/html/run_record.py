@@ -23,7 +23,7 @@ def chips(run: Run) -> list[tuple[str, str]]:
     return [
         ("Model", f"{model['name']}, {parameters(model['parameters'])}"),
         ("Suite", f"{suite['name']}, {suite['edition']} edition, {_asked(suite)}"),
-        ("Repeats", str(run.manifest["config"]["repeats"])),
+        ("Repeats", str(run.repeats)),
         ("Decoding", decoding(run.manifest["config"])),
         ("On", f"{machine(environment, model['device'])}, {model['dtype']}"),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),

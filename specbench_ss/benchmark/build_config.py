@@ -19,12 +19,13 @@ from specbench_ss.benchmark.asked import check_plugins, method_specs
 from specbench_ss.decoding.sampling import COLDEST
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
-from specbench_ss.options import MOST_SEED, encodable, plain_number, value_text, whole_number
-from specbench_ss.runs.config import Recording, RunConfig
+from specbench_ss.options import MOST_SEED, encodable, plain_number, positive, value_text, whole_number
+from specbench_ss.runs.config import MOST_REPEATS, Goal, Recording, RunConfig
 from specbench_ss.runs.preset import read_preset
 
 LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
 OPTIONAL = ("limit", "max_new_tokens", "chat_template")  # options that may be None
+FLOOR = 0.01  # half the width below which no interval is: `intervals.TIMING_FLOOR`, which is not imported here
 CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16"), "history": ("reference", "own")}
 TEXTS = ("suite", "model", "device", "chat_template")
 
@@ -179,6 +180,23 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
 def _flag(name: str) -> str:
     """An option's name as on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+def goal_of(values: Mapping[str, Any]) -> Goal | None:
+    """When to stop repeating, as the options say. Raises UserError for a value that an option cannot have."""
+    asked, most, budget = (values[name] for name in ("until_ci", "max_repeats", "budget"))
+    if asked is None:
+        given = [name for name, value in (("--max-repeats", most), ("--budget", budget)) if value is not None]
+        if given:
+            raise UserError(f"{given[0]} needs --until-ci: without it, --repeats says how often prompts are answered")
+        return None
+    until = positive("--until-ci", asked)
+    if not FLOOR < until < 1:
+        raise UserError(f"--until-ci must be above {FLOOR:g}, which no interval goes below, and below 1, not {until:g}")
+    repeats = whole_number("--max-repeats", MOST_REPEATS if most is None else most, 1)
+    if repeats < values["repeats"]:
+        raise UserError(f"--max-repeats {repeats} is less than --repeats {values['repeats']}")
+    return Goal(until, repeats, None if budget is None else positive("--budget", budget))
 
 
 def default_out(config: RunConfig, now: datetime) -> Path:

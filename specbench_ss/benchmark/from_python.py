@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.benchmark.build_config import as_options, default_out, recording_of, run_config
+from specbench_ss.benchmark.build_config import as_options, default_out, goal_of, recording_of, run_config
 from specbench_ss.errors import UserError
 from specbench_ss.options import positive
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 OF_A_MODEL = ("dtype", "device", "chat_template", "trust_remote_code")  # options that say how a model is loaded
 PLACE = "run()"  # for messages
 RECORDING = tuple(field.name for field in fields(Recording))
-NOT_MEASURED = ("timeout", "out", "resume", *RECORDING)  # options that say nothing of what is measured
+NOT_MEASURED = (
+    "timeout",
+    "until_ci",
+    "max_repeats",
+    "budget",
+    "out",
+    "resume",
+    *RECORDING,
+)  # options that say nothing of what is measured
 
 
 def run(
@@ -39,6 +47,9 @@ def run(
     plugin: str | Path | Sequence[str | Path] | None = None,
     data: str | Path | None = None,
     repeats: int = 1,
+    until_ci: float | None = None,
+    max_repeats: int | None = None,
+    budget: float | None = None,
     warmup: int = 2,
     max_new_tokens: int | None = None,
     stop: str | Sequence[str] | None = None,
@@ -85,7 +96,7 @@ def run(
     wanted, texts = _config(given, loaded)
     folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
     optional = optional_methods(texts["methods"], wanted.methods)
-    where = RunTarget(folder, bool(resume), optional, recording_of(given), seconds)
+    where = RunTarget(folder, bool(resume), optional, recording_of(given), seconds, goal_of(given))
     measure(preflight.check(wanted, where, loaded), where, [_called(given)])
     return load_run(folder)
 

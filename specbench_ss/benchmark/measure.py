@@ -68,7 +68,10 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     ):
         run_dir.update(recording=where.recording.as_dict())
         suite, recording, timeout = plan.suite, where.recording, where.timeout
-        runner.run(config, target, suite, data, decoders, run_dir, events, recording=recording, timeout=timeout)
+        runner.run(
+            config, target, suite, data, decoders, run_dir, events,
+            recording=recording, timeout=timeout, goal=where.goal,
+        )  # fmt: skip
         _write_parquet(run_dir, events)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +26,7 @@ from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.runs import sameness
-from specbench_ss.runs.config import Recording, RunConfig
+from specbench_ss.runs.config import Goal, Recording, RunConfig
 from specbench_ss.runs.environment import busy, changed_since, environment
 from specbench_ss.runs.manifest import now
 from specbench_ss.runs.rows import Row
@@ -85,6 +85,7 @@ def run(
     decode: Decode = generate,
     recording: Recording = NOTHING,
     timeout: float | None = None,
+    goal: Goal | None = None,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
@@ -98,7 +99,7 @@ def run(
     check_ids(suite_data)
     if timeout is not None:
         check_thread()
-    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording, timeout)
+    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording, timeout, goal)
     run_dir.update(status="running")
     try:
         with contextlib.closing(session.machine):
@@ -131,36 +132,68 @@ class _Session:
         decode: Decode,
         recording: Recording,
         timeout: float | None,
+        goal: Goal | None,
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
         self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
-        self.recording, self.timeout = recording, timeout
+        self.recording, self.timeout, self.goal = recording, timeout, goal
         self.machine = MachineRecord(recording, target.device, run_dir, self._warn_and_keep)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
 
     def run(self) -> None:
-        samples = list(plan(self.data.questions, list(self.decoders), self.config.repeats, self.config.seed))
+        samples = self._planned()
         todo = [s for s in samples if s.key not in self.run_dir.rows]
         self._note_resumption(len(samples), len(todo))
         if todo and (note := busy()):
             self._warn_and_keep(note)
         for label in (label for label, decoder in self.decoders.items() if decoder.remembers):
             self._warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
+        planned = len(samples)
         self.events.on_start(len(todo))
         with frozen_heap():
-            if todo and self.config.warmup:
+            if (todo or self.goal) and self.config.warmup:
                 warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self._warn_and_keep)
                 for decoder in self.decoders.values():
                     decoder.forget()  # the warm-up's prompts are the run's own
-            for _, group in groupby(samples, key=lambda s: s.question.id):
-                of_question = list(group)
-                for sample in of_question:
-                    if sample.key not in self.run_dir.rows:
-                        self._make(sample)
-                for sample in of_question:
-                    self._judge(sample)
+            self._round(samples)
+            for more in self._more_repeats():
+                samples += more
+                self.events.on_start(len(todo) + len(samples) - planned)
+                self._round(more)
             again = SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self._warn_and_keep)
             again.make(samples, self.config.seed)
+
+    def _planned(self) -> list[Sample]:
+        """Every sample of the run as far as it was planned: the repeats that were asked for, then any added since."""
+        asked, made = self.config.repeats, self.run_dir.manifest.get("repeats_made") or 0
+        rounds = [self._repeats(0, asked), *(self._repeats(n, n + 1) for n in range(asked, made))]
+        return [sample for samples in rounds for sample in samples]
+
+    def _repeats(self, first: int, end: int) -> list[Sample]:
+        return list(plan(self.data.questions, list(self.decoders), end, self.config.seed, first))
+
+    def _round(self, samples: Sequence[Sample]) -> None:
+        """Make what is missing of these samples and judge it, question by question."""
+        for _, group in groupby(samples, key=lambda s: s.question.id):
+            of_question = list(group)
+            for sample in of_question:
+                if sample.key not in self.run_dir.rows:
+                    self._make(sample)
+            for sample in of_question:
+                self._judge(sample)
+
+    def _more_repeats(self) -> Iterator[list[Sample]]:
+        """Yield one repeat more, as long as the goal takes it; then write down why no more follow."""
+        if self.goal is None:
+            return
+        from specbench_ss.benchmark.narrowing import reached, why_stop
+
+        labels, made = list(self.decoders), self.run_dir.manifest.get("repeats_made") or self.config.repeats
+        while not (why := why_stop(list(self.run_dir.rows.values()), labels, made, self.goal)):
+            made += 1
+            self.run_dir.update(repeats_made=made)
+            yield self._repeats(made - 1, made)
+        self.run_dir.update(until_ci=reached(list(self.run_dir.rows.values()), labels, made, self.goal, why))
 
     def _warn_and_keep(self, text: str) -> None:
         """Tell what whoever reads the results should know too."""

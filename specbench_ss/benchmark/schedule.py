@@ -33,12 +33,15 @@ class Sample:
         return (self.question.id, self.turn, self.method, self.repeat)
 
 
-def plan(questions: Sequence[Question], methods: Sequence[str], repeats: int, seed: int) -> Iterator[Sample]:
-    """Every sample of a run, in order."""
-    block = index = 0
+def plan(
+    questions: Sequence[Question], methods: Sequence[str], repeats: int, seed: int, first: int = 0
+) -> Iterator[Sample]:
+    """Every sample of a run, in order. first: how many of the repeats come before these, in rounds of their own."""
+    block = first * sum(len(question.turns) for question in questions)
+    index = block * len(methods)
     for question in questions:
         for turn in range(len(question.turns)):
-            for repeat in range(repeats):
+            for repeat in range(first, repeats):
                 for position, method in enumerate(method_order(methods, block, seed)):
                     yield Sample(question, turn, repeat, method, position, index)
                     index += 1

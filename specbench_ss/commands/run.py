@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.benchmark.asked import optional_methods
-from specbench_ss.benchmark.build_config import default_out, recording_of, run_config
+from specbench_ss.benchmark.build_config import default_out, goal_of, recording_of, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
 from specbench_ss.options import MOST_SEED
-from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
+from specbench_ss.runs.config import MOST_REPEATS, RECORDED, RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
 WHAT, HOW, WHERE, RECORD = "What to run", "How to decode and measure", "Where to", "What to record besides"
@@ -77,6 +77,31 @@ def command(
     repeats: Annotated[
         int, typer.Option(min=1, help="How often every method answers each prompt.", rich_help_panel=HOW)
     ] = 1,
+    until_ci: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HALF-WIDTH",
+            help="Repeat until half the interval of every method's speedup is at most this share of it, 0.02; stop "
+            "where more repeats cannot help. --repeats are made in any case.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    max_repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"With --until-ci: at most this many repeats.  [default: {MOST_REPEATS}]",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --until-ci: begin no repeat that would take decoding beyond this time.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     warmup: Annotated[
         int,
         typer.Option(
@@ -223,7 +248,9 @@ def command(
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
     recording = recording_of(ctx.params)
     folder = out or default_out(wanted, datetime.now())
-    where = RunTarget(folder, resume, optional_methods(methods, wanted.methods), recording, timeout)
+    where = RunTarget(
+        folder, resume, optional_methods(methods, wanted.methods), recording, timeout, goal_of(ctx.params)
+    )
     from specbench_ss.commands import run_output
 
     if dry_run:

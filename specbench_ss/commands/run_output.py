@@ -100,6 +100,8 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
     done = read_run(out)
     for line in machine_lines(done):
         print(line)
+    if "until_ci" in done.manifest:
+        print(f"repeats: {done.manifest['until_ci']['why']}")
     print_tables(done, Console())  # which ends with what is wrong, and with the finding
     report = write_report(done)
     print(f"report: {report}")

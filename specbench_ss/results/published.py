@@ -116,6 +116,9 @@ def beside(manifest: Mapping[str, Any], figures: Mapping[str, tuple[float | None
     for method in manifest["methods"]:
         if method["label"] in figures and method["name"] != REFERENCE:
             entries = [entry for entry in published() if entry.method == method["name"]]
-            pairs = [(entry, marks(manifest, entry)) for entry in entries] or [(None, {})]
+            pairs: list[tuple[Published | None, Mapping[str, Mark]]] = [
+                (entry, marks(manifest, entry)) for entry in entries
+            ]
+            pairs = pairs or [(None, {})]
             made += [Beside(method["label"], *figures[method["label"]], entry, found) for entry, found in pairs]
     return made

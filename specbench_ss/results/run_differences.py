@@ -71,7 +71,7 @@ def _facts(run: Run) -> dict[str, str]:
         "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
         "history of later turns": config.get("history", "reference"),
         "seed": config.get("seed"),
-        "repeats": config["repeats"],
+        "repeats": run.repeats,
         "warm-up prompts": config.get("warmup"),
         "methods": ", ".join(run.labels),
         "version of ssbench": manifest["version"],

@@ -128,7 +128,7 @@ def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
     if not any(row.unstable is False for row in rows):
         takes = f"that takes repeats, or {FEWEST} prompts that {REFERENCE} answered"
         return Check("unstable", "not checked", f"Whether timing is stable was not checked: {takes}.")
-    work = "repeats of an answer" if run.manifest["config"]["repeats"] > 1 else f"steps of {REFERENCE}"
+    work = "repeats of an answer" if run.repeats > 1 else f"steps of {REFERENCE}"
     return Check("unstable", "ok", f"Timing is stable: the times of {work} differ by less than a tenth.")
 
 

@@ -48,7 +48,7 @@ def print_tables(run: Run, console: Console) -> None:
     """Print both tables, notes on how to read them, what is wrong or was not checked, and the finding."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    rows, config = summarise(run), run.manifest["config"]
+    rows, config = summarise(run), {**run.manifest["config"], "repeats": run.repeats}
     often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""
     columns = tuple(name for name in COLUMNS if name != "judged" or run.judged_scores)
     overall = ranked([row for row in rows if row.category == OVERALL])

@@ -95,13 +95,29 @@ class Recording:
 RECORDED = Recording(telemetry=0.1, record_drafts="first")  # unless asked otherwise
 
 
+MOST_REPEATS = 16  # unless asked otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When a run that repeats until its intervals are narrow stops. It changes no sample: a resumed run may change it.
+
+    until_ci: half the width of every method's interval, relative to its speedup. max_repeats: of each prompt. budget:
+    seconds of decoding; None = no limit.
+    """
+
+    until_ci: float
+    max_repeats: int = MOST_REPEATS
+    budget: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RunTarget:
     """Where a run's results are written. This is no part of what the run measures.
 
     optional: labels of methods that are left out, with a message, where they cannot decode with the model.
     recording: what is recorded besides the samples. timeout: seconds after which a sample is given up as failed; None =
-    never.
+    never. goal: how narrow intervals must be for the run to make no more repeats; None = as many as were asked for.
     """
 
     out: Path
@@ -109,6 +125,7 @@ class RunTarget:
     optional: frozenset[str] = frozenset()
     recording: Recording = Recording()
     timeout: float | None = None
+    goal: Goal | None = None
 
 
 def decoding(config: Mapping[str, Any]) -> str:

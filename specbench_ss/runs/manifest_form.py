@@ -108,3 +108,4 @@ class ManifestForm(Struct):
     status: str
     warnings: list[str] = []
     sessions: list[_Session] = []
+    repeats_made: int | None = None

@@ -255,8 +255,12 @@ class Run:
     @property
     def samples(self) -> int:
         """Return how many samples the whole run has, those that are still to be made included."""
-        manifest = self.manifest
-        return int(manifest["suite"]["prompts"]) * int(manifest["config"]["repeats"]) * len(self.labels)
+        return int(self.manifest["suite"]["prompts"]) * self.repeats * len(self.labels)
+
+    @property
+    def repeats(self) -> int:
+        """Return how often every prompt is answered: as asked, or more where intervals had to become narrow."""
+        return int(self.manifest.get("repeats_made") or self.manifest["config"]["repeats"])
 
     @property
     def categories(self) -> list[str]:

@@ -1,0 +1,205 @@
+"""`--until-ci`: repeats are added while they help, and a run says why no more were made; it stays resumable."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss.benchmark import narrowing, runner
+from specbench_ss.benchmark.build_config import FLOOR, goal_of
+from specbench_ss.benchmark.narrowing import repeats_share, why_stop, widest
+from specbench_ss.benchmark.schedule import method_order, plan
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.results.health import unfinished
+from specbench_ss.results.intervals import TIMING_FLOOR
+from specbench_ss.results.paired_times import paired
+from specbench_ss.runs.config import Goal, RunConfig, RunTarget
+from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.rows import Row, Run
+from specbench_ss.runs.run_directory import RunDir, read_run
+from tests.cli import failing
+from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
+
+LABELS = ("ar", "m")
+
+
+def measured(repeats: int, questions: float = 0.0, noise: float = 0.0, asked: int = 24) -> list[Row]:
+    """Samples of a method that is twice as fast, with this spread of its speed over questions and over repeats."""
+    rng, paces, rows = random.Random(1), random.Random(2), list[Row]()
+    for question in range(asked):
+        pace = 2 * (1 + questions * paces.gauss(0, 1))
+        for repeat in range(repeats):
+            for label, speed in (("ar", 1.0), ("m", pace)):
+                row = Row(f"q{question}", 0, label, repeat, "qa", len(rows), 0, 0, "", "", "ok")
+                row.tokens, row.wall_s = 100, (1 + noise * rng.gauss(0, 1)) / speed
+                rows.append(row)
+    return rows
+
+
+def test_a_narrow_interval_ends_the_run_and_a_wide_one_does_not() -> None:
+    rows = measured(2, noise=0.05)
+    half = widest(rows, LABELS, 2).half
+    assert half is not None and 0.02 < half < 0.06
+    assert "as narrow as asked" in why_stop(rows, LABELS, 2, Goal(half + 0.001))
+    assert why_stop(rows, LABELS, 2, Goal(0.02)) == ""
+
+
+def test_questions_that_differ_cannot_be_mended_by_repeats() -> None:
+    said = why_stop(measured(2, questions=0.2, noise=0.02), LABELS, 2, Goal(0.02))
+    assert "after 2 repeats: the questions differ more than repeats can mend" in said and "--limit" in said
+    assert why_stop(measured(1, questions=0.2), LABELS, 1, Goal(0.02)) == ""  # one repeat does not tell
+
+
+def test_what_repeats_can_reach_is_predicted() -> None:
+    """The width at best, told after few repeats, is not above that of very many, so that nothing is given up early."""
+    few, many = (measured(n, questions=0.1, noise=0.1, asked=48) for n in (4, 64))
+    told, true = widest(few, LABELS, 4), widest(many, LABELS, 64)
+    assert told.half and told.at_best and true.half and true.half < 0.9 * told.half
+    assert 0.7 * true.half < told.at_best < 1.05 * true.half
+    shares = [repeats_share(*paired(_of(few, "m", n), _of(few, "ar", n))) for n in (1, 4)]
+    assert shares[0] is None and shares[1] is not None and 0.2 < shares[1] < 0.9
+
+
+def _of(rows: list[Row], label: str, repeats: int) -> list[Row]:
+    return [row for row in rows if row.method == label and row.repeat < repeats]
+
+
+def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = measured(4, noise=0.1)
+    assert why_stop(rows, LABELS, 4, Goal(0.012)) == ""
+    assert "(--max-repeats 4)" in why_stop(rows, LABELS, 4, Goal(0.012, max_repeats=4))
+    seconds = sum(row.wall_s or 0.0 for row in rows)
+    assert "(--budget)" in why_stop(rows, LABELS, 4, Goal(0.012, budget=1.2 * seconds))
+    assert why_stop(rows, LABELS, 4, Goal(0.012, budget=1.3 * seconds)) == ""
+    monkeypatch.setattr(narrowing, "repeats_share", lambda own, ref: None)
+    for row in rows:
+        if row.repeat > 1:  # two repeats that add nothing: the first two again
+            row.wall_s = next(
+                r.wall_s
+                for r in rows
+                if (r.question_id, r.method, r.repeat) == (row.question_id, row.method, row.repeat - 2)
+            )
+    assert "the last repeats did not narrow it" in why_stop(rows, LABELS, 4, Goal(0.012))
+
+
+def test_too_few_questions_are_said() -> None:
+    assert "takes 4 questions" in why_stop(measured(2, asked=3), LABELS, 2, Goal(0.02))
+    assert "no method to compare" in why_stop(measured(2), ("ar",), 2, Goal(0.02))
+
+
+def test_rounds_continue_the_schedule() -> None:
+    """Indices go on, and so do the cycles in which the order of the methods is balanced."""
+    whole = [*plan(ASKED, LABELS, 2, 0), *plan(ASKED, LABELS, 3, 0, first=2), *plan(ASKED, LABELS, 4, 0, first=3)]
+    assert [s.index for s in whole] == list(range(4 * 5 * 2)) and len({s.key for s in whole}) == len(whole)
+    order = [s.method for s in whole]
+    assert [tuple(order[i : i + 2]) for i in range(0, 40, 2)] == [method_order(LABELS, block, 0) for block in range(20)]
+    assert list(plan(ASKED, LABELS, 2, 0, first=0)) == whole[:20]
+
+
+class Repeating(Bench):
+    """A bench with a goal that is reached after `until` repeats."""
+
+    goal: Goal | None = Goal(0.02)
+
+    def run(self, resume: bool = False) -> Run:
+        manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
+        with RunDir.open(RunTarget(self.path, resume), manifest, DATA.questions) as run_dir:
+            run = runner.run
+            run(
+                self.config,
+                self.target,
+                self.suite,
+                DATA,
+                self.decoders,
+                run_dir,
+                self.events,
+                self.decode,
+                goal=self.goal,
+            )
+        return read_run(self.path)
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrowing, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
+
+
+def test_a_run_grows_by_whole_repeats_and_says_what_it_reached(tmp_path: Path, three: None) -> None:
+    bench = Repeating(tmp_path)
+    done = bench.run()
+    assert len(done.rows) == done.samples == bench.events.total == 5 * 2 * 3 and not unfinished(done)
+    assert done.repeats == 3 and done.manifest["config"]["repeats"] == 1
+    assert [row.repeat for row in done.rows] == [0] * 10 + [1] * 10 + [2] * 10
+    assert [row.index for row in done.rows] == list(range(30)) and len(done.sameness) == 5 * 3 + 5 * 2
+    assert done.manifest["until_ci"]["why"] == "enough" and done.manifest["until_ci"]["repeats"] == 3
+    assert done.manifest["fingerprint"] == RunConfig(tuple(map(MethodSpec, LABELS)), warmup=0).fingerprint
+
+
+@pytest.mark.parametrize("after", [3, 10, 14, 29])
+def test_a_run_that_was_interrupted_in_any_repeat_goes_on(tmp_path: Path, three: None, after: int) -> None:
+    whole = Repeating(tmp_path / "whole").run()
+    bench, calls = Repeating(tmp_path / "cut"), count()
+
+    def interrupt(label: str, prompt: str) -> None:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+
+    bench.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        bench.run()
+    cut = read_run(tmp_path / "cut")
+    assert (
+        len(cut.rows) == after
+        and unfinished(cut)
+        and cut.samples == 10 * (1 + after // 10 if after % 10 else max(1, after // 10 + 1))
+    )
+    done = Repeating(tmp_path / "cut").run(resume=True)
+    assert [(r.key, r.index, r.position, r.seed) for r in done.rows] == [
+        (r.key, r.index, r.position, r.seed) for r in whole.rows
+    ]
+    assert not unfinished(done) and done.repeats == 3
+
+
+def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_path: Path, three: None) -> None:
+    plain = Repeating(tmp_path)
+    plain.goal = None
+    done = plain.run()
+    assert (done.repeats, done.samples) == (1, 10) and not {"repeats_made", "until_ci"} & set(done.manifest)
+    more = Repeating(tmp_path).run(resume=True)
+    assert more.repeats == 3 and [r.key for r in more.rows[:10]] == [r.key for r in done.rows]
+    again = Repeating(tmp_path)
+    again.goal = None
+    assert again.run(resume=True).repeats == 3 and not again.calls
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"until_ci": 0.005}, "--until-ci must be above 0.01"),
+        ({"until_ci": float("nan")}, "--until-ci must be a number above 0"),
+        ({"until_ci": 2}, "below 1, not 2"),
+        ({"max_repeats": 4}, "--max-repeats needs --until-ci"),
+        ({"budget": 4.0}, "--budget needs --until-ci"),
+        ({"until_ci": 0.02, "max_repeats": 2, "repeats": 3}, "--max-repeats 2 is less than --repeats 3"),
+        ({"until_ci": 0.02, "budget": 0}, "--budget must be a number above 0"),
+    ],
+)
+def test_goals_that_are_none_are_mistakes(given: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"until_ci": None, "max_repeats": None, "budget": None, "repeats": 1}
+    with pytest.raises(UserError, match="--"):
+        goal_of(values | given)
+    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert said in failing(["run", "--methods", "pld", *options], capsys)
+
+
+def test_goals() -> None:
+    values = {"until_ci": 0.02, "max_repeats": None, "budget": None, "repeats": 2}
+    assert goal_of(values) == Goal(0.02, 16, None) and goal_of(values | {"until_ci": None}) is None
+    assert FLOOR == TIMING_FLOOR
