@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+OF_TIMES = ("unstable", "disturbed")  # warnings of a run that concern its times
+
+
 class RunComparison:
     """Two runs and what changed from `a` to `b`; `compare` returns it.
 
@@ -56,7 +59,8 @@ def _doubts(run: Run) -> list[str]:
     from specbench_ss.results.summary import summarise
 
     changed = ", ".join(between_sessions(run.manifest))
-    wrong = [check.sentence for check in checks(run, summarise(run)) if check.state == "wrong"]
+    made = checks(run, summarise(run))
+    wrong = [c.sentence for c in made if c.state == "wrong" or (c.state == "warning" and c.name in OF_TIMES)]
     return wrong + ([f"Not all sessions had the same {changed}: their times do not compare."] if changed else [])
 
 

@@ -77,6 +77,9 @@ def test_a_method_that_became_slower_is_found_and_no_other(
     assert "medusa" not in captured.err and captured.err.count("\n") == 1
     for limit in ("speedup<-30%", "speedup<-0.3", "tau<-1%,quality<-0.01"):
         assert main(["compare", str(a), str(b), "--fail-on", limit]) == 0
+    low, high = rows["ss"].changes["speedup"].interval or (0.0, 0.0)
+    for limit, code in (((low + high) / 2, 0), (high + 0.001, 1)):  # the whole interval must lie below it
+        assert main(["compare", str(a), str(b), "--fail-on", f"speedup<{limit:.4f}"]) == code
     assert main(["compare", str(b), str(a), *TOO_SLOW]) == 0  # a gain is no regression
 
 
