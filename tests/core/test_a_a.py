@@ -37,9 +37,7 @@ def recorded() -> dict[str, Run]:
     with RECORDED.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             row = Row(line["question"], 0, line["method"], 0, "qa", len(rows), 0, 0, "", "", "ok")
-            row.tokens = row.prefill_tokens = int(
-                line["tokens"]
-            )  # as if prefill had made all of it: steps were not kept
+            row.tokens = row.prefill_tokens = int(line["tokens"])  # as if by prefill: steps were not kept
             row.token_ids, row.steps = [0] * row.tokens, 0
             row.prefill_s = row.wall_s = float(line["wall_s"])
             rows[line["comparison"]].append(row)
