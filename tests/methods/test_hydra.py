@@ -167,9 +167,7 @@ def test_published_heads_draft_what_their_definition_says(plus: bool, offset: in
 
     decoder.propose = checked  # type: ignore[method-assign]
     answer = generate(decoder, PROMPTS[0], Limits(12), Sampling())
-    of_answer = len(
-        answer.steps
-    )  # where nothing was accepted, the answer is begun again to see whether drafts are numbers
+    of_answer = len(answer.steps)  # one in vain is begun again, to see whether its drafts are chosen from numbers
     assert seen[of_answer:] in ([], seen[: len(seen) - of_answer]) and len(seen) >= of_answer
 
 
