@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 SMALL: dict[str, Any] = {"categories": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
 TIMES = (
     "_s", "started", "ended", "speedup", "tokens_per_s", "step_ratio", "residual", "health", "unstable", "compar",
-    "disturbed", "host_",
+    "disturbed", "host_", "ttft_s", "tpot_s", "latency_s", "within_tau",
 )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_every_option_of_the_command_is_one_of_the_function() -> None:
 
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     flags = {p.opts[0].lstrip("-").replace("-", "_") for p in command.params} - {"help"}
-    assert flags - set(inspect.signature(run).parameters) == {"config", "dry_run", "open"}
+    assert flags - set(inspect.signature(run).parameters) == {"config", "dry_run", "open", "fail_on"}
     defaults = RunConfig(methods=())
     for name, parameter in inspect.signature(run).parameters.items():
         if hasattr(defaults, name) and name not in ("methods", "stop", "plugin"):

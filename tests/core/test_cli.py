@@ -21,7 +21,7 @@ from specbench_ss.benchmark.progress import Progress
 from specbench_ss.cli import main
 from specbench_ss.commands import run_output
 from specbench_ss.errors import UserError
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
 from specbench_ss.runs.run_directory import MANIFEST, ROWS, read_run
 from tests.cli import failing
 
@@ -33,7 +33,9 @@ Asked = list[tuple[RunConfig, RunTarget]]
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What `ssbench run` would have run, instead of running it."""
     seen: Asked = []
-    monkeypatch.setattr(run_output, "run", lambda config, where, open_report: seen.append((config, where)))
+    monkeypatch.setattr(
+        run_output, "run", lambda config, where, open_report, fail_on=None: seen.append((config, where))
+    )
     return seen
 
 
@@ -94,7 +96,7 @@ def test_options_reach_the_configuration(asked: Asked, tmp_path: Path) -> None:
     )
     assert main(["run", "--methods", "ss", "--out", str(out), "--resume", *arguments.split()]) == 0
     config, where = asked[0]
-    assert where == RunTarget(out, resume=True)
+    assert where == RunTarget(out, resume=True, recording=RECORDED)
     assert (config.suite, config.categories, config.limit, config.repeats) == ("apps", ("sql",), 3, 2)
     assert (config.temperature, config.top_k, config.history, config.seed) == (0.7, 5, "own", 9)
     assert (config.model, config.warmup, config.data) == ("lab", RunConfig(methods=()).warmup, None)
@@ -197,7 +199,7 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
         "32 near-ties of 32",
         "28 (4 failed)",
         "1.00   reference",
-        "! medusa: failed: 4 samples",
+        "✕ Samples failed; no number includes them.\n    medusa: 4 samples",
         "≈ not distinguishable",
     ):
         assert words in told
@@ -265,7 +267,7 @@ def test_sessions_under_other_conditions_are_told_in_one_line_at_the_end(
     for told, given in ((False, sessions[:1]), (True, sessions)):
         (out / MANIFEST).write_text(json.dumps({**manifest, "sessions": given}))
         run_output.tell(out, open_report=False)
-        line = "! not all sessions had the same threads: their times do not compare"
+        line = "! Not all sessions had the same threads: their times do not compare."
         assert (line in capsys.readouterr().out.splitlines()) == told
 
 

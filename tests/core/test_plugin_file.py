@@ -104,7 +104,7 @@ def test_another_run_has_no_use_for_a_plugin() -> None:
 
 def test_it_may_stand_in_a_configuration_file(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
-    monkeypatch.setattr(run_output, "run", lambda config, where, open_report: asked.append(config))
+    monkeypatch.setattr(run_output, "run", lambda config, where, open_report, fail_on=None: asked.append(config))
     for given in (str(plugin), [str(plugin)]):
         file = tmp_path / "run.yaml"
         file.write_text(yaml.safe_dump({"methods": "nothing", "plugin": given}))

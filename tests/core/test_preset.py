@@ -126,7 +126,7 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
 
 def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[RunConfig] = []
-    monkeypatch.setattr(run_output, "run", lambda config, where, open_report: seen.append(config))
+    monkeypatch.setattr(run_output, "run", lambda config, where, open_report, fail_on=None: seen.append(config))
     for n in (5, 6):
         write_preset(tmp_path / "p.yaml", {"method": "ss", "options": {}, "measured": n})
         assert main(["run", "--methods", "ss", "--preset", str(tmp_path / "p.yaml")]) == 0

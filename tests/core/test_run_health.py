@@ -117,5 +117,5 @@ def test_a_sample_with_a_negative_count_is_a_damaged_one(make_run: MakeRun, name
     lines = (path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     lines[0] = json.dumps(json.loads(lines[0]) | {name: -1})
     (path / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with pytest.raises(UserError, match=f"damaged in line 1: {name} is negative"):
+    with pytest.raises(UserError, match=f"damaged in line 1: {name} is less than 0"):
         load_run(path)

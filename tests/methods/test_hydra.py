@@ -167,7 +167,8 @@ def test_published_heads_draft_what_their_definition_says(plus: bool, offset: in
 
     decoder.propose = checked  # type: ignore[method-assign]
     answer = generate(decoder, PROMPTS[0], Limits(12), Sampling())
-    assert len(seen) == len(answer.steps)
+    of_answer = len(answer.steps)  # one in vain is begun again, to see whether its drafts are chosen from numbers
+    assert seen[of_answer:] in ([], seen[: len(seen) - of_answer]) and len(seen) >= of_answer
 
 
 def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
