@@ -32,7 +32,7 @@ def remembering(run: Run, label: str) -> list[str]:
 
 
 def comparable(run: Run, label: str) -> list[list[Row]]:
-    """Return the repeats with the same prompt and the same answer, of a greedy method that says it remembers nothing."""
+    """Return the repeats with the same prompt and answer, of a greedy method that says it remembers nothing."""
     if _entry(run, label).get("remembers", True) or run.manifest["config"]["temperature"]:
         return []
     repeats: dict[Any, list[Row]] = defaultdict(list)
@@ -61,7 +61,7 @@ def _fewer(several: Sequence[Sequence[Row]]) -> bool:
 
 def _history(run: Run, row: Row) -> tuple[str | None, ...]:
     """The method's own earlier answers, where they are part of the prompt."""
-    if run.manifest["config"]["history"] != "own" or not row.turn:
+    if run.manifest["config"].get("history") != "own" or not row.turn:
         return ()
     place = (row.question_id, row.method, row.repeat)
     before = [r for r in run.rows if (r.question_id, r.method, r.repeat) == place and r.turn < row.turn]
