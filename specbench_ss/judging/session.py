@@ -10,7 +10,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.judging.endpoint import Reply
 from specbench_ss.judging.plan import Plan
 from specbench_ss.judging.prompts import Message, rating
-from specbench_ss.runs.rows import JudgeVerdict
+from specbench_ss.runs.rows import JudgeVerdict, answer_hash
 from specbench_ss.runs.run_directory import judging
 
 Ask = Callable[[list[Message]], Reply]
@@ -62,4 +62,6 @@ def _commit(plan: Plan, digest: str, score: float | None, reply: Reply, commit: 
     """Commit one reply for every sample with this answer. Its tokens stand with the first of them."""
     for i, key in enumerate(plan.keys[digest]):
         tokens = (None, None) if i else (reply.input_tokens, reply.output_tokens)
-        commit(JudgeVerdict(*key, plan.judge, plan.prompts, digest, score, reply.text, *tokens))
+        judge, answer = plan.judge, answer_hash(plan.texts[key])
+        said = (digest, score, reply.text, *tokens)
+        commit(JudgeVerdict(*key, judge.name, plan.prompts, *said, judge.host, judge.max_tokens, answer))
