@@ -62,6 +62,7 @@ def _commit(plan: Plan, digest: str, score: float | None, reply: Reply, commit: 
     """Commit one reply for every sample with this answer. Its tokens stand with the first of them."""
     for i, key in enumerate(plan.keys[digest]):
         tokens = (None, None) if i else (reply.input_tokens, reply.output_tokens)
-        judge, answer = plan.judge, answer_hash(plan.texts[key])
-        said = (digest, score, reply.text, *tokens)
-        commit(JudgeVerdict(*key, judge.name, plan.prompts, *said, judge.host, judge.max_tokens, answer))
+        verdict = JudgeVerdict(*key, plan.judge.name, plan.prompts, digest, score, reply.text, *tokens)
+        verdict.host, verdict.max_tokens = plan.judge.host, plan.judge.max_tokens
+        verdict.answer = answer_hash(plan.texts[key])
+        commit(verdict)
