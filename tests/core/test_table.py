@@ -33,7 +33,7 @@ def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: 
 def test_marks_that_no_row_bears_are_not_explained(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar",), categories=("qa",), questions=2)))
     assert "? no interval" not in text and "≈" not in text
-    assert "?" not in text[: text.index("Whether timing") - 2]
+    assert "?" not in text[: text.index("Disturbances") - 2]
 
 
 def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
@@ -48,7 +48,9 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
 
 def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))
-    assert " q)" not in text and "mean over questions" not in text and "repeat" not in text
+    assert (
+        " q)" not in text and "mean over questions" not in text and "repeat" not in text.replace("greedy repeats", "")
+    )
 
 
 SHARED: dict[str, Any] = {"labels": ("ar", "ss-shared", "ss-shared-ar"), "references": {"ss-shared": "ss-shared-ar"}}
