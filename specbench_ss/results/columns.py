@@ -220,7 +220,7 @@ MACHINE = _columns(
     "bandwidth_share | Float64 | | counted bytes per second over the limit; over 1 where caches hold all",
     "compute_share | Float64 | | counted operations per second over the measured limit of the dtype",
     "fastest_step_s | Float64 | s | a step that reaches the nearer of these two limits",
-    "predicted_speedup | Float64 | × | tau × fastest_step_s of `ar` over its own; missing where void or no drafter was found",
+    "predicted_speedup | Float64 | × | tau × fastest_step_s of `ar` over its own; missing where void or unknown",
     "decode_speedup | Float64 | × | tau × step_s of `ar` over its own: prefill is left out; missing where void",
     "samples | Int64 | samples | good samples of the method",
     "disturbed | Int64 | samples | of them, samples that something else disturbed",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,3 +252,9 @@ def test_a_run_of_before_has_no_counts_and_says_so(make_run: Any) -> None:
 def test_limits_are_plain_data() -> None:
     limits = MachineLimits("d", 1, "2", "t", 1.0, {"float32": 2.0}, 3.0)
     assert json.loads(json.dumps(limits.as_dict())) == limits.as_dict()
+
+
+def test_the_cost_of_a_reading_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["telemetry_cost.py", "--pairs", "1", "--new", "2"])
+    runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "telemetry_cost.py"), run_name="__main__")
+    assert re.search(r"one reading: \d+\.\d+ ms of the processor, \d+\.\d+% of the interval", capsys.readouterr().out)
