@@ -42,6 +42,8 @@ def main() -> None:
     decoder = load_method(arguments.method, target)
     prompt = target.encode_chat([{"role": "user", "content": "Write a short story about a lighthouse."}])
     logs = ratios(decoder, prompt, arguments.new, arguments.pairs, 0.0 if arguments.null else arguments.interval)
+    took = reading_s(target.device)
+    print(f"one reading: {1e3 * took:.3f} ms of the processor, {took / arguments.interval:.2%} of the interval")
     rng = random.Random(0)
     means = sorted(statistics.fmean(rng.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     low, high = (means[int(share * RESAMPLES)] for share in (0.025, 0.975))

@@ -1,8 +1,8 @@
-"""Long prompts: text of one's own files, cut to 1k, 2k, 4k, 8k, 16k and 32k tokens, or to what the model can hold."""
+"""Long prompts: text of one's own files, cut to 1k, 2k, 4k, 8k, 16k and 32k tokens, and to what the model can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from specbench_ss.files.user_files import read_rows, read_text
 from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.questions import check_categories, check_limit
 
+CONTEXT = "context"  # the category of prompts that are as long as the model's context allows, where that is known
 LENGTHS = {"1k": 1024, "2k": 2048, "4k": 4096, "8k": 8192, "16k": 16384, "32k": 32768}  # tokens of a prompt
 ASK = "Summarize the main points of this text."
 MAX_NEW_TOKENS = 256
@@ -28,10 +29,13 @@ class LongContext(Suite):
 
     name = "longcontext"
     summary = "long prompts from text files of yours, cut to 1k to 32k tokens or to the model's context; speed only"
-    categories = tuple(LENGTHS)
+    categories = (*LENGTHS, CONTEXT)
 
     def load(self, request: SuiteRequest) -> SuiteData:
-        """Return questions of every length that the context holds. Raises UserError where the text is too short."""
+        """Return questions of every length that the context holds. Raises UserError where the text is too short.
+
+        Without categories, the first length that it does not hold gives way to prompts as long as the context allows.
+        """
         check_limit(request.limit)
         check_categories(request.categories, self.categories, f"suite {self.name!r}")
         if request.data is None:
@@ -39,8 +43,7 @@ class LongContext(Suite):
                 "suite 'longcontext' needs --data: a text file, a folder of them, or a JSONL file with `text`"
             )
         text = "\n\n".join(_documents(request.data))
-        asked = [name for name in LENGTHS if name in (request.categories or LENGTHS)]
-        sizes, notes = _fitting(asked, request.context_length)
+        sizes, notes = _fitting(request.categories, request.context_length)
         limit = DEFAULT_LIMIT if request.limit is None else request.limit
         count = request.count_tokens or _guess
         if request.count_tokens is None:
@@ -52,22 +55,26 @@ class LongContext(Suite):
         return SuiteData(self.name, "files", tuple(questions), MAX_NEW_TOKENS, tuple(notes))
 
 
-def _fitting(asked: list[str], context: int | None) -> tuple[dict[str, int], list[str]]:
-    """Return the lengths to ask, in tokens of a whole prompt, and what there is to say of the others.
-
-    The first length that the context cannot hold is cut to what it can; longer ones would be the same prompt again.
-    """
-    room = None if context is None else context - MAX_NEW_TOKENS - TEMPLATE_TOKENS
-    sizes = {name: LENGTHS[name] for name in asked if room is None or LENGTHS[name] <= room}
-    beyond = [name for name in asked if name not in sizes]
-    if not beyond or room is None:
+def _fitting(asked: Sequence[str], context: int | None) -> tuple[dict[str, int], list[str]]:
+    """Return the lengths to ask, in tokens of a whole prompt, and what there is to say of the others."""
+    sizes = {name: size for name, size in LENGTHS.items() if name in (asked or LENGTHS)}
+    if context is None:
+        if not sizes:
+            raise UserError(f"the model's context is not known, so there are no prompts of category {CONTEXT!r}")
         return sizes, []
+    room = context - MAX_NEW_TOKENS - TEMPLATE_TOKENS
     if room < LEAST:
         raise UserError(f"the model's context of {context} tokens leaves no room for a long prompt and its answer")
-    notes = [f"{beyond[0]} is cut to {room:,} tokens: the model's context of {context:,} holds no more with an answer"]
-    if beyond[1:]:
-        notes.append(f"{', '.join(beyond[1:])} left out: cut to the context, they would be the prompts of {beyond[0]}")
-    return sizes | {beyond[0]: room}, notes
+    beyond = [name for name, size in sizes.items() if size > room]
+    held = f"the model's context of {context:,} tokens holds no more than {room:,} beside an answer"
+    notes = [f"{', '.join(beyond)} left out: {held}"] if beyond else []
+    sizes = {name: size for name, size in sizes.items() if size <= room}
+    if CONTEXT in asked or (beyond and not asked):
+        sizes[CONTEXT] = room
+        notes.append(f"{CONTEXT}: prompts of {room:,} tokens, as {held}")
+    if not sizes:
+        raise UserError(f"{notes[0]}; category {CONTEXT!r} has prompts of that length")
+    return sizes, notes
 
 
 def _questions(text: str, sizes: dict[str, int], limit: int, count: Count) -> tuple[list[Question], list[str]]:

@@ -119,12 +119,6 @@ class Figure19(_Utilisation):
         }
         label = "Bar chart: kernel and memory utilisation of each method."
         plot = Plot("utilisation", self.title, label, bars(series), axes("", "share"), grid)
-        limits = (
-            "Memory is the share of this machine's measured bandwidth that the counted bytes make up; it is missing "
-        )
-        limits += (
-            "where `ssbench doctor --calibrate` was not run before, and above 100 % where caches hold the weights."
-        )
         return Result((grid,), (plot,), notes=() if read else (ON_CPU, COUNTED))
 
 

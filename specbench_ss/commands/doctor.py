@@ -38,7 +38,7 @@ def command(
     note = busy()
     if note:
         print(f"{'busy':<12}{note}")
-    limits = machine_limits.calibrate(chosen) if calibrate else machine_limits.known_limits(chosen)
+    limits = machine_limits.calibrate(chosen, busy=note) if calibrate else machine_limits.known_limits(chosen)
     _limits(limits)
 
 
@@ -80,6 +80,8 @@ def _limits(limits: MachineLimits | None) -> None:
 
     threads = f", {limits.threads} threads" if limits.threads else ""
     print(f"{'limits':<12}measured {limits.made} with torch {limits.torch}{threads}")
+    if limits.busy:
+        print(f"{'':<12}too low, perhaps: when they were measured, {limits.busy}")
     print(f"{'  reading':<12}{limits.read_bytes_per_s / 1e9:.1f} GB/s from memory, beyond the last cache")
     for dtype, rate in limits.flops_per_s.items():
         print(f"{'  products':<12}{number(rate / 1e9)} GFLOP/s in {dtype}")

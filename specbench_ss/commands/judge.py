@@ -46,12 +46,12 @@ def command(
     workers: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 4,
 ) -> None:
     """Let a model rate a run's answers from 1 to 10. What it costs is printed first; --yes sends the answers."""
-    from specbench_ss.judging.plan import plan
+    from specbench_ss.judging.plan import Judge, plan
     from specbench_ss.runs.run_directory import read_run
 
     done = read_run(run)
     chosen = [part for part in (methods or "").split(",") if part]
-    found = plan(done, model, _prompts(done, prompts), chosen)
+    found = plan(done, Judge.at(model, base_url, max_tokens), _prompts(done, prompts), chosen)
     _print_plan(found, base_url, max_tokens, _prices(price))
     if not found.keys:
         print("Every answer has its verdict.")
@@ -62,10 +62,20 @@ def command(
         from specbench_ss.judging.endpoint import Endpoint
         from specbench_ss.judging.session import judge
 
-        unrated = judge(run, found, Endpoint(model, base_url, retries, max_tokens).ask, workers, _told)
+        try:
+            unrated = judge(run, found, Endpoint(model, base_url, retries, max_tokens).ask, workers, _told)
+        finally:
+            _write_parquet(run)
         if unrated:
             print(f"ssbench: warning: {unrated} replies have no rating; judge again to ask anew", file=sys.stderr)
     _print_scores(read_run(run))
+
+
+def _write_parquet(run: Path) -> None:
+    from specbench_ss.results.parquet_files import rewrite_scores
+
+    if problem := rewrite_scores(run):
+        print(f"ssbench: warning: {problem}", file=sys.stderr)
 
 
 def _prompts(run: Run, given: Path | None) -> Prompts:
@@ -96,10 +106,12 @@ def _prices(text: str | None) -> tuple[float, float] | None:
 
 def _print_plan(plan: Plan, base_url: str, max_tokens: int, prices: tuple[float, float] | None) -> None:
     calls, sent = len(plan.to_send), plan.input_tokens
-    print(f"judge      {plan.judge} at {base_url}, prompts {plan.prompts}, temperature 0")
+    print(f"judge      {plan.judge.name} at {base_url}, prompts {plan.prompts}, temperature 0")
     print(f"answers    {plan.answers}, of which {len(plan.messages)} differ")
     if plan.left_out:
         print(f"left out   {plan.left_out} answers to a third or later turn, which these prompts are not made for")
+    if plan.damaged:
+        print(f"skipped    {plan.damaged} answers, since their question or an answer before them is lost")
     print(f"calls      {calls}: about {sent:,} tokens sent, at most {calls * max_tokens:,} received")
     if prices is not None:
         most = (sent * prices[0] + calls * max_tokens * prices[1]) / 1e6

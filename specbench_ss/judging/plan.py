@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.judging.prompts import WITH_REFERENCE, Asked, Message, Prompts
@@ -16,21 +17,43 @@ from specbench_ss.runs.suite import Question
 CHARS_PER_TOKEN = 4  # of English text: what an estimate goes by
 
 
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A judging model. host: where it is asked, without a key. max_tokens: the longest answer that it may give."""
+
+    name: str
+    host: str = ""
+    max_tokens: int | None = None
+
+    @classmethod
+    def at(cls, name: str, base_url: str, max_tokens: int) -> Judge:
+        """Return the judge behind an endpoint. Raises UserError for what is no address."""
+        try:
+            parts = urlsplit(base_url)
+            port = f":{parts.port}" if parts.port else ""
+        except ValueError as error:
+            raise UserError(f"--base-url {base_url} is not an address: {error}") from None
+        return cls(name, f"{parts.hostname or ''}{port}", max_tokens)
+
+
 @dataclass(slots=True)
 class Plan:
     """What there is to judge.
 
     answers: of how many samples. messages: what is to be sent, by digest. keys: the samples of each digest that have no
-    verdict yet. known: digests with a verdict already. left_out: answers that the prompts are not made for.
+    verdict yet. texts: of each sample, what is rated. known: digests with a verdict already. left_out: answers that the
+    prompts are not made for. damaged: answers whose question, or an answer before them, is lost.
     """
 
-    judge: str
+    judge: Judge
     prompts: str
     answers: int = 0
     messages: dict[str, list[Message]] = field(default_factory=dict)
     keys: dict[str, list[Key]] = field(default_factory=dict)
     known: dict[str, JudgeVerdict] = field(default_factory=dict)
     left_out: int = 0
+    damaged: int = 0
+    texts: dict[Key, str] = field(default_factory=dict)
 
     @property
     def to_send(self) -> list[str]:
@@ -44,7 +67,7 @@ class Plan:
         return sum(map(len, texts)) // CHARS_PER_TOKEN
 
 
-def plan(run: Run, judge: str, prompts: Prompts, methods: Sequence[str] = ()) -> Plan:
+def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) -> Plan:
     """Return what is to be judged. methods: labels; none means all. Raises UserError for one that is not there."""
     for label in methods:
         if label not in run.labels:
@@ -53,31 +76,42 @@ def plan(run: Run, judge: str, prompts: Prompts, methods: Sequence[str] = ()) ->
     rows = {row.key: row for row in run.rows}
     own = run.manifest["config"].get("history") == "own"
     found = Plan(judge, prompts.label)
-    same = [v for v in run.judged if (v.judge, v.prompts) == (judge, prompts.label) and v.score is not None]
+    by = (judge.name, prompts.label, judge.host, judge.max_tokens)
+    same = [v for v in run.judged if v.by == by and v.score is not None]
     found.known = {verdict.digest: verdict for verdict in same}
     have = {(verdict.key, verdict.digest) for verdict in same}
     for row in run.rows:
-        question = questions.get(row.question_id)
-        if row.text is None or question is None or (methods and row.method not in methods):
+        if row.text is None or (methods and row.method not in methods):
             continue
-        messages = prompts.messages(_asked(row, question, rows, own))
+        asked = _asked(row, questions.get(row.question_id), rows, own)
+        if asked is None:
+            found.damaged += 1
+            continue
+        messages = prompts.messages(asked)
         if messages is None:
             found.left_out += 1
             continue
         found.answers += 1
-        digest = hashlib.sha256(json.dumps([judge, prompts.label, messages]).encode()).hexdigest()
-        found.messages[digest] = messages
+        digest = hashlib.sha256(json.dumps([*by, messages]).encode()).hexdigest()
+        found.messages[digest], found.texts[row.key] = messages, row.text
         if (row.key, digest) not in have:
             found.keys.setdefault(digest, []).append(row.key)
     return found
 
 
-def _asked(row: Row, question: Question, rows: Mapping[Key, Row], own: bool) -> Asked:
-    """Return the conversation as the method saw it: with the reference's earlier answers, or with its own."""
+def _asked(row: Row, question: Question | None, rows: Mapping[Key, Row], own: bool) -> Asked | None:
+    """Return the conversation as the method saw it: with the reference's earlier answers, or with its own.
+
+    None where a part of it is lost.
+    """
+    if question is None or row.turn >= len(question.turns):
+        return None
     source = (row.method, row.repeat) if own else (REFERENCE, 0)
-    earlier = [rows[question.id, turn, *source].text or "" for turn in range(row.turn)]
+    earlier = [rows.get((question.id, turn, *source)) for turn in range(row.turn)]
+    if None in earlier:
+        return None
     upto = question.references[: row.turn + 1] if question.category in WITH_REFERENCE else ()
     references = tuple(texts[0] for texts in upto if texts)
     whole = len(references) == row.turn + 1
-    turns = question.turns[: row.turn + 1]
-    return Asked(question.category, turns, (*earlier, row.text or ""), references if whole else ())
+    turns, before = question.turns[: row.turn + 1], [one.text or "" for one in earlier if one]
+    return Asked(question.category, turns, (*before, row.text or ""), references if whole else ())

@@ -10,7 +10,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.judging.endpoint import Reply
 from specbench_ss.judging.plan import Plan
 from specbench_ss.judging.prompts import Message, rating
-from specbench_ss.runs.rows import JudgeVerdict
+from specbench_ss.runs.rows import JudgeVerdict, answer_hash
 from specbench_ss.runs.run_directory import judging
 
 Ask = Callable[[list[Message]], Reply]
@@ -62,4 +62,7 @@ def _commit(plan: Plan, digest: str, score: float | None, reply: Reply, commit: 
     """Commit one reply for every sample with this answer. Its tokens stand with the first of them."""
     for i, key in enumerate(plan.keys[digest]):
         tokens = (None, None) if i else (reply.input_tokens, reply.output_tokens)
-        commit(JudgeVerdict(*key, plan.judge, plan.prompts, digest, score, reply.text, *tokens))
+        verdict = JudgeVerdict(*key, plan.judge.name, plan.prompts, digest, score, reply.text, *tokens)
+        verdict.host, verdict.max_tokens = plan.judge.host, plan.judge.max_tokens
+        verdict.answer = answer_hash(plan.texts[key])
+        commit(verdict)

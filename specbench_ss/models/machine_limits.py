@@ -31,7 +31,8 @@ class MachineLimits:
     """The limits of one device. read_bytes_per_s: from memory, beyond the last cache.
 
     flops_per_s: of a product of large square matrices, by dtype; a multiplication and an addition are two. launch_s:
-    until the host can start the next operator after the smallest one. threads: of torch, None on a GPU.
+    until the host can start the next operator after the smallest one. threads: of torch, None on a GPU. busy: what else
+    the machine did when they were measured, in words.
     """
 
     device: str
@@ -41,6 +42,7 @@ class MachineLimits:
     read_bytes_per_s: float
     flops_per_s: dict[str, float]
     launch_s: float
+    busy: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the limits as JSON-ready data."""
@@ -62,19 +64,17 @@ def known_limits(device: torch.device) -> MachineLimits | None:
         return None
 
 
-def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS) -> MachineLimits:
-    """Measure the limits of a device and keep them. Raises UserError where they cannot be written."""
-    sizes = ON_CUDA if device.type == "cuda" else ON_CPU
-    with torch.inference_mode():
-        limits = MachineLimits(
-            device_name(device),
-            _threads(device),
-            torch.__version__,
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            read_bandwidth(device, sizes["read"]),
-            {_name(dtype): rate for dtype in dtypes if (rate := _products(device, dtype, sizes["side"]))},
-            _launch(device, sizes["launches"]),
-        )
+def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS, busy: str = "") -> MachineLimits:
+    """Measure the limits of a device and keep them. Raises UserError without memory, or where they cannot be written.
+
+    busy: what else the machine does, in words; it is kept with the limits.
+    """
+    try:
+        limits = _measured(device, dtypes, busy)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(f"there is too little free memory on {device} to measure its limits") from None
     file = _file(device)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +82,26 @@ def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS) ->
     except OSError as error:
         raise UserError(f"cannot write {file}: {os_reason(error)}") from error
     return limits
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Say whether an error tells of too little memory: on a CPU torch has no class of its own for that."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def _measured(device: torch.device, dtypes: Sequence[torch.dtype], busy: str) -> MachineLimits:
+    sizes = ON_CUDA if device.type == "cuda" else ON_CPU
+    with torch.inference_mode():
+        return MachineLimits(
+            device_name(device),
+            _threads(device),
+            torch.__version__,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            read_bandwidth(device, sizes["read"]),
+            {_name(dtype): rate for dtype in dtypes if (rate := _products(device, dtype, sizes["side"]))},
+            _launch(device, sizes["launches"]),
+            busy,
+        )
 
 
 def read_bandwidth(device: torch.device, size: int) -> float:
@@ -106,8 +126,10 @@ def _products(device: torch.device, dtype: torch.dtype, side: int) -> float | No
             if 2 * size**3 / rates[-1] > LONG_S:
                 break
         return max(rates)
-    except RuntimeError:  # a dtype that the device has no product for
-        return None
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return None  # a dtype that the device has no product for
 
 
 def _sides(largest: int) -> list[int]:

@@ -15,7 +15,7 @@ from specbench_ss.runs.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What some steps cost in all. drafter_bytes: of `bytes`, what the drafter reads; None where it does not say."""
+    """What some steps cost in all. drafter_bytes: of `bytes`, what the drafter reads; None where that is not known."""
 
     steps: int
     flops: float
@@ -50,8 +50,8 @@ def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
         flops += made * (2 * shape["matrix_parameters"] + shape["attention_flops"] * seen)
         moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
     drafter = shape.get("drafter")
-    if drafter is None:
-        return Cost(steps, flops, moved, None)
+    if drafter is None or (not drafter["weight_bytes"] and any(row.draft_calls for row in good)):
+        return Cost(steps, flops, moved, None)  # what is called has weights: they are where nobody looked
     calls = sum(row.draft_calls or row.steps or 0 for row in good)
     read = float(calls * drafter["weight_bytes"])
     return Cost(steps, flops + calls * 2.0 * drafter["matrix_parameters"], moved + read, read)

@@ -12,10 +12,10 @@ from specbench_ss.results import verdict_text
 from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY, Column
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.summary import SummaryRow, summarise
+from specbench_ss.runs.keys import KEY
 from specbench_ss.runs.rows import Key, Row, Run, Sameness
 from specbench_ss.runs.steps import StepColumns, Steps
 
-KEY = ("question_id", "turn", "method", "repeat")
 TALLIED = ("tokens", "steps", "share")  # of `tokens_per_step`, by method
 ENDS = {"_low": 0, "_high": 1}  # of an interval, by the end of a column's name
 INTERVALS = {

@@ -1,7 +1,7 @@
 """What is wrong with a result, in sentences: impossible numbers, failures, differing answers, unstable times.
 
-Each sentence begins with its kind: `impossible:`, `mismatch:`, `near-tie:`, `length:`, `unjudged:`, `failed:`,
-`unstable:`. The first two mean a bug, or a measurement that must not be believed.
+Each sentence begins with its kind: `impossible:`, `void:` (made in `remembering`), `mismatch:`, `near-tie:`, `length:`,
+`unjudged:`, `failed:`, `unstable:`. After one of the first two a method has no speedup; a mismatch means a bug.
 """
 
 from __future__ import annotations

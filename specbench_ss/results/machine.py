@@ -11,13 +11,18 @@ from typing import Any
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.counted_cost import Cost, counted
+from specbench_ss.results.paired_times import over, paired
 from specbench_ss.results.step_tally import PARTS, tally
+from specbench_ss.results.summary import disbelieved
 from specbench_ss.runs.rows import Row, Run
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """One method over all its good samples. The fields are the columns of `MACHINE` in results/columns.py."""
+    """One method over its samples that are paired with the reference's. Void results have no speedup.
+
+    The fields are the columns of `MACHINE` in results/columns.py.
+    """
 
     method: str
     step_s: float | None
@@ -53,9 +58,12 @@ class MachineRow:
 
 def machine_rows(run: Run) -> list[MachineRow]:
     """Return a row for each method, in the order in which the methods were asked for."""
-    of = {label: [row for row in run.rows if row.method == label and row.ok] for label in run.labels}
-    plain = _Of(run, REFERENCE, of.get(REFERENCE, []))
-    return [_Of(run, label, rows).row(plain) for label, rows in of.items()]
+    rows = {label: [row for row in run.rows if row.method == label] for label in run.labels}
+    found = []
+    for label in run.labels:
+        own, ref = paired(rows[label], rows.get(REFERENCE, []))
+        found.append(_Of(run, label, own).row(_Of(run, REFERENCE, ref), void=bool(disbelieved(run, label))))
+    return found
 
 
 class _Of:
@@ -74,11 +82,11 @@ class _Of:
     def fastest_s(self) -> float | None:
         return self.cost.fastest_s(self.limits, self.dtype) if self.cost else None
 
-    def row(self, plain: _Of) -> MachineRow:
-        """Return the method's row. plain: the reference, decoding one token a step."""
+    def row(self, plain: _Of, void: bool) -> MachineRow:
+        """Return the method's row. plain: the reference on the same prompts. void: no speedup is told."""
         step_s, cost, tau = self.tally.step_s, self.cost, self.tally.tau
         columns = self.tally.columns()
-        shares = {name.replace("_s", "_share"): _over(columns[name], step_s) for name in PARTS}
+        shares = {name.replace("_s", "_share"): over(columns[name], step_s) for name in PARTS}
         steps = cost.steps if cost else 0
         traced = (self.run.manifest.get("traces") or {}).get(self.label) or {}
         energy = [row for row in self.rows if row.energy_j is not None]
@@ -86,30 +94,36 @@ class _Of:
             method=self.label,
             step_s=step_s,
             **shares,
-            parts_residual=_over(columns["parts_residual_s"], step_s),
-            flops_per_step=_over(cost.flops if cost else None, steps),
-            bytes_per_step=_over(cost.bytes if cost else None, steps),
-            drafter_bytes_per_step=_over(cost.drafter_bytes if cost else None, steps),
+            parts_residual=over(columns["parts_residual_s"], step_s),
+            flops_per_step=over(cost.flops if cost else None, steps),
+            bytes_per_step=over(cost.bytes if cost else None, steps),
+            drafter_bytes_per_step=over(cost.drafter_bytes if cost else None, steps),
             intensity=cost.intensity if cost else None,
             bandwidth_share=self._share(cost.bytes if cost else None, self.limits.get("read_bytes_per_s")),
             compute_share=self._share(
                 cost.flops if cost else None, (self.limits.get("flops_per_s") or {}).get(self.dtype)
             ),
             fastest_step_s=self.fastest_s,
-            predicted_speedup=_times(tau, _over(plain.fastest_s, self.fastest_s)),
-            decode_speedup=_times(tau, _over(plain.tally.step_s, step_s)),
+            predicted_speedup=None if void else self._predicted(plain),
+            decode_speedup=None if void else _times(tau, over(plain.tally.step_s, step_s)),
             samples=len(self.rows),
             disturbed=sum(bool(row.disturbed) for row in self.rows),
             remade=sum(row.remade or 0 for row in self.rows),
             **{name: _weighted(self.rows, name) for name in TELEMETRY},
-            joules_per_token=_over(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
+            joules_per_token=over(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
             trace_busy_share=traced.get("busy_share"),
             trace_launches_per_token=traced.get("launches_per_token"),
         )
 
+    def _predicted(self, plain: _Of) -> float | None:
+        """Return what tau and shapes promise; None where nobody knows what the drafter reads."""
+        if self.cost is None or self.cost.drafter_bytes is None:
+            return None
+        return _times(self.tally.tau, over(plain.fastest_s, self.fastest_s))
+
     def _share(self, amount: float | None, limit: float | None) -> float | None:
         """Return the share of a limit that all steps together reached."""
-        return _over(_over(amount, sum(row.decode_s or 0.0 for row in self.rows)), limit)
+        return over(over(amount, sum(row.decode_s or 0.0 for row in self.rows)), limit)
 
 
 TELEMETRY = (
@@ -121,12 +135,8 @@ TELEMETRY = (
 def _weighted(rows: Sequence[Row], name: str) -> float | None:
     """Return the mean of a row's field, samples weighted by how long they took."""
     known = [(row.wall_s or 0.0, getattr(row, name)) for row in rows if getattr(row, name) is not None]
-    return _over(sum(s * value for s, value in known), sum(s for s, _ in known))
+    return over(sum(s * value for s, value in known), sum(s for s, _ in known))
 
 
 def _times(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a * b
-
-
-def _over(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b

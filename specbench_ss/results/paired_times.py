@@ -78,3 +78,13 @@ def _means(rows: Sequence[Row], at: Any, name: str) -> Floats:
 def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
     """Return the sums of the values that have the same number in `at`."""
     return np.bincount(at, values, groups).astype(np.float64)
+
+
+def total(rows: Sequence[Row], name: str) -> float:
+    """Return the sum of a field of the rows."""
+    return float(sum(getattr(r, name) for r in rows))
+
+
+def over(a: float | None, b: float | None) -> float | None:
+    """Return a / b; None where one of them is missing, or b is 0."""
+    return None if a is None or not b else a / b

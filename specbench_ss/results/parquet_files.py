@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ from specbench_ss.results.health import unfinished
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import ROWS, read_run
 from specbench_ss.runs.run_directory import STEPS as STEP_LINES
-from specbench_ss.runs.stored_steps import MADE_FROM, PARQUET, made_from
+from specbench_ss.runs.stored_steps import (
+    MADE_FROM,
+    PARQUET,
+    SAMENESS_PARQUET,
+    SAMPLES_PARQUET,
+    STEPS_PARQUET,
+    SUMMARY_PARQUET,
+    made_from,
+)
 
 ARROW = {"Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 LISTS = {  # of `object` columns, what their lists hold; texts where nothing is said here
@@ -35,26 +43,42 @@ SAMPLES_AT_ONCE = 1000  # whose steps are put into a frame and written together
 
 def write_parquet(path: Path) -> str:
     """Write the Parquet files of the complete run in a directory; return why they could not be written, or ''."""
+    return _whole_or_none(path, PARQUET, write_frames)
+
+
+def rewrite_scores(path: Path) -> str:
+    """Write the files that hold a judge's ratings again, where they are; return as `write_parquet` does."""
+    there = [name for name in (SAMPLES_PARQUET, SUMMARY_PARQUET) if (path / name).exists()]
+    return _whole_or_none(path, there, _write_scores) if there else ""
+
+
+def _whole_or_none(path: Path, names: Sequence[str], write: Callable[[Run], None]) -> str:
+    """Write some of a complete run's files, or remove them where that fails, and say why."""
     try:
         run = read_run(path)
         if not unfinished(run):
-            write_frames(run, path)
+            write(run)
         return ""
     except Exception as error:  # a full disk, or whatever Arrow raises: the run itself is there, and whole
-        for name in PARQUET:
+        for name in names:
             with contextlib.suppress(OSError):
                 (path / name).unlink(missing_ok=True)
         return f"the Parquet files of {path} could not be written: {first_line(error)}"
 
 
-def write_frames(run: Run, folder: Path) -> None:
-    """Write the four frames of a run into a folder."""
+def _write_scores(run: Run, folder: Path | None = None) -> None:
+    folder = folder or run.path
+    _put(folder / SAMPLES_PARQUET, SAMPLES, [frames.samples(run)])
+    _put(folder / SUMMARY_PARQUET, SUMMARY, [frames.summary(run)])
+
+
+def write_frames(run: Run, folder: Path | None = None) -> None:
+    """Write the four frames of a run into a folder, by default its own."""
+    folder = folder or run.path
     files = (run.path / ROWS, run.path / STEP_LINES)
-    steps, samples, sameness, summary = (folder / name for name in PARQUET)
-    _put(samples, SAMPLES, [frames.samples(run)])
-    _put(sameness, SAMENESS, [frames.sameness(run)])
-    _put(summary, SUMMARY, [frames.summary(run)])
-    _put(steps, STEPS, _step_frames(run), {MADE_FROM: made_from(files)})
+    _write_scores(run, folder)
+    _put(folder / SAMENESS_PARQUET, SAMENESS, [frames.sameness(run)])
+    _put(folder / STEPS_PARQUET, STEPS, _step_frames(run), {MADE_FROM: made_from(files)})
 
 
 def _step_frames(run: Run) -> Iterator[pd.DataFrame]:

@@ -20,13 +20,7 @@ def remembering(run: Run, label: str) -> list[str]:
     word is left out, and one of a run that was written before this was stored. In half precision a step or two may
     differ by a tie of the drafter: only fewer steps in all later repeats are told.
     """
-    if _entry(run, label).get("remembers", True) or run.manifest["config"]["temperature"]:
-        return []
-    repeats: dict[Any, list[Row]] = defaultdict(list)
-    own = (row for row in run.rows if row.method == label and row.ok)
-    for row in sorted(own, key=lambda row: row.repeat):
-        repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
-    several = [same for same in repeats.values() if len(same) > 1]
+    several = comparable(run, label)
     differ = [same for same in several if len({_counts(run.steps.of(row.key)) for row in same}) > 1]
     if not differ or (run.manifest["model"]["dtype"] in HALF and not _fewer(several)):
         return []
@@ -35,6 +29,22 @@ def remembering(run: Run, label: str) -> list[str]:
         f"void: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
         f"(first {first.question_id} turn {first.turn + 1}): the method remembers earlier answers and does not say so"
     ]
+
+
+def comparable(run: Run, label: str) -> list[list[Row]]:
+    """Return the repeats with the same prompt and answer, of a greedy method that says it remembers nothing."""
+    if _entry(run, label).get("remembers", True) or run.manifest["config"]["temperature"]:
+        return []
+    repeats: dict[Any, list[Row]] = defaultdict(list)
+    own = (row for row in run.rows if row.method == label and row.ok)
+    for row in sorted(own, key=lambda row: row.repeat):
+        repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
+    return [same for same in repeats.values() if len(same) > 1]
+
+
+def says_so(run: Run, label: str) -> bool:
+    """Whether a method remembers by its own word."""
+    return bool(_entry(run, label).get("remembers", False))
 
 
 def _counts(steps: StepColumns) -> bytes:
@@ -51,7 +61,7 @@ def _fewer(several: Sequence[Sequence[Row]]) -> bool:
 
 def _history(run: Run, row: Row) -> tuple[str | None, ...]:
     """The method's own earlier answers, where they are part of the prompt."""
-    if run.manifest["config"]["history"] != "own" or not row.turn:
+    if run.manifest["config"].get("history") != "own" or not row.turn:
         return ()
     place = (row.question_id, row.method, row.repeat)
     before = [r for r in run.rows if (r.question_id, r.method, r.repeat) == place and r.turn < row.turn]

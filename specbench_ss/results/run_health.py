@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.health import unfinished
 from specbench_ss.results.intervals import FEWEST
+from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.runs.environment import between_sessions
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.environment import between_sessions, is_of_times
+from specbench_ss.runs.rows import Row, Run
 
 State = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[State, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
@@ -88,28 +89,58 @@ def _warned(run: Run) -> Iterator[Check]:
 
 
 def _disturbed(run: Run) -> Iterator[Check]:
-    """Say how many samples something else on the machine disturbed, where the machine was watched."""
-    watched = [row for row in run.rows if row.disturbed is not None]
-    bad = Counter(NUMBERS.sub("…", row.disturbed) for row in watched if row.disturbed)
-    again = sum(row.remade or 0 for row in watched)
+    """Say how many samples something else on the machine disturbed, and of how many nobody can know."""
+    bad = Counter(NUMBERS.sub("…", row.disturbed) for row in run.rows if row.disturbed)
+    good = [row for row in run.rows if row.ok]
+    unseen = [row for row in good if not row.disturbed and not _seen(row, run.manifest)]
+    rest = f" Of {len(unseen):,} it is not known: not all of the machine was read." if unseen else ""
     if bad:
+        again = sum(row.remade or 0 for row in run.rows)
         remade = f" {again} times one was made again." if again else ""
-        said = f"{bad.total():,} of {len(run.rows):,} samples were disturbed by something else on the machine.{remade}"
-        yield Check("disturbed", "warning", said, tuple(f"{n:,} times: {why}" for why, n in bad.most_common()))
-    elif watched:
+        said = f"{bad.total():,} of {len(run.rows):,} samples were disturbed by something else on the machine."
+        lines = tuple(f"{n:,} times: {why}" for why, n in bad.most_common())
+        yield Check("disturbed", "warning", said + remade + rest, lines)
+    elif unseen or not good:
+        many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
+        said = f"Disturbances{many} were not checked: not all of the machine was read."
+        yield Check("disturbed", "not checked", said)
+    else:
         yield Check("disturbed", "ok", "Nothing else on the machine was seen to disturb a sample.")
+
+
+def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:
+    """Whether the machine was read while this sample was made: the host and, where it computes, the GPU."""
+    if row.disturbed is None or row.host_foreign_share is None:
+        return False
+    on_gpu = str(manifest["model"].get("device", "")).startswith("cuda")
+    return not on_gpu or row.nvml_sm_mhz is not None
 
 
 def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Yield what each check says where no method has a finding of its kind."""
     good = any(row.ok for row in run.rows)
     if good:
-        yield Check("impossible", "ok", "No impossible result: all counts and times add up.")
+        yield Check("impossible", "ok", "No impossible result: no count or time contradicts another.")
     else:
         yield Check("impossible", "not checked", "Counts and times were not checked: there is no good sample.")
-    yield Check("failed", "ok", "No sample failed.")
+    if run.rows:
+        yield Check("failed", "ok", "No sample failed.")
+    else:
+        yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
     yield _same(rows)
     yield _timing(run, rows)
+    yield from _remembered(run)
+
+
+def _remembered(run: Run) -> Iterator[Check]:
+    """Say whether methods could have been seen to answer from memory, where some do not say that they do."""
+    silent = [label for label in run.labels if label != REFERENCE and not says_so(run, label)]
+    rest = [label for label in silent if not comparable(run, label)]
+    if len(rest) < len(silent):
+        others = f" Not checked: {', '.join(rest)}." if rest else ""
+        yield Check("void", "ok", f"No method was seen to answer repeats from memory.{others}")
+    elif silent:
+        yield Check("void", "not checked", "Answers from memory were not checked: that takes greedy repeats.")
 
 
 def _same(rows: Sequence[SummaryRow]) -> Check:
@@ -123,8 +154,10 @@ def _same(rows: Sequence[SummaryRow]) -> Check:
 
 
 def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
-    if any("times" in said for said in run.manifest.get("warnings", [])) or between_sessions(run.manifest):
+    if any(map(is_of_times, run.manifest.get("warnings", []))) or between_sessions(run.manifest):
         return Check("unstable", "warning", "Timing cannot be called stable: the run has warnings of its times.")
+    if any(row.disturbed for row in run.rows):
+        return Check("unstable", "warning", "Timing cannot be called stable: samples were disturbed.")
     if not any(row.unstable is False for row in rows):
         takes = f"that takes repeats, or {FEWEST} prompts that {REFERENCE} answered"
         return Check("unstable", "not checked", f"Whether timing is stable was not checked: {takes}.")

@@ -15,7 +15,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Interval, compare
 from specbench_ss.results.latency import latencies
-from specbench_ss.results.paired_times import PairedTimes, paired
+from specbench_ss.results.paired_times import PairedTimes, over, paired, total
 from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
 from specbench_ss.results.remembering import remembering
 from specbench_ss.results.step_tally import tally
@@ -123,82 +123,115 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     ]
 
 
+def disbelieved(run: Run, label: str) -> tuple[str, ...]:
+    """Return the findings over all tasks for which a method has no speedup. The reference is never without."""
+    row = _Compared(run, label, run.rows)
+    return row.disbelieved(remembering(run, label)) if label != REFERENCE else ()
+
+
 def _summary(
     run: Run, label: str, category: str, margin: float, without: Sequence[Row], void: Sequence[str]
 ) -> SummaryRow:
-    here = [r for r in run.rows if category in (OVERALL, r.category)]
-    own_rows = [r for r in here if r.method == label]
-    own, ref = paired(own_rows, [r for r in here if r.method == REFERENCE])
-    times = PairedTimes(own, ref)
-    same_as = _method(run, label).get("reference", REFERENCE)
-    against = PairedTimes(*paired(own_rows, [r for r in here if r.method == same_as])) if same_as != REFERENCE else None
-    mine, theirs = tally(own, run.steps), tally(ref, run.steps)
-    around = None if label == REFERENCE else times.interval()
-    speedup, tau = times.speedup(), mine.tau
-    step_ratio = _over(theirs.step_s, mine.step_s)
-    keys = {r.key for r in own_rows}
-    verdicts: Counter[str] = Counter(s.verdict for s in run.sameness if s.method == label and s.key in keys)
-    named = f", {same_as}" if same_as != REFERENCE else ""
-    unstable = health.unstable(own, label == REFERENCE)
-    disbelieved = (
-        *health.impossible(own, run.steps),
-        *void,
-        *health.too_fast(around, tau, times.equally_long()),
-    )
-    void_here = bool(disbelieved) and label != REFERENCE
-    given = {r.key: r.quality for r in (*own, *ref)}
-    scores = mean_score(own, ref, label == REFERENCE, "quality", given)
-    changes = (
-        label != REFERENCE and scores["quality_n"] and (same_as != REFERENCE or not _method(run, label)["lossless"])
-    )
+    here = _Compared(run, label, [r for r in run.rows if category in (OVERALL, r.category)])
+    disbelieved = here.disbelieved(void)
+    own, unstable = here.own, health.unstable(here.own, label == REFERENCE)
     return SummaryRow(
         category=category,
         method=label,
-        lossless=bool(_method(run, label)["lossless"]),
-        n_prompts=len(times.own_s),
-        n_questions=len(times.questions),
-        n_failed=sum(not r.ok for r in own_rows),
-        **_speedups(times, around, void_here),
-        comparison="reference" if label == REFERENCE else "void" if void_here else compare(around),
-        reference=same_as,
-        reference_speedup=against.speedup() if against and not void_here else None,
-        reference_interval=against.interval() if against and not void_here else None,
+        lossless=bool(here.method["lossless"]),
+        n_prompts=len(here.times.own_s),
+        n_questions=len(here.times.questions),
+        n_failed=sum(not r.ok for r in here.all_own),
+        **here.speedups(void=bool(disbelieved) and label != REFERENCE),
+        reference=here.same_as,
         reference_of=_held_against(run, label),
-        tokens_per_s=_over(_sum(own, "tokens"), _sum(own, "wall_s")),
-        tokens=_over(_sum(own, "tokens"), len(own)),
-        prefill_s=_over(_sum(own, "prefill_s"), len(own)),
-        tau=tau,
-        **mine.columns(),
-        step_ratio=step_ratio,
-        residual=_over(speedup, None if tau is None or step_ratio is None else tau * step_ratio),
-        **scores,
-        **mean_score(own, ref, label == REFERENCE, "judged", run.judged_scores),
+        tokens_per_s=over(total(own, "tokens"), total(own, "wall_s")),
+        tokens=over(total(own, "tokens"), len(own)),
+        prefill_s=over(total(own, "prefill_s"), len(own)),
+        **here.steps(),
+        **here.quality(margin),
         judge=run.judge,
-        quality_verdict=non_inferiority(scores["quality_interval"], margin) if changes else None,
-        quality_margin=margin if changes else None,
         **latencies(own),
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
-        sameness=dict(verdicts),
-        within_tau=health.within_tau(around, tau, times.equally_long()),
+        sameness=dict(here.verdicts),
+        within_tau=health.within_tau(here.interval, here.tau, here.times.equally_long()),
         unstable=unstable,
         health=(
             *disbelieved,
-            *health.failures(own_rows),
-            *(f"{line}{named}" for line in health.differences(verdicts, run.manifest["model"]["dtype"])),
-            *health.unjudged(own_rows, without),
+            *health.failures(here.all_own),
+            *here.differences(),
+            *health.unjudged(here.all_own, without),
             *health.unsteady(unstable),
         ),
     )
 
 
-def _speedups(times: PairedTimes, interval: Interval | None, void: bool) -> dict[str, Any]:
-    """Return the speedups with the interval of the first; nothing where the numbers are void."""
-    return {
-        "speedup": None if void else times.speedup(),
-        "speedup_interval": None if void else interval,
-        "speedup_geomean": None if void else times.geomean(),
-        "speedup_specbench": None if void else times.specbench(),
-    }
+class _Compared:
+    """A method beside the reference on some of the run's samples. own, ref: those that are paired."""
+
+    def __init__(self, run: Run, label: str, rows: Sequence[Row]) -> None:
+        self.run, self.label, self.method = run, label, _method(run, label)
+        self.same_as: str = self.method.get("reference", REFERENCE)
+        self.all_own = [r for r in rows if r.method == label]
+        self.own, self.ref = self._paired(rows, REFERENCE)
+        self.times = PairedTimes(self.own, self.ref)
+        self.against = PairedTimes(*self._paired(rows, self.same_as)) if self.same_as != REFERENCE else None
+        self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
+        self.interval = None if label == REFERENCE else self.times.interval()
+        self.tau = self.mine.tau
+        keys = {r.key for r in self.all_own}
+        found = (s.verdict for s in run.sameness if s.method == label and s.key in keys)
+        self.verdicts: Counter[str] = Counter(found)
+
+    def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
+        return paired(self.all_own, [r for r in rows if r.method == other])
+
+    def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
+        """Return the findings after which no speedup is told. void: what `remembering` found in the whole run."""
+        impossible = health.impossible(self.own, self.run.steps)
+        return (*impossible, *void, *health.too_fast(self.interval, self.tau, self.times.equally_long()))
+
+    def speedups(self, void: bool) -> dict[str, Any]:
+        """Return the speedups with their intervals and what they say; nothing where the numbers are void."""
+        reference = self.label == REFERENCE
+        times, against = (None, None) if void else (self.times, self.against)
+        return {
+            "speedup": times and times.speedup(),
+            "speedup_interval": None if void else self.interval,
+            "speedup_geomean": times and times.geomean(),
+            "speedup_specbench": times and times.specbench(),
+            "comparison": "reference" if reference else "void" if void else compare(self.interval),
+            "reference_speedup": against and against.speedup(),
+            "reference_interval": against and against.interval(),
+        }
+
+    def steps(self) -> dict[str, Any]:
+        """Return what is computed from the steps of both."""
+        step_ratio, speedup = over(self.theirs.step_s, self.mine.step_s), self.times.speedup()
+        explained = None if self.tau is None or step_ratio is None else self.tau * step_ratio
+        residual = over(speedup, explained)
+        return {"tau": self.tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual}
+
+    def quality(self, margin: float) -> dict[str, Any]:
+        """Return scores and ratings and, of a method that may change the answers, whether it is non-inferior."""
+        both, itself = (self.own, self.ref), self.label == REFERENCE
+        changes = not itself and (self.same_as != REFERENCE or not self.method["lossless"])
+        given = {r.key: r.quality for r in (*self.own, *self.ref)}
+        scores = mean_score(*both, itself, "quality", given, changes)
+        told = bool(changes and scores["quality_n"])
+        return {
+            **scores,
+            **mean_score(*both, itself, "judged", self.run.judged_scores, changes),
+            "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
+            "quality_margin": margin if told else None,
+        }
+
+    def differences(self) -> tuple[str, ...]:
+        """Return what differs from the answers that must be equal."""
+        named = f", {self.same_as}" if self.same_as != REFERENCE else ""
+        return tuple(
+            f"{line}{named}" for line in health.differences(self.verdicts, self.run.manifest["model"]["dtype"])
+        )
 
 
 def _method(run: Run, label: str) -> dict[str, Any]:
@@ -210,11 +243,3 @@ def _held_against(run: Run, label: str) -> tuple[str, ...]:
     """Return the methods whose output must equal this one's; none for the run's reference."""
     methods = [] if label == REFERENCE else run.manifest["methods"]
     return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])
-
-
-def _sum(rows: Sequence[Row], name: str) -> float:
-    return float(sum(getattr(r, name) for r in rows))
-
-
-def _over(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b

@@ -73,7 +73,7 @@ def print_tables(run: Run, console: Console) -> None:
             told = f"{row.method}: quality {quality_difference(row)}, {non_inferiority(row)}"
             console.print(told, markup=False, highlight=False, soft_wrap=True)
     made = checks(run, rows)
-    for check in reversed(worst_first(made)):
+    for check in reversed(one_line(worst_first(made))):
         _print_check(console, check)
     console.print(finding(rows, made), style="bold", markup=False, highlight=False, soft_wrap=True)
 
@@ -102,6 +102,13 @@ def _folded(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> Line:
     faster = sum(row.comparison == "faster" for row in others)
     line = _line(others[0], config)
     return line | {"fastest": line["method"], "faster": f"{faster} of {len(others)}"}
+
+
+def one_line(made: Sequence[Check]) -> list[Check]:
+    """Return the checks with all that was not checked as one, which comes last."""
+    rest = [check.sentence for check in made if check.state == "not checked"]
+    told = [check for check in made if check.state != "not checked"]
+    return [*told, *([Check("not checked", "not checked", " ".join(rest))] if rest else [])]
 
 
 def _print_check(console: Console, check: Check) -> None:

@@ -56,6 +56,18 @@ def changed_since(manifest: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return [name for name in CONDITIONS if name in changed]
 
 
+OF_TIMES = (  # what warnings say where times are not to be relied on: of a busy machine, of warm-up, of sessions
+    UNSTABLE := "times will be unstable",
+    "times had not settled",
+    "times do not compare",
+)
+
+
+def is_of_times(warning: str) -> bool:
+    """Say whether a warning of a run speaks of its times."""
+    return any(said in warning for said in OF_TIMES)
+
+
 def between_sessions(manifest: dict[str, Any]) -> list[str]:
     """Name the parts that differ between the sessions of a run, so that its times do not compare."""
     later = [machine_changes(manifest["environment"], s["environment"]) for s in manifest.get("sessions", [])]
@@ -70,9 +82,7 @@ def busy() -> str:
     load, cores = _or_none(lambda: os.getloadavg()[0]), _usable_cores()
     if load is None or cores is None or load <= cores:
         return ""
-    return (
-        f"the machine is busy (load {load:.1f} on {cores} {'core' if cores == 1 else 'cores'}): times will be unstable"
-    )
+    return f"the machine is busy (load {load:.1f} on {cores} {'core' if cores == 1 else 'cores'}): {UNSTABLE}"
 
 
 def revision() -> dict[str, Any] | None:

@@ -1,3 +1,4 @@
 """What makes a sample unique in a run."""
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
+KEY = ("question_id", "turn", "method", "repeat")  # its parts, as columns

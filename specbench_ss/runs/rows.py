@@ -5,6 +5,7 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -182,12 +183,18 @@ class Sameness(OfSample):
         return _read_sameness(line)
 
 
+def answer_hash(text: str) -> str:
+    """Return the sha256 of an answer."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 @dataclass(slots=True)
 class JudgeVerdict(OfSample):
     """What a judge said of one answer. Its line in judge.jsonl is written after the run, by `ssbench judge`.
 
-    judge: name of the judging model. prompts: which prompts it was given. digest: sha256 of the judge's name and of all
-    that it was sent. score: the rating over ten; None where it gave none. text: its whole answer.
+    judge: name of the judging model. prompts: which prompts it was given. digest: sha256 of the judge and of what it
+    was sent. score: the rating over ten; None where it gave none. text: its whole answer. host: where it was asked.
+    max_tokens: of its answer. answer: sha256 of the text that it rated; '' where that was not kept.
     """
 
     judge: str
@@ -197,6 +204,18 @@ class JudgeVerdict(OfSample):
     text: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
+    host: str = ""
+    max_tokens: int | None = None
+    answer: str = ""
+
+    @property
+    def by(self) -> tuple[str, str, str, int | None]:
+        """Return what makes a judge: ratings by others are not comparable."""
+        return (self.judge, self.prompts, self.host, self.max_tokens)
+
+    def rates(self, row: Row) -> bool:
+        """Whether this is of the row's text, and not of one that the sample had before it was made again."""
+        return self.answer in ("", answer_hash(row.text or ""))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON-ready data."""
@@ -269,14 +288,20 @@ class Run:
 
     @property
     def judge(self) -> str:
-        """Return who judged last, as 'NAME, prompts PROMPTS'; '' where nobody did."""
-        return f"{self.judged[-1].judge}, prompts {self.judged[-1].prompts}" if self.judged else ""
+        """Return who judged last, as 'NAME at HOST, prompts PROMPTS, N tokens'; '' where nobody did."""
+        if not self.judged:
+            return ""
+        name, prompts, host, most = self.judged[-1].by
+        return f"{name}{f' at {host}' if host else ''}, prompts {prompts}{f', {most} tokens' if most else ''}"
 
     @cached_property
     def judged_scores(self) -> dict[Key, float]:
-        """Return the ratings by the judge who judged last, over ten: those of two judges are not comparable."""
-        last = self.judged[-1:]
-        same = [v for v in self.judged if (v.judge, v.prompts) == (last[0].judge, last[0].prompts)]
+        """Return the ratings by the judge who judged last, over ten: those of two judges are not comparable.
+
+        A rating of an answer that was replaced since is left out.
+        """
+        rows = {row.key: row for row in self.rows} if self.judged else {}
+        same = [v for v in self.judged if v.by == self.judged[-1].by and v.key in rows and v.rates(rows[v.key])]
         return {v.key: v.score for v in same if v.score is not None}
 
     @cached_property

@@ -10,11 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from specbench_ss.runs.keys import KEY
 from specbench_ss.runs.steps import DTYPES, StepColumns, Steps, starts_of
 
-PARQUET = STEPS_PARQUET, *_ = ("steps.parquet", "samples.parquet", "sameness.parquet", "summary.parquet")
+STEPS_PARQUET, SAMPLES_PARQUET = "steps.parquet", "samples.parquet"
+SAMENESS_PARQUET, SUMMARY_PARQUET = "sameness.parquet", "summary.parquet"
+PARQUET = (STEPS_PARQUET, SAMPLES_PARQUET, SAMENESS_PARQUET, SUMMARY_PARQUET)
 MADE_FROM = b"specbench_ss.made_from"  # the entry of the metadata of steps.parquet
-KEY = ("question_id", "turn", "method", "repeat")
 
 
 def made_from(files: tuple[Path, ...]) -> bytes:

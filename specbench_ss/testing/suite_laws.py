@@ -26,6 +26,7 @@ GARBAGE = (
     "\x00\ufffd",
     "```",
     "\\boxed{",
+    "\\boxed{1e999999999}",
     "####",
     "word " * 60,
 )  # what models answer at worst

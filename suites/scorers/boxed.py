@@ -1,7 +1,8 @@
 """Final answers in LaTeX, compared in a normal form. No algebra is done: x+1 and 1+x are two answers.
 
 These count as the same: spaces, dollar signs, `\\left`, `\\right`, `\\text{}` around a word, the kinds of `\\frac`,
-thousands separators, a degree or percent sign, a full stop at the end, and equal numbers: 0.5, 1/2 and \\frac{1}{2}.
+thousands separators of an answer that is one number, a degree or percent sign, a full stop at the end, and equal
+numbers: 0.5, 1/2 and \\frac{1}{2}.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ _BOXED = re.compile(r"\\f?boxed\s*\{")
 _STATED = re.compile(r"answer(?:\s+is|\s*[:=])\s*(.+?)\s*(?:\.\s|\.?$)", re.IGNORECASE | re.MULTILINE)
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))")
 _DROPPED = re.compile(r"\\(?:left|right|,|;|!|:|quad|displaystyle)(?![A-Za-z])|\\\$|\$|\\%|%|\^\{?\\circ\}?|\s")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")  # of a whole answer: (1,234) is a pair
+_NUMBER = re.compile(  # no number in it is so long, or has such an exponent, that it takes time to compare
+    r"[-+]?(?:(?:\d{1,99}(?:\.\d{0,99})?|\.\d{1,99})(?:e[-+]?\d{1,2})?|\d{1,99}/\d{1,99})", re.IGNORECASE | re.ASCII
+)
 
 
 def boxed(answer: str, references: Sequence[str]) -> float:
@@ -49,8 +53,11 @@ def normal(text: str) -> Fraction | str:
     """Return a number as a fraction, and any other answer as text without what depends only on how it is written."""
     plain = re.sub(r"\\(?:text|mathrm|textbf)\s*\{([^{}]*)\}", r"\1", text.strip()).replace("\u2212", "-")
     plain = _FRACTION.sub(lambda m: f"({m[1] or m[3]})/({m[2] or m[4]})", plain)
-    plain = _THOUSANDS.sub("", _DROPPED.sub("", plain)).rstrip(".")
+    plain = _DROPPED.sub("", plain).rstrip(".")
+    if _THOUSANDS.fullmatch(plain):
+        plain = plain.replace(",", "")
+    number = re.sub(r"[()]", "", plain) if re.fullmatch(r"-?\(-?\d+\)/\(-?\d+\)", plain) else plain
     try:
-        return Fraction(re.sub(r"[()]", "", plain) if re.fullmatch(r"-?\(-?\d+\)/\(-?\d+\)", plain) else plain)
-    except (ValueError, ZeroDivisionError):
+        return Fraction(number) if _NUMBER.fullmatch(number) else plain.lower()
+    except ZeroDivisionError:
         return plain.lower()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from specbench_ss.models.machine_limits import MachineLimits
 from specbench_ss.results.counted_cost import counted
 from specbench_ss.results.machine import machine_rows
 from specbench_ss.results.machine_text import machine_lines
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs import environment
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import read_run
 from tests.tiny import ARCHITECTURES, tiny_model
@@ -112,8 +117,8 @@ def test_limits_are_kept_by_device_and_read_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(machine_limits, "LEAST_S", 0.0)
     cpu = torch.device("cpu")
     assert machine_limits.known_limits(cpu) is None
-    made = machine_limits.calibrate(cpu, (torch.float32,))
-    assert machine_limits.known_limits(cpu) == made
+    made = machine_limits.calibrate(cpu, (torch.float32,), busy="the machine is busy")
+    assert machine_limits.known_limits(cpu) == made and made.busy == "the machine is busy"
     assert made.read_bytes_per_s > 0 and made.flops_per_s["float32"] > 0 and made.launch_s > 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 977)
     assert machine_limits.known_limits(cpu) is None, "other threads, other limits"
@@ -138,6 +143,9 @@ def test_doctor_says_what_is_known_and_what_was_measured(
     monkeypatch.setattr(machine_limits, "LEAST_S", 0.0)
     assert main(["doctor", "--device", "cpu", "--calibrate"]) == 0
     assert "GFLOP/s in float32" in capsys.readouterr().out
+    monkeypatch.setattr(environment, "busy", lambda: "the machine is busy (load 9)")
+    assert main(["doctor", "--device", "cpu", "--calibrate"]) == 0
+    assert "when they were measured, the machine is busy (load 9)" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -168,13 +176,72 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
     assert streams.decode_speedup == pytest.approx(summary["tau"] * summary["step_ratio"])
 
 
-def test_the_terminal_says_whether_parts_close_and_what_was_reached(made: Path) -> None:
-    closing, limits = machine_lines(read_run(made))
-    assert "add up to the whole" in closing and limits.startswith("limits: of memory bandwidth")
+def test_the_terminal_says_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
+    left, limits = machine_lines(read_run(made))
+    share = max(row.host_share or 0 for row in machine_rows(read_run(made)))
+    assert f"leave at most {share:.1%} of a step" in left and limits.startswith("limits: of memory bandwidth")
+    assert "differ" not in left and "add up" not in left
     run = read_run(made)
     longer = replace(run.steps.columns, total_s=1.03 * run.steps.columns.total_s)
     run.steps = replace(run.steps, columns=longer)
-    assert "do NOT add up" in machine_lines(run)[0]
+    assert "two clocks, differ: ar +2.9%; ss +2.9%" in machine_lines(run)[0]
+    run.manifest["machine"]["limits"]["busy"] = "the machine is busy"
+    assert machine_lines(run)[-1].endswith("the machine is busy")
+
+
+def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None:
+    run = read_run(made)
+    lost = next(row for row in run.rows if row.method == "ss")
+    lost.status, lost.error = "failed", "RuntimeError: no"
+    same = read_run(made)
+    same.rows = [row for row in same.rows if row.question_id != lost.question_id or row.method == "ar"]
+    (plain, streams), (_, without) = machine_rows(run), machine_rows(same)
+    assert streams == without and (plain.samples, streams.samples) == (len(run.rows) // 2, len(run.rows) // 2 - 1)
+    summary = {row.method: row for row in summarise(run) if row.category == OVERALL}
+    ratio = summary["ss"].step_ratio or 0
+    assert streams.decode_speedup == pytest.approx((summary["ss"].tau or 0) * ratio), (
+        "of the same prompts on both sides"
+    )
+    next(row for row in run.rows if row.method == "ss" and row.ok).tokens = 7  # nothing adds up any more
+    void = machine_rows(run)[1]
+    assert void.decode_speedup is None and void.predicted_speedup is None and void.bytes_per_step
+
+
+class Hidden:
+    """No module: nobody finds its weights."""
+
+    layer = nn.Linear(3, 5)
+
+
+def test_a_drafter_that_nobody_found_does_not_weigh_nothing(made: Path) -> None:
+    target = Target(tiny_model("llama"))
+    decoder = WithHead(target)
+    decoder.hidden = Hidden()  # type: ignore[attr-defined]
+    run = read_run(made)
+    run.manifest["machine"]["shapes"]["ss"]["drafter"] = drafter_shape(decoder.drafter_weights(), target)
+    for row in run.rows:
+        row.draft_calls = (row.steps or 0) if row.method == "ss" else 0
+    plain, streams = machine_rows(run)
+    assert plain.drafter_bytes_per_step == 0 and plain.predicted_speedup == 1
+    assert streams.drafter_bytes_per_step is None and streams.predicted_speedup is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory: no"), MemoryError()],
+)
+@pytest.mark.parametrize("name", ["read_bandwidth", "best_time"])
+def test_too_little_memory_to_calibrate_is_one_line(
+    name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> float:
+        raise error
+
+    monkeypatch.setattr(machine_limits, "read_bandwidth", lambda *_: 1.0)
+    monkeypatch.setattr(machine_limits, "_launch", lambda *_: 1.0)
+    monkeypatch.setattr(machine_limits, name, full)
+    assert main(["doctor", "--device", "cpu", "--calibrate"]) == 2
+    assert "too little free memory on cpu" in capsys.readouterr().err
 
 
 def test_a_run_of_before_has_no_counts_and_says_so(make_run: Any) -> None:
@@ -186,3 +253,9 @@ def test_a_run_of_before_has_no_counts_and_says_so(make_run: Any) -> None:
 def test_limits_are_plain_data() -> None:
     limits = MachineLimits("d", 1, "2", "t", 1.0, {"float32": 2.0}, 3.0)
     assert json.loads(json.dumps(limits.as_dict())) == limits.as_dict()
+
+
+def test_the_cost_of_a_reading_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["telemetry_cost.py", "--pairs", "1", "--new", "2"])
+    runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "telemetry_cost.py"), run_name="__main__")
+    assert re.search(r"one reading: \d+\.\d+ ms of the processor, \d+\.\d+% of the interval", capsys.readouterr().out)

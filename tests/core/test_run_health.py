@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from io import StringIO
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 from rich.console import Console
 
 from specbench_ss import UserError, load_run
+from specbench_ss.benchmark import quiet_timing
 from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.results.remembering import comparable
 from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.runs.environment import is_of_times
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
@@ -33,10 +37,11 @@ def told(run: Run) -> list[str]:
 
 @pytest.fixture
 def steady(make_run: MakeRun) -> Run:
-    """A run whose reference takes the same time for every step."""
+    """A run whose reference takes the same time for every step, on a machine that was read, with nothing else on it."""
     run = read_run(make_run(**STEADY))
     for row in run.rows:
         row.decode_s = 0.01 * (row.steps or 0)
+        row.disturbed, row.host_foreign_share = "", 0.01
     return run
 
 
@@ -107,6 +112,8 @@ def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run
 
 
 def test_a_good_run_has_no_alert(steady: Run) -> None:
+    for method in steady.manifest["methods"]:
+        method["remembers"] = method["label"] != "ar"
     assert not page_of(steady)["alerts"]
     assert not any(line.startswith(("✕", "!", "?")) for line in told(steady))
 
@@ -119,3 +126,68 @@ def test_a_sample_with_a_negative_count_is_a_damaged_one(make_run: MakeRun, name
     (path / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=f"damaged in line 1: {name} is less than 0"):
         load_run(path)
+
+
+def test_a_machine_that_nobody_could_see_is_not_called_quiet(steady: Run) -> None:
+    assert made_of(steady)["disturbed"].state == "ok"
+    steady.manifest["model"]["device"] = "cuda"
+    assert made_of(steady)["disturbed"].state == "not checked", "the driver's library was not asked"
+    for row in steady.rows:
+        row.nvml_sm_mhz = 1500.0
+    assert made_of(steady)["disturbed"].state == "ok"
+    steady.rows[3].host_foreign_share = None
+    check = made_of(steady)["disturbed"]
+    assert (check.state, "of 1 samples" in check.sentence) == ("not checked", True)
+    for row in steady.rows:
+        row.disturbed = None
+    assert made_of(steady)["disturbed"].state == "not checked"
+
+
+def test_timing_is_not_called_stable_beside_disturbed_samples(steady: Run) -> None:
+    steady.rows[0].disturbed = "2 other processes on the device"
+    made = made_of(steady)
+    assert made["unstable"].state == made["disturbed"].state == "warning"
+
+
+def test_a_warning_of_something_else_says_nothing_of_timing(steady: Run) -> None:
+    steady.manifest["warnings"] = ["the answer holds a word sometimes, and was cut three times"]
+    assert made_of(steady)["unstable"].state == "ok"
+
+
+def test_warnings_of_times_are_known_where_they_are_made() -> None:
+    said: list[str] = []
+    times = itertools.count()
+    quiet_timing.warm_up(["m"], [[1]], lambda label, prompt, most: float(2 ** next(times)), said.append)
+    assert said and all(map(is_of_times, said))
+    assert is_of_times("earlier sessions of this run had other conditions: torch; times do not compare")
+
+
+def test_answers_from_memory_are_not_checked_without_greedy_repeats(make_run: MakeRun) -> None:
+    once, again = (read_run(make_run(**STEADY, repeats=n)) for n in (1, 2))
+    old = made_of(again)["void"]
+    assert old.state == "not checked", "a run of before does not say what its methods remember"
+    for run in (once, again):
+        for method in run.manifest["methods"]:
+            method["remembers"] = False
+    assert made_of(once)["void"].state == "not checked"
+    first = {(row.question_id, row.method): row for row in again.rows if not row.repeat}
+    for row in again.rows:
+        row.token_ids = first[row.question_id, row.method].token_ids
+    assert comparable(again, "ss")
+    again.manifest["config"]["temperature"] = 1.0
+    assert made_of(again)["void"].state == "not checked"
+    once.manifest["methods"][1]["remembers"] = True
+    assert "void" not in made_of(once), "ss says itself that it remembers, and ar drafts nothing"
+
+
+def test_failures_of_a_run_without_samples_are_not_checked(steady: Run) -> None:
+    assert made_of(steady)["failed"].state == "ok"
+    steady.rows, steady.sameness = [], []
+    assert made_of(steady)["failed"].state == "not checked"
+
+
+def test_all_that_was_not_checked_is_one_line_of_the_terminal(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
+    unknown = [check for check in checks(run, summarise(run)) if check.state == "not checked"]
+    (line,) = [line for line in told(run) if line.startswith("?") and "checked" in line]
+    assert len(unknown) > 2 and all(check.sentence in line for check in unknown)

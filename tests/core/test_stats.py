@@ -12,6 +12,7 @@ import pytest
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.results import health
 from specbench_ss.results.intervals import FEWEST, compare, mean_interval, speedup_interval, widening
+from specbench_ss.results.quality import cautious, non_inferiority
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.rows import Row, Run, Sameness, StepRow
 
@@ -300,3 +301,26 @@ def test_a_summary_row_is_json_ready() -> None:
 
     for row in summarise(make([(q, m, [step(0.01)] * 3) for q in ("a", "b") for m in ("ar", "m")])):
         assert json.loads(json.dumps(row.as_dict(), allow_nan=False))["method"] == row.method
+
+
+@pytest.mark.parametrize(("questions", "verdict"), [(4, "not shown"), (100, "not shown"), (160, "non-inferior")])
+def test_equal_scores_of_few_questions_do_not_show_that_a_method_is_no_worse(questions: int, verdict: str) -> None:
+    """A change that nobody saw in n questions may be one in n / 3: the margin is 0.02, so it takes 150."""
+    steps = [step(0.01)] * 3
+    made = [(f"a{i}", method, steps, 0.1, 1.0) for i in range(questions) for method in ("ar", "m")]
+    row = overall(make(made, lossless=False))
+    assert row.quality_verdict == verdict
+    assert row.quality_interval is not None and row.quality_interval[0] == pytest.approx(-3 / questions, rel=0.4)
+    assert overall(make(made)).quality_interval == (0, 0), (
+        "a method that promises the same answers promises their score"
+    )
+
+
+def test_few_changed_questions_show_neither_worse_nor_no_worse() -> None:
+    changes = {0: -1.0, 4: -0.005}
+    assert [non_inferiority(cautious(np.full(4, change)), 0.02) for change in (-0.25, 0.25)] == ["not shown"] * 2
+    low, high = cautious(np.array([changes.get(i, 0.0) for i in range(400)])) or (0, 0)
+    assert -0.02 < low < -1 / 400 < high, "one of 400 lost: at most 1.2% of all are"
+    assert non_inferiority(cautious(np.full(5, -0.25)), 0.02) == "inferior"
+    noise = RNG(1).normal(0, 0.05, 400)
+    assert cautious(noise) == mean_interval(noise)

@@ -33,7 +33,7 @@ def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: 
 def test_marks_that_no_row_bears_are_not_explained(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar",), categories=("qa",), questions=2)))
     assert "? no interval" not in text and "≈" not in text
-    assert "?" not in text[: text.index("Whether timing") - 2]
+    assert "?" not in text[: text.index("Disturbances") - 2]
 
 
 def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
@@ -48,7 +48,9 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
 
 def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))
-    assert " q)" not in text and "mean over questions" not in text and "repeat" not in text
+    assert (
+        " q)" not in text and "mean over questions" not in text and "repeat" not in text.replace("greedy repeats", "")
+    )
 
 
 SHARED: dict[str, Any] = {"labels": ("ar", "ss-shared", "ss-shared-ar"), "references": {"ss-shared": "ss-shared-ar"}}
@@ -172,7 +174,9 @@ def test_a_lossy_method_with_its_own_reference_reads_not_compared(make_run: Make
 def test_quality_of_a_changed_model_is_judged_against_a_margin(make_run: MakeRun) -> None:
     run = read_run(make_run(**SHARED, questions=8))
     for row in run.rows:
-        row.quality = 0.5 - (0.1 if row.method == "ss-shared" else 0.0) + 0.001 * int(row.question_id[-1])
+        odd = int(row.question_id[-1]) % 2
+        by_method = {"ss-shared": -0.1, "ss-shared-ar": 0.011 if odd else -0.011}
+        row.quality = 0.5 + by_method.get(row.method, 0.0)
     text = told(run)
     assert re.search(r"ss-shared: quality −0\.10 \(.*\), inferior to ar \(margin 0\.02\)", text)
     assert "ss-shared-ar: quality" in text and "non-inferior to ar (margin 0.02)" in text

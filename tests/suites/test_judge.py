@@ -11,14 +11,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("openai", reason="the package openai is not installed")
 
 from specbench_ss.cli import main
 from specbench_ss.errors import UserError
+from specbench_ss.judging.plan import Judge as JudgingModel
 from specbench_ss.judging.plan import plan
 from specbench_ss.judging.prompts import Asked, FilePrompts, Prompts, rating
+from specbench_ss.results.parquet_files import write_parquet
 from specbench_ss.results.run_results import load_run
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_directory import JUDGE, read_run
@@ -26,6 +29,13 @@ from tests.conftest import MakeRun
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 OFFICIAL = SHARED / "mt_bench" / "judge_prompts.jsonl"
+
+
+JUDGE_J = JudgingModel("j")
+
+
+def host(judge: Judge) -> str:
+    return judge.url.removeprefix("http://").removesuffix("/v1")
 
 
 @dataclass
@@ -113,7 +123,9 @@ def test_verdicts_stand_beside_speed_and_are_asked_for_once(
     assert (row.judged, row.judged_n, row.judged_difference) == (pytest.approx(0.8), 4, 0)
     assert row.quality is not None and row.quality != row.judged  # one does not become the other
     results = load_run(run)
-    assert set(results.samples["judged"]) == {0.8} and set(results.summary()["judge"]) == {"strict, prompts own-1"}
+    assert set(results.samples["judged"]) == {0.8} and set(results.summary()["judge"]) == {
+        f"strict at {host(judge)}, prompts own-1, 1024 tokens"
+    }
     assert "secret-of-the-test" not in (run / JUDGE).read_text()
     assert ask(run, judge, "--yes") == 0
     assert len(judge.requests) == 16 and "Every answer has its verdict." in capsys.readouterr().out
@@ -164,7 +176,51 @@ def test_two_judges_are_not_mixed(run: Path, judge: Judge) -> None:
     ask(run, judge, "--yes")
     ask(run, judge, "--yes", "--methods", "ar", model="other")
     done = read_run(run)
-    assert done.judge == "other, prompts own-1" and {key[2] for key in done.judged_scores} == {"ar"}
+    assert done.judge.startswith("other at ") and {key[2] for key in done.judged_scores} == {"ar"}
+
+
+def test_other_conditions_are_another_judge(run: Path, judge: Judge) -> None:
+    ask(run, judge, "--yes")
+    ask(run, judge, "--yes", "--methods", "ar", "--max-tokens", "77")
+    assert len(judge.requests) == 24 and {key[2] for key in read_run(run).judged_scores} == {"ar"}
+    named = JudgingModel.at("m", "https://user:secret@host.example:81/v1", 5)
+    assert named.host == "host.example:81"
+    with pytest.raises(UserError, match="--base-url http://h:x is not an address"):
+        JudgingModel.at("m", "http://h:x", 5)
+
+
+def test_a_rating_of_a_replaced_answer_does_not_count(run: Path, judge: Judge) -> None:
+    ask(run, judge, "--yes")
+    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    lines[-1]["text"] = "made again"
+    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = read_run(run)
+    assert len(done.judged) == 16 and done.rows[-1].key not in done.judged_scores and len(done.judged_scores) == 15
+    ask(run, judge, "--yes")
+    assert len(judge.requests) == 17 and len(read_run(run).judged_scores) == 16
+
+
+def test_answers_of_a_damaged_run_are_skipped_and_counted(
+    run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if (line["method"], line["turn"], line["question_id"]) != ("ar", 0, "math-0")]
+    assert len(kept) == 15
+    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    assert ask(run, judge, "--yes") == 0
+    assert "skipped    2 answers" in capsys.readouterr().out and len(judge.requests) == 13
+    (run / "questions.json").unlink()
+    assert ask(run, judge, "--yes") == 0
+    assert "skipped    15 answers" in capsys.readouterr().out and len(judge.requests) == 13
+
+
+def test_parquet_files_hold_the_ratings(run: Path, judge: Judge) -> None:
+    assert write_parquet(run) == ""
+    steps = (run / "steps.parquet").read_bytes()
+    ask(run, judge, "--yes")
+    samples, summary = (pd.read_parquet(run / f"{name}.parquet") for name in ("samples", "summary"))
+    assert set(samples["judged"]) == {0.8} and summary["judged"].notna().all()
+    assert (run / "steps.parquet").read_bytes() == steps
 
 
 def test_what_a_kill_cuts_off_is_made_again(run: Path, judge: Judge) -> None:
@@ -184,12 +240,12 @@ def test_the_judge_sees_what_the_method_saw(run: Path) -> None:
     for history, first in (("reference", reference), ("own", "another first answer")):
         next(r for r in done.rows if r.method == "ss" and r.turn == 0).text = "another first answer"
         done.manifest["config"]["history"] = history
-        sent = [m[1]["content"] for m in plan(done, "j", Prompts()).messages.values()]
+        sent = [m[1]["content"] for m in plan(done, JUDGE_J, Prompts()).messages.values()]
         assert any(f"{first}\n</assistant>" in text and "the second answer" in text for text in sent)
-    texts = [m[1]["content"] for m in plan(done, "j", Prompts()).messages.values()]
+    texts = [m[1]["content"] for m in plan(done, JUDGE_J, Prompts()).messages.values()]
     assert sum("<reference>" in text for text in texts) == 8  # of mathematics alone
     with pytest.raises(UserError, match="has no method 'sss'"):
-        plan(done, "j", Prompts(), ["sss"])
+        plan(done, JUDGE_J, Prompts(), ["sss"])
 
 
 @pytest.mark.skipif(not OFFICIAL.is_file(), reason="MT-Bench's prompts for a judge are not here")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import SuiteRequest
+from specbench_ss.runs.suite import SuiteData, SuiteRequest
 from specbench_ss.suites.longcontext import LENGTHS, MAX_NEW_TOKENS, TEMPLATE_TOKENS, LongContext
 from specbench_ss.testing.suite_laws import check_suite
 
@@ -43,14 +43,27 @@ def test_prompts_have_the_asked_length_and_follow_one_another(book: Path) -> Non
 
 def test_the_context_cuts_with_a_word(book: Path) -> None:
     data = LongContext().load(request(book, context=3000, limit=1))
-    assert [q.category for q in data.questions] == ["1k", "2k", "4k"]
+    assert [q.category for q in data.questions] == ["1k", "2k", "context"]
     room = 3000 - MAX_NEW_TOKENS - TEMPLATE_TOKENS
     assert room - 2 <= words(data.questions[-1].turns[0]) <= room
-    assert data.notes[0].startswith(f"4k is cut to {room:,} tokens") and data.notes[1].startswith(
-        "8k, 16k, 32k left out"
-    )
+    assert data.notes[0].startswith("4k, 8k, 16k, 32k left out: the model's context of 3,000")
+    assert data.notes[1].startswith(f"context: prompts of {room:,} tokens")
+    roomy = LongContext().load(request(book, context=40_000, limit=1))
+    assert [q.category for q in roomy.questions] == list(LENGTHS) and not roomy.notes
     with pytest.raises(UserError, match="context of 300 tokens leaves no room"):
         LongContext().load(request(book, context=300))
+
+
+def test_a_length_that_was_asked_for_is_that_length_or_left_out(book: Path) -> None:
+    def load(*categories: str, context: int | None = 3000) -> SuiteData:
+        return LongContext().load(SuiteRequest(categories, 1, book, context_length=context, count_tokens=words))
+
+    assert [q.category for q in load("1k", "8k").questions] == ["1k"]
+    assert [q.category for q in load("context").questions] == ["context"]
+    with pytest.raises(UserError, match="8k left out: .* holds no more than 2,680 .*; category 'context'"):
+        load("8k")
+    with pytest.raises(UserError, match="context is not known"):
+        load("context", context=None)
 
 
 def test_too_little_text_is_said(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.runs.suite import Question
 from specbench_ss.suites.scorers import METRICS, score, score_turn
 from specbench_ss.suites.scorers.answers import final_number
+from specbench_ss.suites.scorers.boxed import normal
 from specbench_ss.suites.scorers.sql import normal_sql
 
 TEXT = "SELECT name FROM singer WHERE age > 3"
@@ -144,3 +145,16 @@ def test_heavy_libraries_wait_for_their_metric() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_numbers_without_bounds_are_text_and_take_no_time() -> None:
+    for text in ("1e999999999", "1e-999999999", "9" * 5000, f"1/{'9' * 5000}", "\\frac{1}{0}"):
+        assert isinstance(normal(text), str)
+    assert normal("1e3") == normal("1,000") == normal("1000.0") == normal("\\frac{2000}{2}") == 1000
+    assert normal("-.5") == normal("\\frac{-1}{2}")
+
+
+def test_a_pair_is_no_number_with_thousands() -> None:
+    assert normal("(1,234)") != normal("(1234)")
+    assert normal("1,234") == normal("\\$1,234.00") == 1234
+    assert score("boxed", "\\boxed{(1,234)}", ["\\boxed{(1234)}"]) == 0.0
