@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -29,7 +30,8 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
     """End the block with TimeIsOver after so many seconds; None sets no limit.
 
     last_words: gives the line that is printed where the block cannot be interrupted and the process ends, with exit
-    code 2. Only the main thread can be interrupted: elsewhere UserError is raised at once.
+    code 2. Only the main thread can be interrupted: elsewhere UserError is raised at once. Limits do not nest: while
+    the block lasts no other alarm rings, and one that was set before goes on afterwards with the time that it has left.
     """
     if seconds is None:
         yield
@@ -37,6 +39,7 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
     check_thread()
     over = threading.Timer(seconds + GRACE_S, _leave, (last_words,))
     over.daemon = True
+    started, others = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, _interrupt)
     over.start()
     try:
@@ -48,7 +51,8 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
     finally:
         over.cancel()
         over.join()
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+        _give_back(others, time.monotonic() - started)
 
 
 def check_thread() -> None:
@@ -61,10 +65,18 @@ def _disarm() -> None:
     """No alarm from now on. One that comes while this is done is of no use any more."""
     while True:
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first: an alarm between the two would be another one
             signal.setitimer(signal.ITIMER_REAL, 0)
         except TimeIsOver:
             continue
         return
+
+
+def _give_back(others: tuple[float, float], passed: float) -> None:
+    """Set the alarm that somebody else had set, (seconds left, interval), so much later."""
+    left, interval = others
+    if left > 0:
+        signal.setitimer(signal.ITIMER_REAL, max(left - passed, 1e-6), interval)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

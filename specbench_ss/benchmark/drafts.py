@@ -16,6 +16,7 @@ from specbench_ss.runs.side_files import Drafts, DraftStep
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.generation import Generation
     from specbench_ss.decoding.sampling import Sampling
     from specbench_ss.decoding.target import Output
     from specbench_ss.decoding.tree import DraftTree
@@ -50,7 +51,6 @@ class Recorder(Decoder):
         super().__init__(inner.target)
         self.inner, self.taps = inner, inner.taps
         self.steps: list[DraftStep] = []
-        self.more = False  # whether there were more steps than are kept
         self._drafted: DraftTree | None = None
 
     def max_rows(self) -> int | None:
@@ -77,8 +77,7 @@ class Recorder(Decoder):
     def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
         """Delegates to the wrapped decoder, and keeps what was accepted."""
         verdict = self.inner.accept(state, tree, output)
-        self.more = len(self.steps) >= MOST_STEPS
-        if not self.more and self._drafted is not None:
+        if len(self.steps) < MOST_STEPS and self._drafted is not None:
             self.steps.append(draft_step(self.target, self._drafted, tree, output.logits[0], verdict, state.sampling))
         return verdict
 
@@ -149,9 +148,14 @@ def _text(target: Any, token: int) -> str:
     return str(target.tokenizer.decode([token], skip_special_tokens=False))
 
 
-def recorded(sample: Sample, recorder: Recorder, again: Sequence[int], timed: Sequence[int]) -> Drafts:
-    """Return the record of an answer. again, timed: its tokens in the second and in the first pass."""
-    same = list(again) == list(timed)
+def recorded(sample: Sample, recorder: Recorder, again: Generation, timed: Sequence[int]) -> Drafts:
+    """Return the record of an answer. again: the second pass. timed: the tokens of the first one.
+
+    Raises RuntimeError where other steps were recorded than those of the answer.
+    """
+    if len(recorder.steps) != min(len(again.steps), MOST_STEPS):
+        raise RuntimeError(f"{len(recorder.steps)} steps were recorded of an answer of {len(again.steps)}")
+    same = again.tokens == list(timed)
     reason = "" if same else "the second pass gave another answer"
-    reason = f"only the first {MOST_STEPS} steps are kept" if recorder.more and same else reason
+    reason = f"only the first {MOST_STEPS} steps are kept" if len(again.steps) > MOST_STEPS and same else reason
     return Drafts(*sample.key, same_answer=same, reason=reason, steps=recorder.steps)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from specbench_ss.benchmark.answering import Answering, Decode, Request
+from specbench_ss.benchmark.events import Events as Events
 from specbench_ss.benchmark.quiet_timing import frozen_heap, peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
 from specbench_ss.benchmark.schedule import Sample, plan, sample_seed
 from specbench_ss.benchmark.second_passes import SecondPasses
 from specbench_ss.benchmark.telemetry.record import MachineRecord
+from specbench_ss.benchmark.warm_prompts import warm_prompts
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Step
-from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.loop import decode as decode_once
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.errors import UserError, error_text
@@ -32,46 +35,12 @@ from specbench_ss.runs.manifest import now
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
-from specbench_ss.time_limit import TimeIsOver, check_thread, time_limit
+from specbench_ss.time_limit import check_thread
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
 
-Decode = Callable[[Decoder, list[int], Limits, Sampling, Callable[[int], None] | None], Generation]
-
-
 NOTHING = Recording()
-
-
-class Events(Protocol):
-    """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample.
-
-    A subclass hears what it overrides, and nothing else.
-    """
-
-    def on_start(self, total: int) -> None:
-        """Samples still to be made."""
-        return
-
-    def on_warm_up(self, label: str) -> None:
-        """A method begins to answer a prompt, unmeasured."""
-        return
-
-    def on_sample_start(self, label: str, question_id: str) -> None:
-        """A method begins to answer."""
-        return
-
-    def on_tokens(self, n: int) -> None:
-        """n more tokens of the sample at hand."""
-        return
-
-    def on_sample(self, row: Row) -> None:
-        """A sample is committed."""
-        return
-
-    def on_warning(self, text: str) -> None:
-        """Something that the user should know; the run goes on."""
-        return
 
 
 def run(
@@ -82,7 +51,7 @@ def run(
     decoders: dict[str, Decoder],
     run_dir: RunDir,
     events: Events,
-    decode: Decode = generate,
+    decode: Decode = decode_once,
     recording: Recording = NOTHING,
     timeout: float | None = None,
     goal: Goal | None = None,
@@ -100,9 +69,9 @@ def run(
     if timeout is not None:
         check_thread()
     session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording, timeout, goal)
-    run_dir.update(status="running")
     try:
         with contextlib.closing(session.machine):
+            run_dir.update(status="running")
             session.run()
     except BaseException as e:
         interrupted = isinstance(e, KeyboardInterrupt)
@@ -135,10 +104,11 @@ class _Session:
         goal: Goal | None,
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
-        self.decoders, self.run_dir, self.events, self.decode = decoders, run_dir, events, decode
-        self.recording, self.timeout, self.goal = recording, timeout, goal
-        self.machine = MachineRecord(recording, target.device, run_dir, self._warn_and_keep)
+        self.decoders, self.run_dir, self.events, self.recording = decoders, run_dir, events, recording
+        self.goal = goal
+        self.answering = Answering(decode, target, timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
+        self.machine = MachineRecord(recording, target.device, run_dir, self._warn_and_keep)  # last: it has a thread
 
     def run(self) -> None:
         samples = self._planned()
@@ -152,9 +122,10 @@ class _Session:
         self.events.on_start(len(todo))
         with frozen_heap():
             if (todo or self.goal) and self.config.warmup:
-                warm_up(self.decoders, self._warm_prompts(), self._warm_sample, self._warn_and_keep)
+                prompts = warm_prompts(self.target, self.data.questions, self.config.warmup)
+                warm_up(self.decoders, prompts, self._warm_sample, self._warn_and_keep)
                 for decoder in self.decoders.values():
-                    decoder.forget()  # the warm-up's prompts are the run's own
+                    decoder.forget()
             self._round(samples)
             for more in self._more_repeats():
                 samples += more
@@ -211,16 +182,13 @@ class _Session:
             what = ", ".join(changed)
             self._warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")
 
-    def _warm_prompts(self) -> list[list[int]]:
-        """The first turns of the first `config.warmup` questions."""
-        return [prompt_ids(self.target, q.turns) for q in self.data.questions[: self.config.warmup]]
-
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
-        with quiet_collector(), self._in_time(label):
-            done = self.decode(self.decoders[label], prompt, limits, self._sampling(self.config.seed), None)
+        asked = Request(label, self.decoders[label], prompt, limits, self._sampling(self.config.seed))
+        with quiet_collector():
+            done = self.answering.answer(asked)
         return done.wall_s / max(1, len(done.tokens))
 
     def _make(self, sample: Sample) -> None:
@@ -237,7 +205,7 @@ class _Session:
             status="ok",
         )
         try:
-            steps = self._decode_into(row, sample)
+            row, steps = self._decoded(row, sample)
         except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
             check_device(self.target.device)
             row.status, row.error, steps = "failed", error_text(e), []
@@ -247,54 +215,53 @@ class _Session:
         self.run_dir.append(row, steps)
         self.events.on_sample(row)
 
-    def _decode_into(self, row: Row, sample: Sample) -> list[Step]:
-        """Decode, once more where the machine was disturbed."""
-        while True:
-            steps = self._decode_once(row, sample)
-            if not self.machine.again(row, self.decoders[sample.method].remembers):
-                return steps
+    def _decoded(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
+        """Decode, once more where the machine was disturbed; where that fails, the try before it counts.
 
-    def _decode_once(self, row: Row, sample: Sample) -> list[Step]:
+        Each try fills a row of its own, so that none has numbers of another one.
+        """
+        row, steps = self._decode_once(replace(blank), sample)
+        while self.machine.again(row, self.decoders[sample.method].remembers):
+            try:
+                row, steps = self._decode_once(replace(blank, remade=(row.remade or 0) + 1), sample)
+            except (Exception, SystemExit) as e:
+                check_device(self.target.device)
+                where = f"{row.method} on {row.question_id} turn {row.turn + 1}"
+                self.events.on_warning(f"{where} was disturbed, and failed when it was made again: {error_text(e)}")
+                break
+        return row, steps
+
+    def _decode_once(self, row: Row, sample: Sample) -> tuple[Row, list[Step]]:
         """Decode, check and fill the row only when everything is known: a failure leaves no number behind."""
-        prompt = self._prompt(sample)
-        sampling = self._sampling(row.seed)
+        asked = self._request(self.decoders[sample.method], sample)
         started = time.time()
-        with (
-            quiet_collector(),
-            peak_memory(self.target.device) as peak,
-            self.machine.watch() as seen,
-            self._in_time(sample.method),
-        ):
-            done = self.decode(self.decoders[sample.method], prompt, self.limits, sampling, self.events.on_tokens)
-        ended = time.time()
-        done.check()
+        try:
+            with quiet_collector(), peak_memory(self.target.device) as peak, self.machine.watch() as seen:
+                done = self.answering.answer(asked, self.events.on_tokens)
+            ended = time.time()
+            done.check()
+        except (UserError, TimeoutError):
+            raise
+        except Exception:
+            self.answering.probe(asked)
+            raise
+        if done.in_vain:
+            self.answering.probe(asked)
         text = self.target.decode_text(done.tokens)
         row.fill(done)
         row.text, row.started, row.ended, row.peak_memory_bytes = text, started, ended, peak()
         self.machine.note(row, seen)
-        return done.steps
+        return row, done.steps
+
+    def _request(self, decoder: Decoder, sample: Sample) -> Request:
+        seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
+        return Request(sample.method, decoder, self._prompt(sample), self.limits, self._sampling(seed))
 
     def _answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
         """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
-        limits = replace(
-            self.limits, max_new_tokens=min(most or self.limits.max_new_tokens, self.limits.max_new_tokens)
-        )
-        seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
-        with self._in_time(sample.method):
-            return self.decode(decoder, self._prompt(sample), limits, self._sampling(seed), None)
-
-    @contextlib.contextmanager
-    def _in_time(self, label: str) -> Iterator[None]:
-        """Raises TimeoutError where a request takes longer than it may."""
-        limit = self.timeout
-        over = f"no answer within {limit:g} s" if limit is not None else ""
-        resumable = f"what is in {self.run_dir.path} is whole, and --resume goes on"
-        try:
-            with time_limit(limit, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
-                yield
-        except TimeIsOver:
-            self.target.drop_cache()  # it may have been left half-written
-            raise TimeoutError(over) from None
+        own = self.limits.max_new_tokens
+        limits = replace(self.limits, max_new_tokens=min(most or own, own))
+        return self.answering.answer(replace(self._request(decoder, sample), limits=limits))
 
     def _sampling(self, seed: int) -> Sampling:
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)
@@ -319,7 +286,7 @@ class _Session:
         answers = []
         for turn in range(sample.turn):
             row = self.run_dir.rows[(sample.question.id, turn, *source)]
-            if row.text is None:
+            if not row.ok or row.text is None:
                 raise LookupError(f"no answer to turn {turn + 1} of {source[0]} to continue: it failed")
             answers.append(row.text)
         return answers

@@ -44,7 +44,9 @@ class SecondPasses:
             row = self.run_dir.rows.get(sample.key)
             if sample.key not in there and row is not None and row.ok:
                 line = self._drafts_of(sample, row.token_ids or [])
-                self.run_dir.append_beside(DRAFTS, line.as_dict())
+                if problem := self.run_dir.append_beside(DRAFTS, line.as_dict()):
+                    self.warn(f"drafts are incomplete: {problem}")
+                    return
 
     def _drafts_of(self, sample: Sample, timed: Sequence[int]) -> Drafts:
         decoder = self.decoders[sample.method]
@@ -52,7 +54,7 @@ class SecondPasses:
             return Drafts(*sample.key, reason=drafts.REMEMBERS)
         recorder = drafts.Recorder(decoder)
         try:
-            return drafts.recorded(sample, recorder, self.answer(recorder, sample, None).tokens, timed)
+            return drafts.recorded(sample, recorder, self.answer(recorder, sample, None), timed)
         except Exception as error:  # the samples are there: nothing of them is lost
             self.warn(f"no drafts of {sample.method} on {sample.question.id}: {error_text(error)}")
             return Drafts(*sample.key, reason=error_text(error))

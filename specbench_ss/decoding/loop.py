@@ -106,7 +106,7 @@ class Session:
         ids = torch.tensor([self.prompt], device=self.target.device)
         output = self.decoder.prefill(state, ids)
         first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
-        self._look(first)
+        self._look(first, output)
         state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
         state.taps = {layer: t[:, -1:] for layer, t in output.taps.items()}
         self.decoder.begin(state)
@@ -125,7 +125,7 @@ class Session:
         clock.mark()
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
-        self._look(verdict)
+        self._look(verdict, output)
         if verdict.root not in (None, state.ids[-1]):
             raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {state.ids[-1]}")
         new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
@@ -149,10 +149,14 @@ class Session:
             raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes whose tokens are {_named(tree.tokens)}")
         return tree
 
-    def _look(self, verdict: Verdict) -> None:
-        """Keep what `run` looks at when the answer is complete: nothing is waited for here."""
-        if verdict.largest is not None:
-            self.largest.append((verdict.largest, verdict.path))
+    def _look(self, verdict: Verdict, output: Output) -> None:
+        """Keep what `run` looks at when the answer is complete: nothing is waited for here.
+
+        A rule that neither gives the largest logits nor has looked at its rows by itself is not taken at its word.
+        """
+        if not verdict.checked:
+            largest = output.logits[0].amax(-1) if verdict.largest is None else verdict.largest
+            self.largest.append((largest, verdict.path))
 
     def _allow(self, decided: int) -> None:
         """Rows of these decided tokens, and as many as the method says that it needs."""
@@ -201,11 +205,6 @@ def _named(value: object) -> str:
     return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}{shape}"
 
 
-def _in_vain(result: Generation) -> bool:
-    """Whether something was drafted in every one of several steps and nothing of it accepted."""
-    return len(result.steps) > 1 and all(s.nodes and not s.accepted for s in result.steps)
-
-
 def generate(
     decoder: Decoder,
     prompt: Sequence[int],
@@ -213,11 +212,34 @@ def generate(
     sampling: Sampling,
     on_step: Callable[[int], None] | None = None,
 ) -> Generation:
-    """Answer one prompt. on_step is told how many tokens each step kept (outside the timed part).
+    """Answer one prompt as `decode` does, and then look at the drafts of an answer that calls for it.
 
-    Raises UserError for an empty prompt or one that leaves no room in the context, and NotFinite, which is one too,
-    where the target's logits or the draft's probabilities are not finite. An answer to which no draft contributed, or
-    that failed, is begun once more, untimed, to see what the drafts were chosen from: of NaN, too, there is a best.
+    An answer to which no draft contributed, or that failed, is begun once more, untimed, to see what the drafts were
+    chosen from: of NaN, too, there is a best. Raises what `decode` and `probe_drafts` raise.
+    """
+    try:
+        result = decode(decoder, prompt, limits, sampling, on_step)
+    except UserError:
+        raise
+    except Exception:
+        probe_drafts(decoder, prompt, limits, sampling)
+        raise
+    if result.in_vain:
+        probe_drafts(decoder, prompt, limits, sampling)
+    return result
+
+
+def decode(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    limits: Limits,
+    sampling: Sampling,
+    on_step: Callable[[int], None] | None = None,
+) -> Generation:
+    """Answer one prompt, and do nothing else: what a run measures. on_step is told how many tokens each step kept.
+
+    It is told so outside the timed part. Raises UserError for an empty prompt or one that leaves no room in the
+    context, and NotFinite, which is one too, where the target's logits or the draft's probabilities are not finite.
     """
     target = decoder.target
     if not prompt:
@@ -226,21 +248,15 @@ def generate(
         raise UserError(
             f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
         )
-    try:
-        result = _answer(Session, decoder, prompt, limits, sampling, on_step)
-        result.check()
-    except UserError:
-        raise
-    except Exception:
-        _probe(decoder, prompt, limits, sampling)
-        raise
-    if _in_vain(result):
-        _probe(decoder, prompt, limits, sampling)
+    result = _answer(Session, decoder, prompt, limits, sampling, on_step)
+    result.check()
     return result
 
 
-def _probe(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
-    """Raises NotFinite where the drafts of this prompt are chosen from NaN or infinity, and nothing else.
+def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
+    """Begin the answer once more, slowly, and raise NotFinite where a draft is chosen from NaN or infinity.
+
+    Nothing else is raised.
 
     A method that remembers prompts is left alone: it would know this one twice.
     """

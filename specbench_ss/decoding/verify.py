@@ -26,7 +26,8 @@ class Verdict:
     next_token is int64 [1] on the device: the correction (or bonus) token, root of the next tree. root: the token of
     the tree's node 0, where the rule brought it to the host: the loop then checks that it is the one that was decided.
     largest: the largest logit of every node, [n] on the device, which the loop looks at when the answer is complete:
-    an argmax over NaN is a token too. A rule that has told by itself that the logits are finite leaves it out.
+    an argmax over NaN is a token too. Where it is left out, the loop finds it. checked: the rule has found by itself
+    that the rows of its path are finite, so that there is nothing to look at.
     """
 
     path: list[int]
@@ -34,6 +35,7 @@ class Verdict:
     next_token: Tensor
     root: int | None = None
     largest: Tensor | None = None
+    checked: bool = False
 
     @property
     def accepted(self) -> int:
@@ -100,7 +102,8 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
             child, p = _drawn(p, tree.draft_probs[node], children[node], edges)
         if child is None:
             token = torch.multinomial(p, 1, generator=rng)
-            return Verdict(path, [edges.tokens[i] for i in path[1:]] + [int(token)], token, edges.tokens[0])
+            tokens = [edges.tokens[i] for i in path[1:]] + [int(token)]
+            return Verdict(path, tokens, token, edges.tokens[0], checked=True)
         path.append(child)
         node = child
 

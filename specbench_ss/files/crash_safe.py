@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -101,12 +101,18 @@ def _truncate(file: Path, size: int) -> None:
 def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
     """Append lines to a file that was opened unbuffered, and flush them to the disk.
 
-    Raises ValueError for a number that is not finite.
+    Raises ValueError for a number that is not finite. Where writing fails, what is there of it is cut off again.
     """
     data = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode()
-    while data:
-        data = data[file.write(data) :]
-    os.fsync(file.fileno())
+    before = os.fstat(file.fileno()).st_size
+    try:
+        while data:
+            data = data[file.write(data) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), before)
+        raise
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -17,8 +17,9 @@ def remembering(run: Run, label: str) -> list[str]:
     """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
 
     Nothing in such a repeat is new but what the method kept from the one before. A method that `remembers` by its own
-    word is left out, and one of a run that was written before this was stored. In half precision a step or two may
-    differ by a tie of the drafter: only fewer steps in all later repeats are told.
+    word is left out, and one of a run that was written before this was stored. So are samples that were made again
+    since the machine was disturbed: the method was asked them twice. In half precision a step or two may differ by a
+    tie of the drafter: only fewer steps in all later repeats are told.
     """
     several = comparable(run, label)
     differ = [same for same in several if len({_counts(run.steps.of(row.key)) for row in same}) > 1]
@@ -36,7 +37,7 @@ def comparable(run: Run, label: str) -> list[list[Row]]:
     if _entry(run, label).get("remembers", True) or run.manifest["config"]["temperature"]:
         return []
     repeats: dict[Any, list[Row]] = defaultdict(list)
-    own = (row for row in run.rows if row.method == label and row.ok)
+    own = (row for row in run.rows if row.method == label and row.ok and not row.remade)
     for row in sorted(own, key=lambda row: row.repeat):
         repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
     return [same for same in repeats.values() if len(same) > 1]

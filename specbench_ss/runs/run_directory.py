@@ -65,7 +65,7 @@ class RunDir:
         self.path, self.manifest = path, manifest
         self.rows = {row.key: row for row in rows}
         self.judged = set(judged)
-        self._lock = lock
+        self._lock, self._beside = lock, side_files.SideFiles(path)
         self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
 
     @classmethod
@@ -106,12 +106,9 @@ class RunDir:
             crash_safe.append(self._files[SAMENESS], [verdict.as_dict()])
         self.judged.add(verdict.key)
 
-    def append_beside(self, name: str, line: dict[str, Any]) -> None:
-        """Append a line to one of the optional files that `side_files` names."""
-        with _writing(self.path):
-            if name not in self._files:
-                self._files[name] = (self.path / name).open("ab", buffering=0)
-            crash_safe.append(self._files[name], [line])
+    def append_beside(self, name: str, line: dict[str, Any]) -> str:
+        """Append a line to one of the optional files that `side_files` names. Returns why it could not, or ''."""
+        return self._beside.append(name, line)
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
@@ -121,6 +118,7 @@ class RunDir:
 
     def close(self) -> None:
         """Close the files. What was appended is already on the disk."""
+        self._beside.close()
         for file in self._files.values():
             file.close()
         os.close(self._lock)
@@ -271,7 +269,7 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[K
     crash_safe.keep_lines(path / ROWS, lambda number: made[number].key not in gone)
     counted = lines.kept(blocks)
     crash_safe.keep_lines(path / STEPS, lambda number: bool(counted[number]))
-    side_files.recover(path)
+    side_files.recover(path, done)
     of_good = latest(verdict for verdict, keep in zip(verdicts, kept, strict=True) if keep)
     return good, [verdict.key for verdict in of_good if verdict.reason not in FAILED]
 

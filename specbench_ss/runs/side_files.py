@@ -8,13 +8,14 @@ Both are optional, are appended as the rows are, and lose at most their last lin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from specbench_ss.errors import os_reason
 from specbench_ss.files import crash_safe, records
-from specbench_ss.runs.rows import OfSample
+from specbench_ss.runs.rows import Key, OfSample
 
 TELEMETRY, DRAFTS, TRACES = "telemetry.jsonl", "drafts.jsonl", "traces"
 
@@ -76,13 +77,47 @@ class Drafts(OfSample):
         return asdict(self)
 
 
+class SideFiles:
+    """The side files of an open run directory. They are worth less than the run: no failure here is raised."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.files, self._given_up = path, dict[str, BinaryIO](), dict[str, str]()
+
+    def append(self, name: str, line: dict[str, Any]) -> str:
+        """Append a line. Returns why it could not, or ''.
+
+        After a failure nothing more is written to that file in this session: no line is put behind half of one.
+        """
+        if name in self._given_up:
+            return self._given_up[name]
+        try:
+            if name not in self.files:
+                self.files[name] = (self.path / name).open("ab", buffering=0)
+            crash_safe.append(self.files[name], [line])
+        except ValueError as e:  # a number that is not finite: nothing of the line was written
+            return f"a line of {name} could not be written: {e}"
+        except OSError as e:
+            self._given_up[name] = f"{name} could not be written any further: {os_reason(e)}"
+        return self._given_up.get(name, "")
+
+    def close(self) -> None:
+        """Close the files. What was appended is already on the disk."""
+        for file in self.files.values():
+            file.close()
+
+
 READERS: dict[str, Any] = {TELEMETRY: records.decoder(Readings), DRAFTS: records.decoder(Drafts)}
 
 
-def recover(path: Path) -> None:
-    """Cut off what a killed process left half-written. Raises UserError for a line that is damaged."""
+def recover(path: Path, done: Collection[Key]) -> None:
+    """Cut off what a killed process left half-written, and take out what is of samples that will be made (again).
+
+    done: the samples that are committed. Of the others, tries that a killed process made would be taken for tries of
+    the sample that is committed later. Raises UserError for a line that is damaged.
+    """
     for name, read in READERS.items():
-        crash_safe.cut(path / name, read)
+        of_done = [one.key in done for one in crash_safe.scan(path / name, read)[0]]
+        crash_safe.keep_lines(path / name, of_done.__getitem__)
 
 
 def read_telemetry(path: Path) -> list[Readings]:

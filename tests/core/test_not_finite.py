@@ -18,10 +18,11 @@ from specbench_ss.cli import main
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.finite import NotFinite
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import verify_sampled
+from specbench_ss.decoding.verify import Verdict, verify_sampled
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
 from specbench_ss.models.model_folder import LAB
 from specbench_ss.testing import tiny_target
 from tests.cli import failing
@@ -66,6 +67,43 @@ def test_nan_that_begins_in_the_midst_of_an_answer_is_seen() -> None:
         assert len(generate(decoder, PROMPT, max_new_tokens=4, temperature=temperature, stop_ids=()).tokens) == 4
         with pytest.raises(NotFinite):
             generate(decoder, PROMPT, max_new_tokens=5, temperature=temperature, stop_ids=())
+
+
+class OwnRule(Decoder):
+    """Its rule tells nothing of the logits."""
+
+    name, summary = "own", "an acceptance rule of its own"
+
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.root_only(state.root)
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        token = output.logits[0, 0].argmax()[None]
+        return Verdict([0], [int(token)], token)
+
+
+def test_nan_is_seen_behind_a_rule_of_the_methods_own() -> None:
+    target = tiny_target("opt")
+    with torch.inference_mode():
+        model: Any = target.model
+        model.get_decoder().embed_positions.weight[2 + len(PROMPT) + 3 :] = math.nan
+    for temperature in (0.0, 1.0):
+        assert len(generate(OwnRule(target), PROMPT, max_new_tokens=4, temperature=temperature, stop_ids=()).tokens)
+        with pytest.raises(NotFinite):
+            generate(OwnRule(target), PROMPT, max_new_tokens=5, temperature=temperature, stop_ids=())
+
+
+def test_lossy_rules_name_nan_before_they_draw_from_it() -> None:
+    """Drawing from it is an error of its own, on a GPU one that ends the device's work."""
+    tree, sampling, rng = DraftTree.of([3, 1, 1], [-1, 0, 0]), Sampling(0.5), torch.Generator().manual_seed(0)
+    logits = torch.full((3, 5), math.nan)
+    for rule in (
+        lambda: accept_rows(logits, tree, sampling, rng),
+        lambda: accept_resampled(logits, tree, torch.ones(3), sampling, rng),
+        lambda: accept_typical(logits, tree, sampling),
+    ):
+        with pytest.raises(NotFinite):
+            rule()
 
 
 @pytest.mark.parametrize("bad", [0, 1])

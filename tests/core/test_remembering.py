@@ -81,11 +81,20 @@ def test_in_half_precision_steps_must_be_saved() -> None:
     assert told(asked({("a", 0): SLOW, ("a", 1): FAST}, **HALF))
 
 
-@pytest.mark.parametrize("remembers", [False, True])
-def test_a_plugin_that_remembers_makes_its_numbers_void(remembers: bool, tmp_path: Path) -> None:
+def test_a_sample_that_was_made_again_says_nothing() -> None:
+    made = asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW})
+    assert told(made)
+    next(row for row in made.rows if (row.question_id, row.repeat) == ("a", 1)).remade = 1
+    assert told(made) == []
+
+
+@pytest.mark.parametrize(("remembers", "warmup"), [(False, 0), (True, 0), (False, 4)])
+def test_a_plugin_that_remembers_makes_its_numbers_void(remembers: bool, warmup: int, tmp_path: Path) -> None:
+    """Also where the warm-up is longer than the run, which must not teach it the run's questions."""
     plugin = tmp_path / "cribs.py"
     plugin.write_text(PLUGIN.format(remembers=remembers))
-    run("cribs", plugin=plugin, categories="qa", limit=1, repeats=2, warmup=0, max_new_tokens=12, out=tmp_path / "run")
+    given: dict[str, Any] = {"categories": "qa", "limit": 1, "repeats": 2, "max_new_tokens": 12}
+    run("cribs", plugin=plugin, warmup=warmup, out=tmp_path / "run", **given)
     row = next(r for r in summarise(read_run(tmp_path / "run")) if (r.category, r.method) == (OVERALL, "cribs"))
     assert any(line.startswith("void: the steps of") for line in row.health) is not remembers
     assert (row.comparison == "void", speedup(row) == "void") == (not remembers, not remembers)

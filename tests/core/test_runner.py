@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -16,6 +19,7 @@ from specbench_ss.benchmark import runner
 from specbench_ss.benchmark.quiet_timing import EXTRA_ROUNDS, warm_up
 from specbench_ss.benchmark.requests import check_room
 from specbench_ss.benchmark.runner import run
+from specbench_ss.benchmark.warm_prompts import warm_prompts
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.decoding.loop import Limits
@@ -25,7 +29,7 @@ from specbench_ss.files import crash_safe
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs import environment
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.rows import Row, Run, StepRow
 from specbench_ss.runs.run_directory import RunDir, read_run
@@ -140,6 +144,8 @@ class Recorder:
 class Bench:
     """A run of fakes; `calls` holds (label, prompt text, seed) of every measured or warm-up request."""
 
+    recording = Recording()
+
     def __init__(self, path: Path, labels: tuple[str, ...] = ("ar", "m"), lossy: bool = False, **config: Any) -> None:
         self.path = path
         self.config = RunConfig(tuple(map(MethodSpec, labels)), **{"warmup": 0, **config})
@@ -169,7 +175,8 @@ class Bench:
     def run(self, resume: bool = False) -> Run:
         manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
         with RunDir.open(RunTarget(self.path, resume), manifest, DATA.questions) as run_dir:
-            run(self.config, self.target, self.suite, DATA, self.decoders, run_dir, self.events, self.decode)
+            asked = self.config, self.target, self.suite, DATA, self.decoders, run_dir, self.events, self.decode
+            run(*asked, self.recording)
         return read_run(self.path)
 
 
@@ -430,7 +437,7 @@ def test_warm_up_precedes_and_is_not_recorded(tmp_path: Path) -> None:
     bench = Bench(tmp_path, warmup=2)
     done = bench.run()
     warm = len(bench.calls) - len(done.rows)
-    assert [c[1] for c in bench.calls[:4]] == ["<u>hi"] * 2 + ["<u>go"] * 2
+    assert [c[1] for c in bench.calls[:4]] == ["<u>ih"] * 2 + ["<u>og"] * 2  # nothing that is asked
     assert warm == 2 * 4  # the fake's times agree at once: two prompts, and two more rounds of the last
     assert len(done.rows) == 10
 
@@ -444,6 +451,66 @@ def test_what_remembers_prompts_forgets_those_of_the_warm_up_and_is_named(tmp_pa
     bench.run()
     assert known == [len(bench.calls) - 10]  # once, before the first of the measured samples
     assert bench.events.warnings == ["m remembers earlier prompts: its speed depends on what came before each"]
+
+
+def test_the_warm_up_asks_nothing_that_the_run_asks() -> None:
+    texts = ["what is it", "it is what", "go", "og", "c", "0. c", "", "Level level", "a b\n  c"]
+    asked = [Question(str(i), "x", (text,)) for i, text in enumerate(texts)]
+    target = cast(Any, FakeTarget())
+    warm = warm_prompts_of(target, asked)
+    assert warm == warm_prompts_of(target, asked) and len(warm) == len(texts)
+    plain = [{" ".join(text.casefold().split()) for text in some} for some in (warm, texts)]
+    assert not plain[0] & plain[1]
+    assert warm[-1] == "c\n  b a" and warm[0] == "ti si tahw"  # words backwards, or letters where that is asked
+    long = [Question("a", "x", ("z" * 990,))]
+    assert len(warm_prompts(target, [*long, Question("b", "x", ("0. " + "z" * 990,))], 1)[0]) < target.context_length
+
+
+def warm_prompts_of(target: Any, asked: list[Question]) -> list[str]:
+    return [bytes(ids).decode().removeprefix("<u>") for ids in warm_prompts(target, asked, 99)]
+
+
+def test_limits_that_are_refused_leave_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Limits:
+        raise UserError("no such stop text")
+
+    monkeypatch.setattr(runner, "limits", refuse)
+    bench = Bench(tmp_path)
+    bench.recording = Recording(telemetry=9.0)
+    with pytest.raises(UserError, match="stop text"):
+        bench.run()
+    assert not [thread for thread in threading.enumerate() if thread.name == "telemetry"]
+
+
+def test_drafts_are_looked_at_when_nothing_is_measured_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, inside, seen = Bench(tmp_path), list[bool](), list[tuple[str, bool, bool]]()
+
+    @contextlib.contextmanager
+    def watched(*_: Any) -> Iterator[None]:
+        inside.append(True)
+        try:
+            yield
+        finally:
+            inside.pop()
+
+    def decode(decoder: Decoder, prompt: list[int], *rest: Any) -> Generation:
+        done = Bench.decode(bench, decoder, prompt, *rest)
+        if ord("g") in prompt:
+            raise RuntimeError("out of luck")
+        return replace(done, steps=[replace(step, nodes=1, verified=1, depth=1) for step in done.steps])
+
+    def probe(decoder: Decoder, prompt: list[int], *_: Any) -> None:
+        seen.append((bytes(prompt).decode(), bool(inside), gc.isenabled()))
+
+    monkeypatch.setattr("specbench_ss.benchmark.telemetry.record.MachineRecord.watch", watched)
+    monkeypatch.setattr("specbench_ss.benchmark.answering.probe_drafts", probe)
+    bench.decode = decode  # type: ignore[method-assign]
+    made = bench.run().rows
+    assert len(seen) == len(made) == 10 and not any(watching for _, watching, _ in seen)
+    assert all(collecting for *_, collecting in seen)
+    assert sum(not row.ok for row in made) == 2
 
 
 def test_a_broken_scorer_costs_the_quality_only(tmp_path: Path) -> None:

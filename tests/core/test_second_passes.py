@@ -18,6 +18,7 @@ from specbench_ss.benchmark.build_config import recording_of
 from specbench_ss.benchmark.drafts import chosen, draft_step, places
 from specbench_ss.benchmark.schedule import plan
 from specbench_ss.benchmark.tracing import merged, summary, timeline, trace_file
+from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.verify import verify_greedy
 from specbench_ss.runs.suite import Question
@@ -128,6 +129,50 @@ def test_resuming_makes_only_what_is_missing(made: Path) -> None:
     (made / "drafts.jsonl").write_bytes(b"".join(lines[:-2]) + lines[-2][:9])
     run("ss,sd,pld,suffix[past=on]", out=made, resume=True, device="cpu", **FEW)
     assert (made / "drafts.jsonl").read_bytes() == before
+
+
+HOPELESS = """
+import torch
+from specbench_ss import Decoder, DraftTree, State
+
+class Hopeless(Decoder):
+    name, summary = "hopeless", "drafts what is never right"
+    asked = []
+
+    def propose(self, state: State) -> DraftTree:
+        Hopeless.asked.append(len(state.ids))
+        worst = int(self.target.next_logits(state.ids).argmin())
+        return DraftTree.chain(state.root, torch.tensor([worst]))
+"""
+
+
+def test_an_answer_in_vain_is_recorded_and_traced_once(tmp_path: Path) -> None:
+    """What it is begun again for is no part of its drafts, its trace or its time."""
+    file, asked = tmp_path / "hopeless.py", list[tuple[str, int]]()
+    file.write_text(HOPELESS)
+
+    class Noted(drafts.Recorder):
+        def propose(self, state: Any) -> DraftTree:
+            asked.append((self.inner.name, len(state.ids)))
+            return super().propose(state)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(drafts, "Recorder", Noted)
+        run("hopeless", plugin=file, out=tmp_path / "run", device="cpu", trace=True, **(FEW | {"max_new_tokens": 6}))
+    results = load_run(tmp_path / "run")
+    own = [one for one in results.drafts if one.method == "hopeless"]
+    samples = results.samples.set_index(["method", "question_id"])
+    assert len(own) == 2 and set(results.samples["accepted"]) == {0}
+    steps = [samples.loc[("hopeless", one.question_id), "steps"] for one in own]
+    assert [len(one.steps) for one in own] == steps and sum(name == "hopeless" for name, _ in asked) == sum(steps)
+    assert results.manifest["traces"]["hopeless"]["tokens"] == 6
+    recorder: Any = SimpleNamespace(steps=[None] * 4)
+    with pytest.raises(RuntimeError, match="4 steps were recorded of an answer of 3"):
+        drafts.recorded(chosen(list(plan(QUESTIONS, ("ar",), 1, 0)), "first", 0)[0], recorder, answer_of(3), [])
+
+
+def answer_of(steps: int) -> Generation:
+    return Generation([], 1, "length", 0.1, 1, [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01)] * steps)
 
 
 def event(name: str, start: float, end: float, on: DeviceType = DeviceType.CPU, parent: Any = None) -> Any:

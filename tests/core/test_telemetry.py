@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pynvml
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from specbench_ss import load_run
 from specbench_ss.benchmark.runner import run
+from specbench_ss.benchmark.telemetry import disturbance
 from specbench_ss.benchmark.telemetry import record as telemetry_record
 from specbench_ss.benchmark.telemetry.disturbance import GIVE_UP, Tries, disturbed_by
 from specbench_ss.benchmark.telemetry.host import Host
@@ -126,11 +128,41 @@ def test_a_column_that_begins_late_is_none_before() -> None:
     seen.add(1.0, {"a": 2.0, "b": 5.0})
     seen.add(2.0, {"b": 6.0})
     assert seen.columns == {"a": [1.0, 2.0, None], "b": [None, 5.0, 6.0]}
-    assert seen.mean("b") == pytest.approx(5.5) and seen.growth("a") == 1.0
+    assert seen.mean("b") == pytest.approx(5.5)
+
+
+def test_a_counter_without_its_first_or_last_reading_says_nothing() -> None:
+    """A part of the sample would be taken for all of it."""
+    for missing in (0, 2):
+        seen = Seen()
+        for i in range(3):
+            seen.add(float(i), {} if i == missing else {"nvml_energy_j": 10.0 * i})
+        assert seen.growth("nvml_energy_j") is None and seen.summary(5)["joules_per_token"] is None
+    whole = Seen()
+    for i in range(3):
+        whole.add(float(i), {} if i == 1 else {"nvml_energy_j": 10.0 * i})
+    assert whole.growth("nvml_energy_j") == 20.0 and Seen().growth("a") is None
+
+
+def test_a_reading_that_is_not_finite_was_not_read() -> None:
+    seen = Seen()
+    for value in (1.0, float("nan"), float("inf"), 4.0):
+        seen.add(float(len(seen.times)), {"host_cpu_share": value}, [value])
+    assert seen.columns["host_cpu_share"] == [1.0, None, None, 4.0]
+    json.dumps(seen.as_columns() | seen.summary(3), allow_nan=False)
+
+
+def test_a_failure_of_once_does_not_end_a_reading_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = [[0, 5_000_000], [999], [0, 5_026_400]]
+    replay(monkeypatch, nvmlDeviceGetTotalEnergyConsumption=busy)
+    device = Nvml()
+    assert ["nvml_energy_j" in device.read() for _ in range(4)] == [True, False, True, True]
 
 
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
-CLOCKS = [[0, mhz] for mhz in (345, 2619, 1980, 2619, 1980, 2619, 1400, 2619)]  # multiprocessors and memory in turn
+SM_CLOCKS = (345, 900, 1980, 1980, 1400, 1980)  # a device that was idle before, and is slow once later
+CLOCKS = [[0, mhz] for sm in SM_CLOCKS for mhz in (sm, 2619)]  # multiprocessors and memory in turn
+STARTING = [[0, mhz] for sm in (345, 900, 1980, 1980, 1980, 1980) for mhz in (sm, 2619)]
 
 
 @pytest.mark.parametrize(
@@ -140,13 +172,14 @@ CLOCKS = [[0, mhz] for mhz in (345, 2619, 1980, 2619, 1980, 2619, 1400, 2619)]  
         ({PROCESSES: [[7, 2], [0, 2, [{"pid": 1}, {"pid": 2}]]] * 4}, "1 other process on the device"),
         ({"nvmlDeviceGetCurrentClocksEventReasons": [[0, 0], [0, 0x20 | 0x04]]}, "slowed down: power cap, heat"),
         ({"nvmlDeviceGetClockInfo": CLOCKS}, "clock went from 1400 to 1980 MHz"),
+        ({"nvmlDeviceGetClockInfo": STARTING}, ""),
     ],
 )
 def test_what_disturbs_a_device_is_told(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, list[list[Any]]], words: str
 ) -> None:
     steady = {"nvmlDeviceGetClockInfo": [[0, 1980]]}
-    told = disturbed_by(device_seen(monkeypatch, **(steady | changes)))
+    told = disturbed_by(device_seen(monkeypatch, 6, **(steady | changes)))
     assert words in told and bool(words) == bool(told)
 
 
@@ -155,6 +188,10 @@ def test_foreign_work_on_the_processor_is_told() -> None:
     for when in range(3):
         seen.add(when, {"host_foreign_share": 0.25})
     assert disturbed_by(seen) == "other processes took 25% of the processor"
+    short = Seen()
+    for when in range(3):
+        short.add(when / 50, {"host_foreign_share": 0.25})  # a tick more or less is as much
+    assert disturbed_by(short) == ""
 
 
 def test_samples_are_made_again_a_few_times_and_not_for_ever() -> None:
@@ -222,6 +259,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[StillHost]:
     """The readings of the processor, for tests to change."""
     host = StillHost(ALONE)
     monkeypatch.setattr(telemetry_record, "sampler_for", lambda device, interval: Sampler(host, None, interval))
+    monkeypatch.setattr(disturbance, "TICKS", 0)  # the fakes take no time
     yield host
 
 
@@ -264,6 +302,143 @@ def test_a_method_that_remembers_is_never_made_again(machine: StillHost, tmp_pat
     bench.decoders["m"].remembers = True
     samples = bench.run().samples
     assert set(samples[samples["method"] == "m"]["remade"]) == {0}
+
+
+class Failing(StillHost):
+    """A machine of which some readings fail."""
+
+    def __init__(self, *bad: int) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def read(self, slow: bool = False) -> dict[str, Any]:
+        found = super().read(slow)
+        if self.read_times in self.bad or not self.bad:
+            raise OSError("the driver is gone")
+        return found
+
+
+def test_a_reading_that_fails_ends_neither_the_thread_nor_the_sample() -> None:
+    sampler = Sampler(Failing(1, 3), interval=0.01)
+    with sampler.watch() as seen:
+        while len(seen.times) < 5:
+            time.sleep(0.005)
+    assert sampler._thread.is_alive() and seen.problem == "OSError: the driver is gone"
+    assert [value is None for value in seen.columns["host_cpu_share"]][:5] == [True, False, True, False, False]
+    assert seen.growth("host_page_faults") is None
+    sampler.close()
+
+
+def test_no_reading_is_added_to_a_sample_that_has_ended() -> None:
+    """The thread may have waited for the last reading to be made."""
+    sampler = Sampler(StillHost(), interval=0.01)
+    with sampler.watch() as seen:
+        assert sampler._reading.acquire()
+        time.sleep(0.05)  # the thread stands before the lock
+        sampler._running.clear()
+        sampler._reading.release()
+        time.sleep(0.05)
+        assert len(seen.times) == 1
+    assert len(seen.times) == 2
+    sampler.close()
+
+
+def test_failed_readings_are_told_once_and_cost_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_record, "sampler_for", lambda *_: Sampler(Failing(), None, 5.0))
+    bench = Recorded(tmp_path)
+    done = bench.run()
+    assert set(done.samples["status"]) == {"ok"} and done.samples["disturbed"].isna().all()
+    (said,) = of_telemetry(bench.events.warnings)
+    assert said == "telemetry is incomplete, readings failed: OSError: the driver is gone"
+    assert said in done.manifest["warnings"]
+
+
+def of_telemetry(warnings: list[str]) -> list[str]:
+    """Without the word that this machine is busy."""
+    return [text for text in warnings if text.startswith("telemetry")]
+
+
+def test_a_try_that_fails_leaves_the_one_before_it(machine: StillHost, tmp_path: Path) -> None:
+    machine.readings = [ALONE, ALONE | {"host_foreign_share": 0.5}, ALONE]
+    bench = Recorded(tmp_path)
+
+    def fail(label: str, prompt: str) -> None:
+        if len(bench.calls) == 2:
+            raise RuntimeError("out of luck")
+
+    bench.before = fail
+    bench.answer = lambda label, prompt: f"answer {len(bench.calls)}"
+    bench.run()
+    rows = bench.events.rows
+    assert (rows[0].status, rows[0].text, rows[0].remade) == ("ok", "answer 1", 0)
+    assert rows[0].disturbed == "other processes took 50% of the processor"
+    assert len(rows) == 10 and {row.status for row in rows} == {"ok"}
+    assert any("failed when it was made again: RuntimeError: out of luck" in w for w in bench.events.warnings)
+
+
+def test_a_later_turn_does_not_continue_an_answer_that_failed(tmp_path: Path) -> None:
+    bench = Recorded(tmp_path)
+    honest = bench.events.on_sample
+
+    def spoil(row: Any) -> None:
+        honest(row)
+        if (row.question_id, row.turn, row.method) == ("a", 0, "ar"):
+            row.status = "failed"
+
+    bench.events.on_sample = spoil  # type: ignore[method-assign]
+    with contextlib.suppress(Exception):
+        bench.run()
+    later = [row for row in bench.events.rows if row.question_id == "a" and row.turn == 1]
+    assert later and all("it failed" in (row.error or "") for row in later)
+
+
+class FullDisk:
+    """A file of which only the first half of a line can be written."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.half = file, False
+
+    def write(self, data: bytes) -> int:
+        if self.half:
+            raise OSError(28, "No space left on device")
+        self.half = True
+        return int(self.file.write(data[: len(data) // 2]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def test_a_side_file_that_cannot_be_written_costs_no_sample(machine: StillHost, tmp_path: Path) -> None:
+    bench = Recorded(tmp_path)
+
+    def fill(row: Any) -> None:
+        if len(bench.events.rows) == 3:
+            files = run_dirs[0]._beside.files
+            files["telemetry.jsonl"] = cast(Any, FullDisk(files["telemetry.jsonl"]))
+        bench.events.rows.append(row)
+
+    run_dirs: list[RunDir] = []
+    opened = RunDir.__enter__
+    bench.events.on_sample = fill  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RunDir, "__enter__", lambda self: (run_dirs.append(self), opened(self))[1])
+        done = bench.run()
+    assert done.manifest["status"] == "complete" and set(done.samples["status"]) == {"ok"}
+    (said,) = of_telemetry(bench.events.warnings)
+    assert said == "telemetry is incomplete: telemetry.jsonl could not be written any further: no space left on device"
+    whole = (tmp_path / "telemetry.jsonl").read_bytes()
+    assert len([json.loads(line) for line in whole.splitlines()]) == 4 and whole.endswith(b"\n")
+
+
+def test_tries_of_a_killed_session_are_none_of_the_sample_made_later(machine: StillHost, tmp_path: Path) -> None:
+    busy = ALONE | {"host_foreign_share": 0.5}
+    machine.readings = [ALONE, busy, ALONE, busy, ALONE]
+    Recorded(tmp_path).run()
+    first = (tmp_path / "rows.jsonl").read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / "rows.jsonl").write_bytes(b"")  # as if killed before the first sample was committed
+    done = Recorded(tmp_path).run(resume=True)
+    of_first = done.telemetry[done.telemetry["question_id"] == json.loads(first)["question_id"]]
+    assert set(of_first["attempt"]) == {0} and set(done.samples["remade"]) == {0}
 
 
 def test_a_killed_line_of_telemetry_is_cut_by_resuming(machine: StillHost, tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from specbench_ss.benchmark.telemetry.nvml import throttles
 from specbench_ss.benchmark.telemetry.seen import Seen
 
 FOREIGN_SHARE = 0.10  # of the usable cores, above which other processes' work is told
 SPREAD_OF_CLOCK = 0.05  # slowest over fastest reading, below one
 READINGS = 3  # fewer say nothing of a clock
+STARTING_S = 0.2  # in which an idle device raises its clock
+TICKS = 20  # of the system's own clock of the processor; a shorter sample is told nothing of others' work
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 GIVE_UP = 3  # disturbed samples in a row, each after all its tries, after which remaking is given up
 
 
@@ -30,13 +35,15 @@ def _throttled(seen: Seen) -> list[str]:
 
 
 def _unsteady(seen: Seen) -> list[str]:
-    clocks = seen.within("nvml_sm_mhz")
+    clocks = seen.within("nvml_sm_mhz", after=STARTING_S)
     if len(clocks) < READINGS or min(clocks) >= (1 - SPREAD_OF_CLOCK) * max(clocks):
         return []
     return [f"the device's clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"]
 
 
 def _foreign_on_host(seen: Seen) -> list[str]:
+    if seen.span < TICKS * TICK_S:  # what the system counts in ticks would be rounding
+        return []
     share = seen.mean("host_foreign_share") or 0.0
     return [f"other processes took {share:.0%} of the processor"] if share > FOREIGN_SHARE else []
 

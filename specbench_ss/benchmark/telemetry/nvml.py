@@ -1,6 +1,6 @@
 """Readings of an NVIDIA device through its management library, and through GPM where the driver has it.
 
-A reading that the device or driver does not support is left out for good after its first failure.
+A reading that the device or driver does not support is left out for good after its first failure, any other for once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ def throttles(bits: int) -> list[str]:
     return [word for bit, word in THROTTLES.items() if bits & bit]
 
 
+FOR_GOOD = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED")
+
+
 class Nvml:
     """One device. Making one raises `pynvml.NVMLError` (or ImportError) where there is no library or no such device."""
 
@@ -38,6 +41,7 @@ class Nvml:
         import pynvml
 
         self._library: Any = pynvml
+        self._for_good = {getattr(pynvml, f"NVML_ERROR_{name}", None) for name in FOR_GOOD}
         pynvml.nvmlInit()
         try:
             self.handle = (
@@ -72,8 +76,9 @@ class Nvml:
         for way, ask in list(self._ways.items()):
             try:
                 found.update(ask())
-            except self._library.NVMLError:
-                del self._ways[way]
+            except self._library.NVMLError as error:
+                if error.value in self._for_good:
+                    del self._ways[way]
         return found
 
     def close(self) -> None:

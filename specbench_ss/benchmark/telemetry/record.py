@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from specbench_ss.benchmark.telemetry.disturbance import Tries, disturbed_by
 from specbench_ss.benchmark.telemetry.sampler import sampler_for
 from specbench_ss.benchmark.telemetry.seen import Seen
+from specbench_ss.errors import UserError
 from specbench_ss.runs.config import Recording
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import RunDir
@@ -26,6 +27,7 @@ class MachineRecord:
     ) -> None:
         self.sampler = sampler_for(device, recording.telemetry)
         self.run_dir, self.warn = run_dir, warn
+        self._told: set[str] = set()
         self.tries = Tries(recording.remake_disturbed, device.type == "cuda")
 
     def watch(self) -> contextlib.AbstractContextManager[Seen | None]:
@@ -37,28 +39,38 @@ class MachineRecord:
         if seen is None:
             return
         row.remade = row.remade or 0
-        row.disturbed = disturbed_by(seen)
+        disturbed = disturbed_by(seen)
+        row.disturbed = disturbed or (None if seen.problem else "")  # what was not read may have been a disturbance
+        if seen.problem:
+            self._tell_once(f"telemetry is incomplete, readings failed: {seen.problem}")
         for name, value in seen.summary(row.tokens or 0).items():
             setattr(row, name, value)
         line = Readings(
             *row.key,
             attempt=row.remade,
             started=seen.times[0],
-            disturbed=row.disturbed,
+            disturbed=disturbed,
             columns=seen.as_columns(),
         )
-        self.run_dir.append_beside(TELEMETRY, line.as_dict())
+        if problem := self.run_dir.append_beside(TELEMETRY, line.as_dict()):
+            self._tell_once(f"telemetry is incomplete: {problem}")
+
+    def _tell_once(self, text: str) -> None:
+        """Warn of what costs readings, and no sample: not even where the warning cannot be written down."""
+        if text not in self._told:
+            self._told.add(text)
+            with contextlib.suppress(UserError):
+                self.warn(text)
 
     def again(self, row: Row, remembers: bool) -> bool:
-        """Say whether to make the sample again, and count that in its row.
+        """Say whether to make the sample again. One of a method that remembers prompts never is made again.
 
-        One of a method that remembers prompts never is: it would answer from memory.
+        It would answer from memory.
         """
         if row.disturbed is None or remembers:
             return False
         before = self.tries.given_up
         if self.tries.again(row.disturbed, row.remade or 0):
-            row.remade = (row.remade or 0) + 1
             return True
         if self.tries.given_up and not before:
             self.warn(f"samples stay disturbed ({row.disturbed}): they are not made again any more")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specbench_ss.benchmark.telemetry.host import Host
 from specbench_ss.benchmark.telemetry.nvml import Nvml
 from specbench_ss.benchmark.telemetry.seen import Seen
+from specbench_ss.errors import error_text
 
 if TYPE_CHECKING:
     import torch
@@ -29,16 +30,19 @@ class Sampler:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Seen]:
-        """Read before, during and after the block; what was read is complete once the block is left."""
+        """Read before, during and after the block; what was read is complete once the block is left.
+
+        A reading that fails raises nothing: `Seen.problem` tells.
+        """
         seen = Seen()
-        self._read(seen, slow=True)
+        self._read(seen)
         self._seen = seen
         self._running.set()
         try:
             yield seen
         finally:
             self._running.clear()
-            self._read(seen, slow=True)
+            self._read(seen)
 
     def close(self) -> None:
         """End the thread, and give the device's library back."""
@@ -54,15 +58,24 @@ class Sampler:
             seen = self._seen
             if self._ended.wait(self.interval):
                 return
-            if self._running.is_set() and seen is self._seen:
-                self._read(seen)
+            with self._reading:
+                if self._running.is_set() and seen is self._seen:  # asked here: the sample may have ended meanwhile
+                    self._add(seen)
 
-    def _read(self, seen: Seen, slow: bool = False) -> None:
+    def _read(self, seen: Seen) -> None:
         with self._reading:
+            self._add(seen, slow=True)
+
+    def _add(self, seen: Seen, slow: bool = False) -> None:
+        """Add a reading; one that fails is empty, and `seen` says why: no sample and no thread ends of it."""
+        try:
             found = self.host.read(slow)
             if self.device is not None:
                 found |= self.device.read()
             seen.add(time.time(), found, self.host.core_share)
+        except Exception as error:  # of libraries and drivers, each in its own way
+            seen.problem = error_text(error)
+            seen.add(time.time(), {})
 
 
 def sampler_for(device: torch.device, interval: float) -> Sampler | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,26 +17,33 @@ class Seen:
     """The readings of one sample, column by column; None where a reading lacks a column.
 
     The first reading was made before the sample and the last one after it. Its shares are of the time before, so they
-    are no part of a mean.
+    are no part of a mean. problem: why a reading failed, or ''; a failed one has no column.
     """
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.columns: dict[str, list[float | None]] = {}
-        self.core_shares: list[list[float]] = []
+        self.core_shares: list[list[float | None]] = []
+        self.problem = ""
 
     def add(self, when: float, reading: Mapping[str, float], core_share: Sequence[float] = ()) -> None:
-        """Add a reading. when: Unix time."""
+        """Add a reading. when: Unix time. What is not finite counts as not read."""
         for name in reading:
             self.columns.setdefault(name, [None] * len(self.times))
         self.times.append(when)
         for name, column in self.columns.items():
-            column.append(reading.get(name))
-        self.core_shares.append(list(core_share))
+            column.append(_finite(reading.get(name)))
+        self.core_shares.append([_finite(share) for share in core_share])
 
-    def within(self, name: str) -> list[float]:
-        """Return what was read of a column after the sample had begun."""
-        return [value for value in self.columns.get(name, [])[1:] if value is not None]
+    @property
+    def span(self) -> float:
+        """Return the seconds from the first reading to the last."""
+        return self.times[-1] - self.times[0] if self.times else 0.0
+
+    def within(self, name: str, after: float = 0.0) -> list[float]:
+        """Return what was read of a column after the sample had begun. after: so many seconds later."""
+        read = zip(self.times[1:], self.columns.get(name, [])[1:], strict=False)
+        return [value for when, value in read if value is not None and when - self.times[0] >= after]
 
     def mean(self, name: str) -> float | None:
         """Return the mean over time: each reading stands for the time since the one before."""
@@ -49,9 +57,9 @@ class Seen:
         return sum(span * value for span, value in found) / whole if whole > 0 else None
 
     def growth(self, name: str) -> float | None:
-        """Return by how much a counter grew from the first reading to the last; None where it was read once."""
-        read = [value for value in self.columns.get(name, []) if value is not None]
-        return read[-1] - read[0] if len(read) > 1 else None
+        """Return by how much a counter grew from the first reading to the last; None where one of the two lacks it."""
+        first, *_, last = self.columns.get(name) or [None, None] if len(self.times) > 1 else [None, None]
+        return last - first if first is not None and last is not None else None
 
     def summary(self, tokens: int) -> dict[str, Any]:
         """Return the fields of the sample's row. tokens: of its answer."""
@@ -68,9 +76,13 @@ class Seen:
         """Return the readings as JSON-ready data: `t_s` since the first one, then every column."""
         start = self.times[0] if self.times else 0.0
         shares = {name: [_rounded(value) for value in column] for name, column in self.columns.items()}
-        cores = {"host_core_share": [[round(x, 2) for x in row] for row in self.core_shares]}
+        cores = {"host_core_share": [[None if x is None else round(x, 2) for x in row] for row in self.core_shares]}
         return {"t_s": [round(t - start, PLACES) for t in self.times], **shares, **cores}
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, PLACES)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,63 @@
+"""One request of a run: asked for within a limit on time, and looked at afterwards. Knows no method by name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.loop import Limits, probe_drafts
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.time_limit import TimeIsOver, time_limit
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.target import Target
+
+OnTokens = Callable[[int], None] | None
+Decode = Callable[[Decoder, list[int], Limits, Sampling, OnTokens], Generation]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt for one method. label: the method's, for messages."""
+
+    label: str
+    decoder: Decoder
+    prompt: list[int]
+    limits: Limits
+    sampling: Sampling
+
+
+class Answering:
+    """Answers requests. timeout: seconds that one may take; None is no limit. place: the run's directory."""
+
+    def __init__(self, decode: Decode, target: Target, timeout: float | None, place: Path) -> None:
+        self.decode, self.target, self.timeout, self.place = decode, target, timeout, place
+
+    def answer(self, asked: Request, on_tokens: OnTokens = None) -> Generation:
+        """Decode, and do nothing else. Raises TimeoutError where it takes longer than it may."""
+        with self._in_time(asked.label):
+            return self.decode(asked.decoder, asked.prompt, asked.limits, asked.sampling, on_tokens)
+
+    def probe(self, asked: Request) -> None:
+        """Raise NotFinite where drafts are chosen from NaN or infinity. To be done when nothing is measured.
+
+        It has a limit on time of its own; where that ends it, nothing was found.
+        """
+        with contextlib.suppress(TimeoutError), self._in_time(asked.label):
+            probe_drafts(asked.decoder, asked.prompt, asked.limits, asked.sampling)
+
+    @contextlib.contextmanager
+    def _in_time(self, label: str) -> Iterator[None]:
+        over = f"no answer within {self.timeout:g} s" if self.timeout is not None else ""
+        resumable = f"what is in {self.place} is whole, and --resume goes on"
+        try:
+            with time_limit(self.timeout, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
+                yield
+        except TimeIsOver:
+            self.target.drop_cache()  # it may have been left half-written
+            raise TimeoutError(over) from None
