@@ -133,6 +133,17 @@ def encodable(text: str) -> bool:
     return True
 
 
+LONGEST = 1e8  # seconds, three years: clocks of operating systems end somewhere beyond
+
+
+def seconds(name: str, value: Any) -> float:
+    """A length of time above 0 that a clock can measure. Raises UserError for what is none."""
+    number = positive(name, value)
+    if number > LONGEST:
+        raise UserError(f"{name} must be at most {LONGEST:,.0f} seconds, not {value!r}")
+    return number
+
+
 def positive(name: str, value: Any) -> float:
     """A value as a plain, finite float above 0. Raises UserError for what is none."""
     number = plain_number(name, value)

@@ -13,7 +13,7 @@ from specbench_ss import registry
 from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.benchmark.build_config import as_options, default_out, goal_of, recording_of, run_config
 from specbench_ss.errors import UserError
-from specbench_ss.options import positive
+from specbench_ss.options import seconds
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ def run(
 
     if resume and out is None:
         raise UserError("resume=True needs out=, the directory of the unfinished run")
-    seconds = None if timeout is None else positive("timeout", timeout)
+    longest = None if timeout is None else seconds("timeout", timeout)
     loaded = None if isinstance(model, (str, Path)) else _loaded(given)
     wanted, texts = _config(given, loaded)
     folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
     optional = optional_methods(texts["methods"], wanted.methods)
-    where = RunTarget(folder, bool(resume), optional, recording_of(given), seconds, goal_of(given))
+    where = RunTarget(folder, bool(resume), optional, recording_of(given), longest, goal_of(given))
     measure(preflight.check(wanted, where, loaded), where, [_called(given)])
     return load_run(folder)
 

@@ -11,10 +11,13 @@ from specbench_ss import registry
 from specbench_ss.runs.config import RunTarget
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specbench_ss.benchmark.preflight import Plan
     from specbench_ss.benchmark.runner import Events
     from specbench_ss.decoding.decoder import Decoder
     from specbench_ss.decoding.target import Target
+    from specbench_ss.method_spec import MethodSpec
     from specbench_ss.runs.run_directory import RunDir
 
 
@@ -54,12 +57,14 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     """
     from specbench_ss.benchmark import runner
     from specbench_ss.benchmark.preset_conditions import preset_notes
+    from specbench_ss.decoding.unchanged import difference, own_logits
     from specbench_ss.runs.manifest import manifest_for
     from specbench_ss.runs.run_directory import RunDir
 
     config, data = plan.config, plan.data
     target = plan.loaded or _load(plan)
-    decoders = {spec.label: registry.load_method(spec, target) for spec in config.methods}
+    before = own_logits(target)
+    decoders = {spec.label: _loaded(spec, target, before) for spec in config.methods}
     manifest = manifest_for(config, target, data, decoders, command) | {"machine": machine_of(target, decoders)}
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
@@ -72,7 +77,18 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
             config, target, suite, data, decoders, run_dir, events,
             recording=recording, timeout=timeout, goal=where.goal,
         )  # fmt: skip
+        if off := difference(target, before):
+            run_dir.update(target_changed=off)
         _write_parquet(run_dir, events)
+
+
+def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
+    """Return the method, loaded. before: the target's own logits. Raises UserError where loading changed them."""
+    from specbench_ss.decoding.unchanged import check_unchanged
+
+    decoder = registry.load_method(spec, target)
+    check_unchanged(target, before, spec.label)
+    return decoder
 
 
 def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
     from specbench_ss.decoding.target import Target
 
+MOST_SAMPLES = 10_000_000  # the schedule is held in memory
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -74,6 +76,8 @@ def check(
     check_texts(data)
     check_room(outline, data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
+    if samples > MOST_SAMPLES:
+        raise UserError(f"the run would have {samples:,} samples; at most {MOST_SAMPLES:,} are made: fewer --repeats")
     return Plan(config, suite, data, options, device, dtype, samples, notes, loaded)
 
 

@@ -25,6 +25,8 @@ NAMES = (*KINDS, NOT_CHECKED)
 def read(text: str | None) -> tuple[str, ...]:
     """Return the names of the findings. Raises UserError for an unknown one."""
     names = tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    if text is not None and not names:
+        raise UserError(f"--fail-on names no finding; there are {', '.join(NAMES)}")
     for name in names:
         if name not in NAMES:
             raise UserError(f"--fail-on: there is no finding {name!r}{known_words(name, NAMES)}")
@@ -51,11 +53,17 @@ FailOn = Annotated[
 def found(made: Sequence[Check], names: Sequence[str]) -> list[str]:
     """Return what was asked for and found, one text for each check."""
     return [
-        f"{check.name} ({check.lines[0] if check.lines else check.sentence})"
+        f"{NOT_CHECKED if check.state == 'not checked' else check.name} ({_details(check)})"
         for check in made
         if (check.name in names and check.state in ("wrong", "warning"))
         or (NOT_CHECKED in names and check.state == "not checked")
     ]
+
+
+def _details(check: Check) -> str:
+    """Return the first line of what was found, and how many there are besides."""
+    rest = len(check.lines) - 1
+    return (check.lines[0] if check.lines else check.sentence) + (f", and {rest} more" if rest > 0 else "")
 
 
 def fail(run: Run, asked: str | None) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import typer
 
+from specbench_ss import options
 from specbench_ss.benchmark.build_config import as_options
 from specbench_ss.files.user_files import mapping, read_bytes
-from specbench_ss.options import positive
 
 
 def check_timeout(seconds: float | None) -> float | None:
     """Option callback: a limit is a number of seconds above 0."""
-    return None if seconds is None else positive("--timeout", seconds)
+    return None if seconds is None else options.seconds("--timeout", seconds)
 
 
 def read_config_file(ctx: typer.Context, path: Path | None) -> Path | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from specbench_ss.decoding.target import Target
 
+ROUNDING = 0.02  # by which a sum over a vocabulary in half precision may miss 1
 PROBE = 8  # tokens of the prompt that a model answers when it is loaded
 
 
@@ -45,10 +46,18 @@ def check_probs(p: float) -> None:
         raise NotFinite(f"the target's logits are not finite: {why(torch.float32)}")
 
 
-def check_draft_probs(q: float) -> None:
-    """Raise NotFinite where a probability that a candidate was drawn with is not finite."""
-    if not math.isfinite(q):
+def check_draft_probs(q: float, total: float = 1.0, least: float = 0.0) -> None:
+    """Raise NotFinite where a probability that a candidate was drawn with is not finite, or its row is none of them.
+
+    total, least: the row's sum, which half precision may miss by a little, and its smallest entry.
+    """
+    if not (math.isfinite(q) and math.isfinite(total)):
         raise NotFinite("the draft's probabilities are not finite: the drafter gives NaN or infinity")
+    if least < 0 or abs(total - 1) > ROUNDING:
+        raise NotFinite(
+            f"draft_probs hold no distribution: a row sums to {total:.4g}, its smallest entry is {least:.4g}; "
+            "verification by them would not be exact"
+        )
 
 
 def why(dtype: torch.dtype) -> str:

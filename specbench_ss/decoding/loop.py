@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.choosing_watch import ChoosingWatch
+from specbench_ss.decoding.choosing_watch import ChoosingWatch, unusable
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.finite import NotFinite, check_logits, why
 from specbench_ss.decoding.generation import Finish, Generation, Step
@@ -121,7 +121,7 @@ class Session:
         self._allow(state.position)
         tree = self._within_context(self.propose(state), state)
         clock.mark()
-        output = self.decoder.forward(state, tree)
+        output = self._forward(state, tree)
         clock.mark()
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
@@ -148,6 +148,20 @@ class Session:
         if not (isinstance(tree.tokens, torch.Tensor) and tree.tokens.shape == (len(tree),)):
             raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes whose tokens are {_named(tree.tokens)}")
         return tree
+
+    def _forward(self, state: State, tree: DraftTree) -> Output:
+        """The method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
+
+        They are looked for when the pass has failed: asking before would make every step wait for the device.
+        """
+        try:
+            return self.decoder.forward(state, tree)
+        except IndexError:
+            words = self.target.vocab_size
+            unknown = [token for token in tree.tokens.tolist() if not 0 <= token < words]
+            if unknown:
+                raise ValueError(f"propose drafted token {unknown[0]}, the model has {words:,} tokens") from None
+            raise
 
     def _look(self, verdict: Verdict, output: Output) -> None:
         """Keep what `run` looks at when the answer is complete: nothing is waited for here.
@@ -190,7 +204,9 @@ class DraftProbe(Session):
         seen = ChoosingWatch()  # type: ignore[no-untyped-call]
         try:
             with seen:
-                return super().propose(state)
+                tree = super().propose(state)
+            seen.found |= tree.draft_probs is not None and bool(unusable(tree.draft_probs).any())
+            return tree
         finally:
             if seen.found:
                 raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")

@@ -99,6 +99,8 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
         if tree.draft_probs is None:
             child, p = _deterministic(p, children[node], edges)
         else:
+            if children[node]:
+                check_draft_probs(edges.q[children[node][0]], edges.total[node], edges.least[node])
             child, p = _drawn(p, tree.draft_probs[node], children[node], edges)
         if child is None:
             token = torch.multinomial(p, 1, generator=rng)
@@ -112,7 +114,8 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
 class _Edges:
     """On the host, for each node: its token x, a uniform draw u, and p(x) and q(x) at its parent.
 
-    any: one probability of the node's own row, NaN where its logits are not finite.
+    any: one probability of the node's own row, NaN where its logits are not finite. total, least: sum and smallest
+    entry of the node's own row of q, which its children were drawn from.
     """
 
     tokens: list[int]
@@ -120,6 +123,8 @@ class _Edges:
     q: list[float]
     p: list[float]
     any: list[float]
+    total: list[float]
+    least: list[float]
 
     def look(self, p: Tensor, node: int, children: list[int]) -> None:
         """p(x) of these nodes, from their parent's row p [V]."""
@@ -133,8 +138,9 @@ def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _E
     at = (tree.parents(), tree.tokens)
     q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
     none = torch.zeros_like(u)
+    total, least = (none, none) if tree.draft_probs is None else (tree.draft_probs.sum(-1), tree.draft_probs.amin(-1))
     p, own = (none, none) if isinstance(probs, Reached) else (probs[at], probs[:, 0])
-    rows = torch.stack((tree.tokens.double(), u.double(), q.double(), p.double(), own.double())).tolist()
+    rows = torch.stack([x.double() for x in (tree.tokens, u, q, p, own, total, least)]).tolist()
     return _Edges([int(x) for x in rows[0]], *rows[1:])
 
 

@@ -44,8 +44,8 @@ class Endpoint:
             done = self._client.chat.completions.create(**request, temperature=0)
         except self._failure as error:
             raise UserError(f"the judge at {self.base_url} failed: {first_line(error)}") from None
-        if not done.choices:
-            raise UserError(f"the judge at {self.base_url} gave no answer")
+        if not getattr(done, "choices", None):  # a page of HTML comes as text
+            raise UserError(f"the judge at {self.base_url} gave no answer of the kind that OpenAI endpoints give")
         usage = done.usage
         counted = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
         return Reply(done.choices[0].message.content or "", *counted)

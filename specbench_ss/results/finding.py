@@ -19,13 +19,19 @@ def finding(summaries: Sequence[SummaryRow], made: Sequence[Check]) -> str:
     rows = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
     wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
     said = _fastest(rows) if rows else f"Only {REFERENCE} was measured: there is nothing to compare it with."
-    return f"Not to be relied on before it is explained ({', '.join(wrong)}): {said}" if wrong else said
+    return (
+        f"Something is wrong ({', '.join(wrong)}); until it is explained, do not rely on this: {said}"
+        if wrong
+        else said
+    )
 
 
 def _fastest(rows: Sequence[SummaryRow]) -> str:
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
     if not known and any(row.comparison == "void" for row in rows):
         return f"The numbers of {_some([row.method for row in rows if row.comparison == 'void'])} are void."
+    if not known and not any(row.n_prompts for row in rows):
+        return f"No method has an answer that can be compared with {REFERENCE}'s."
     if not known:
         return f"Too few questions to tell a method from {REFERENCE}: an interval takes {FEWEST}."
     faster = [row for row in known if row.comparison == "faster"]

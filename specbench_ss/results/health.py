@@ -57,6 +57,12 @@ def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
     return [f"impossible: {text} ({_samples(found)})" for text, found in bad.items() if found]
 
 
+def changed_target(run: Run) -> list[str]:
+    """Report that the model was another one at the end of the run than at its beginning."""
+    off = run.manifest.get("target_changed")
+    return [f"void: a method altered the model: its own logits changed in the run, by {off:.2g}"] if off else []
+
+
 def within_tau(interval: Interval | None, tau: float | None, equally_long: bool = True) -> bool | None:
     """Say whether a speedup is one that tau allows: at batch 1 no step of a method costs less than the reference's.
 

@@ -90,16 +90,15 @@ def _warned(run: Run) -> Iterator[Check]:
 
 def _disturbed(run: Run) -> Iterator[Check]:
     """Say how many samples something else on the machine disturbed, and of how many nobody can know."""
-    bad = Counter(NUMBERS.sub("…", row.disturbed) for row in run.rows if row.disturbed)
+    bad = [row.disturbed for row in run.rows if row.disturbed]
     good = [row for row in run.rows if row.ok]
     unseen = [row for row in good if not row.disturbed and not _seen(row, run.manifest)]
     rest = f" Of {len(unseen):,} it is not known: not all of the machine was read." if unseen else ""
     if bad:
         again = sum(row.remade or 0 for row in run.rows)
         remade = f" {again} times one was made again." if again else ""
-        said = f"{bad.total():,} of {len(run.rows):,} samples were disturbed by something else on the machine."
-        lines = tuple(f"{n:,} times: {why}" for why, n in bad.most_common())
-        yield Check("disturbed", "warning", said + remade + rest, lines)
+        said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine."
+        yield Check("disturbed", "warning", said + remade + rest, tuple(_alike(bad)))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
         said = f"Disturbances{many} were not checked: not all of the machine was read."
@@ -114,6 +113,19 @@ def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:
         return False
     on_gpu = str(manifest["model"].get("device", "")).startswith("cuda")
     return not on_gpu or row.nvml_sm_mhz is not None
+
+
+def _alike(reasons: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each kind of reason: how often it was given, and its range of numbers by two examples."""
+    kinds = Counter(NUMBERS.sub("#", why) for why in reasons)
+    for kind, n in kinds.most_common():
+        found = sorted((why for why in reasons if NUMBERS.sub("#", why) == kind), key=_numbers)
+        ends = found[0] if found[0] == found[-1] else f"{found[0]}, up to: {found[-1]}"
+        yield f"{'once' if n == 1 else f'{n:,} times'}: {ends}"
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in NUMBERS.findall(text)]
 
 
 def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:

@@ -115,7 +115,7 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
     chosen, without = [OVERALL, *run.categories], unjudged(run)
-    void = {label: remembering(run, label) for label in run.labels}
+    void = {label: [*health.changed_target(run), *remembering(run, label)] for label in run.labels}
     return [
         _summary(run, label, category, quality_margin, without, void[label])
         for category in chosen
@@ -126,7 +126,7 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 def disbelieved(run: Run, label: str) -> tuple[str, ...]:
     """Return the findings over all tasks for which a method has no speedup. The reference is never without."""
     row = _Compared(run, label, run.rows)
-    return row.disbelieved(remembering(run, label)) if label != REFERENCE else ()
+    return row.disbelieved([*health.changed_target(run), *remembering(run, label)]) if label != REFERENCE else ()
 
 
 def _summary(

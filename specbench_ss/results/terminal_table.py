@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -46,7 +47,7 @@ Line = dict[str, str]  # cells by column
 
 def print_tables(run: Run, console: Console) -> None:
     """Print both tables, notes on how to read them, what is wrong or was not checked, and the finding."""
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, WIDTH)
     rows, config = summarise(run), {**run.manifest["config"], "repeats": run.repeats}
     often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""

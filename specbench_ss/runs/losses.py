@@ -38,7 +38,7 @@ def losses(run: Run) -> list[str]:
         where = f"{first.question_id} turn {first.turn + 1} of {first.method}"
         told.append(f"the steps of {_many(n, 'sample')} are lost, {'first ' if n > 1 else ''}{where}")
     if n := len(unjudged(run)):
-        told.append(f"{_many(n, 'answer')} {'was' if n == 1 else 'were'} not judged")
+        told.append(f"{_many(n, 'answer')} {'was' if n == 1 else 'were'} not compared with the reference's")
     return [*told, *run.told]
 
 

@@ -159,7 +159,9 @@ def test_what_is_lost_is_said(path: Path) -> None:
     assert losses(read_run(path)) == ["the steps of 1 sample are lost, q2 turn 1 of m"]
     verdicts = before[SAMENESS].splitlines(keepends=True)
     put(path, {**before, SAMENESS: verdicts[1]})
-    assert load_run(path).unfinished == "not complete (2 answers were not judged): 6 of 6 samples"
+    assert (
+        load_run(path).unfinished == "not complete (2 answers were not compared with the reference's): 6 of 6 samples"
+    )
     put(path, {**before, QUESTIONS: before[QUESTIONS][:-3]})
     assert load_run(path).unfinished == "not complete (questions.json is missing or cut): 6 of 6 samples"
 

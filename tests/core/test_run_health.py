@@ -108,7 +108,7 @@ def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run
     assert any("out of luck" in line for alert in alerts for line in alert.lines)
     last = "\n".join(told(run)[-8:])
     assert "Samples failed" in last and "no near-tie explains" in last
-    assert told(run)[-1].startswith("Not to be relied on before it is explained (")
+    assert told(run)[-1].startswith("Something is wrong (")
 
 
 def test_a_good_run_has_no_alert(steady: Run) -> None:

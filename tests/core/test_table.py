@@ -79,7 +79,7 @@ def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeR
 def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
     text = told(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
     assert "ss-shared: 20 of 20 answers against the reference, ss-shared-ar" in text
-    assert "Not to be relied on before it is explained (mismatch): " in text.splitlines()[-1]
+    assert "Something is wrong (mismatch); until it is explained, do not rely on this: " in text.splitlines()[-1]
     assert "20 mismatches of 20 †" in text
 
 

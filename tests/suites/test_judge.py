@@ -164,7 +164,7 @@ def test_a_reply_without_a_rating_is_no_score_and_is_asked_again(
     run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge.silent = True
-    assert ask(run, judge, "--yes") == 0
+    assert ask(run, judge, "--yes") == 2
     assert "16 replies have no rating" in capsys.readouterr().err
     assert summarise(read_run(run))[0].judged is None
     judge.silent = False

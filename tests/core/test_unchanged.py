@@ -1,0 +1,95 @@
+"""A plugin that alters the target: every method would decode with it, and "identical" would prove nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench_ss import UserError, load_run, run
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.finite import NotFinite
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
+from tests.tiny import tiny_model
+
+PLUGIN = """
+import torch
+from specbench_ss import Decoder, DraftTree
+class Zeroes(Decoder):
+    name, summary = "zeroes", "changes the model"
+    @classmethod
+    def load(cls, target, options):
+        if {while_loading}:
+            target.model.lm_head.weight.data.zero_()
+        return cls(target, options)
+    def max_rows(self):
+        return 8
+    def propose(self, state):
+        self.target.model.lm_head.weight.data.zero_()
+        return DraftTree.chain(state.root, torch.zeros(7, dtype=torch.long))
+"""
+SMALL = {"categories": "qa", "limit": 1, "max_new_tokens": 8, "warmup": 0, "record_drafts": 0, "telemetry": 0}
+
+
+def plugin(folder: Path, while_loading: bool) -> Path:
+    file = folder / "zeroes.py"
+    file.write_text(PLUGIN.format(while_loading=while_loading))
+    return file
+
+
+def test_a_method_that_changes_the_target_while_it_loads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="method 'zeroes' changes the target itself while it loads"):
+        run("zeroes", plugin=plugin(tmp_path, True), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
+
+
+def test_a_target_that_changed_during_the_run_makes_all_of_it_void(tmp_path: Path) -> None:
+    made = run("zeroes", plugin=plugin(tmp_path, False), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
+    for results in (made, load_run(tmp_path / "run")):
+        table = results.summary().set_index(["category", "method"])
+        row = table.loc[("overall", "zeroes")]
+        assert row["comparison"] == "void" and "a method altered the model" in row["health"][0]
+
+
+class Improper(Decoder):
+    """Says that its candidate was drawn from something that is no distribution."""
+
+    name, summary = "improper", "improper"
+    row: tuple[float, float] = (0.5, 0.5)
+
+    def max_rows(self) -> int:
+        return 2
+
+    def propose(self, state: State) -> DraftTree:
+        q = torch.zeros(2, self.target.vocab_size)
+        q[:, 3], q[:, 4] = self.row
+        return DraftTree.chain(state.root, torch.tensor([3]), q)
+
+
+@pytest.mark.parametrize("row", [(10.0, -9.0), (10.0, 0.0), (0.3, 0.3)])
+def test_probabilities_that_are_no_distribution_are_refused(row: tuple[float, float]) -> None:
+    decoder = Improper(Target(tiny_model("llama")))
+    assert generate(decoder, [3, 4, 5], Limits(6), Sampling(1.0)).tokens
+    decoder.row = row
+    with pytest.raises(NotFinite, match="draft_probs hold no distribution: a row sums to"):
+        generate(decoder, [3, 4, 5], Limits(6), Sampling(1.0))
+
+
+def test_nan_in_them_is_named_at_temperature_0_too() -> None:
+    decoder = Improper(Target(tiny_model("llama")))
+    decoder.row = (float("nan"), 0.5)
+    with pytest.raises(NotFinite, match="improper: what it drafts from is not finite"):
+        generate(decoder, [3, 4, 5], Limits(6), Sampling())
+
+
+@pytest.mark.parametrize("token", [10**9, -1])
+def test_a_drafted_token_that_the_model_does_not_have_is_named(token: int) -> None:
+    class Beyond(Improper):
+        def propose(self, state: State) -> DraftTree:
+            return DraftTree.chain(state.root, torch.tensor([token]))
+
+    with pytest.raises(ValueError, match=f"propose drafted token {token}, the model has 61 tokens"):
+        generate(Beyond(Target(tiny_model("llama"))), [3, 4, 5], Limits(6), Sampling())
