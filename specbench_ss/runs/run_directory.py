@@ -189,7 +189,7 @@ def read_run(path: Path) -> Run:
         manifest,
         [row for row in rows if row.key not in gone],
         steps,
-        [verdict for verdict in verdicts if verdict.key in there],
+        [verdict for verdict in verdicts if verdict.key in there and held_against(verdict, manifest) in there],
         questions or [],
         lost,
         () if questions is not None else (f"{QUESTIONS} is missing or cut",),

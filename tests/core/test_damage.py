@@ -153,7 +153,8 @@ def test_what_is_lost_is_said(path: Path) -> None:
     lines = before[STEPS].splitlines(keepends=True)
     put(path, {STEPS: b"".join(lines[:1] + lines[2:-1])})
     assert load_run(path).unfinished == (
-        "not complete (the steps of 2 samples are lost, first q1 turn 1 of ar): 4 of 6 samples"
+        "not complete (the steps of 2 samples are lost, first q1 turn 1 of ar; 1 answer was not compared with the "
+        "reference's): 4 of 6 samples"
     )
     put(path, {STEPS: b"".join(lines[:-1])})
     assert losses(read_run(path)) == ["the steps of 1 sample are lost, q2 turn 1 of m"]
