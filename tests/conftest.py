@@ -49,6 +49,12 @@ def few_laws(monkeypatch: pytest.MonkeyPatch) -> tuple[Law, ...]:
 
 
 @pytest.fixture(autouse=True)
+def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as where nobody says how wide a terminal is: xdist tells its processes."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
     """Ctrl-C is heard, as at a terminal: a shell that starts the tests in the background has it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from io import StringIO
 from typing import Any
@@ -180,3 +181,15 @@ def test_quality_of_a_changed_model_is_judged_against_a_margin(make_run: MakeRun
     text = told(run)
     assert re.search(r"ss-shared: quality −0\.10 \(.*\), inferior to ar \(margin 0\.02\)", text)
     assert "ss-shared-ar: quality" in text and "non-inferior to ar (margin 0.02)" in text
+
+
+def test_a_width_that_the_user_states_is_kept_without_a_terminal(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(make_run(labels=("ar", "medusa"), questions=3, turns=2))
+    for columns, missing in (("80", True), ("200", False)):
+        monkeypatch.setenv("COLUMNS", columns)
+        console = Console(file=io.StringIO(), no_color=True)
+        print_tables(run, console)
+        assert console.width == int(columns)
+        assert ("terminal is too narrow" in console.file.getvalue()) == missing  # type: ignore[attr-defined]
