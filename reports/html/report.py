@@ -8,12 +8,14 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.files.crash_safe import replacing
-from specbench_ss.reports.html import acceptance, answers, assets, bars, health, run_record, speed, timing
+from specbench_ss.reports.html import acceptance, answers, assets, bars, health, machine, run_record, speed, timing
 from specbench_ss.reports.html import experiment_page as of_experiment
 from specbench_ss.reports.html.palette import styles
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
+from specbench_ss.results.machine import machine_rows
+from specbench_ss.results.machine_text import machine_lines
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
 from specbench_ss.results.run_health import checks
@@ -49,7 +51,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
     overall = {s.method: s for s in summaries if s.category == OVERALL}
-    made = checks(run, summaries)
+    made, of_machine = checks(run, summaries), machine_rows(run)
     return {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
@@ -67,6 +69,8 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "time": timing.per_token(overall, look),
         "latency": timing.latency(overall, look),
         "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
+        "machine": [machine.counted(of_machine, look), machine.read(of_machine, look)],
+        "machine_lines": machine_lines(of_machine, manifest),
         "examples": answers.examples(run, overall, look),
         "notices": health.notices(made),
         "differences": health.differences(run, overall),

@@ -43,10 +43,8 @@ def unwatched(ready: Ready) -> Iterator[Events]:
     class Silent(Events):
         """Hears everything and says nothing."""
 
-    kept = ready.run_dir.manifest.get("warnings", [])
-    new = [note for note in (*ready.plan.notes, *ready.notes) if note not in kept]
-    if new:
-        ready.run_dir.update(warnings=[*kept, *new])
+    for note in (*ready.plan.notes, *ready.notes):
+        ready.run_dir.keep_warning(note)
     yield Silent()
 
 
@@ -57,7 +55,8 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     """
     from specbench_ss.benchmark import runner
     from specbench_ss.benchmark.preset_conditions import preset_notes
-    from specbench_ss.decoding.unchanged import difference, own_logits
+    from specbench_ss.decoding.finite import own_logits
+    from specbench_ss.decoding.unchanged import difference
     from specbench_ss.runs.manifest import manifest_for
     from specbench_ss.runs.run_directory import RunDir
 
@@ -72,13 +71,9 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
     ):
         run_dir.update(recording=where.recording.as_dict())
-        suite, recording, timeout = plan.suite, where.recording, where.timeout
-        runner.run(
-            config, target, suite, data, decoders, run_dir, events,
-            recording=recording, timeout=timeout, goal=where.goal,
-        )  # fmt: skip
+        runner.run(config, target, plan.suite, data, decoders, run_dir, events, where)
         if off := difference(target, before):
-            run_dir.update(target_changed=off)
+            run_dir.update(target_changed=f"{off:.2g}")  # text: it may be NaN, which JSON does not have
         _write_parquet(run_dir, events)
 
 
@@ -110,8 +105,7 @@ def _write_parquet(run_dir: RunDir, events: Events) -> None:
 
     if problem := write_parquet(run_dir.path):
         events.on_warning(problem)
-        kept = run_dir.manifest.get("warnings", [])
-        run_dir.update(warnings=[*kept, *([problem] if problem not in kept else [])])
+        run_dir.keep_warning(problem)
 
 
 def _load(plan: Plan) -> Target:

@@ -24,12 +24,13 @@ from specbench_ss.benchmark.warm_prompts import warm_prompts
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.decoding.loop import decode as decode_once
+from specbench_ss.decoding.loop import looked_into
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.runs import sameness
-from specbench_ss.runs.config import Goal, Recording, RunConfig
+from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.environment import busy, changed_since, environment
 from specbench_ss.runs.manifest import now
 from specbench_ss.runs.rows import Row
@@ -38,9 +39,8 @@ from specbench_ss.runs.suite import Suite, SuiteData
 from specbench_ss.time_limit import check_thread
 
 if TYPE_CHECKING:
+    from specbench_ss.benchmark.telemetry.seen import Seen
     from specbench_ss.decoding.target import Target
-
-NOTHING = Recording()
 
 
 def run(
@@ -51,24 +51,22 @@ def run(
     decoders: dict[str, Decoder],
     run_dir: RunDir,
     events: Events,
+    where: RunTarget,
     decode: Decode = decode_once,
-    recording: Recording = NOTHING,
-    timeout: float | None = None,
-    goal: Goal | None = None,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
-    timeout: seconds after which a sample is given up, as failed. A method that fails leaves a failed row and the run
-    goes on; a device that no longer works ends it. On KeyboardInterrupt, which is passed on, and on any other exception
-    the directory stays resumable and its status says why it stopped.
+    where: what is recorded besides, and when a sample or the run is given up; `run_dir` is its open folder. A method
+    that fails leaves a failed row and the run goes on; a device that no longer works ends it. On KeyboardInterrupt,
+    which is passed on, and on any other exception the directory stays resumable and its status says why it stopped.
     """
     for label in (REFERENCE, *map(reference_of, decoders.values())):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
     check_ids(suite_data)
-    if timeout is not None:
+    if where.timeout is not None:
         check_thread()
-    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, decode, recording, timeout, goal)
+    session = _Session(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
     try:
         with contextlib.closing(session.machine):
             run_dir.update(status="running")
@@ -98,17 +96,16 @@ class _Session:
         decoders: dict[str, Decoder],
         run_dir: RunDir,
         events: Events,
+        where: RunTarget,
         decode: Decode,
-        recording: Recording,
-        timeout: float | None,
-        goal: Goal | None,
     ) -> None:
         self.config, self.target, self.suite, self.data = config, target, suite, data
-        self.decoders, self.run_dir, self.events, self.recording = decoders, run_dir, events, recording
-        self.goal = goal
-        self.answering = Answering(decode, target, timeout, run_dir.path)
+        self.decoders, self.run_dir, self.events = decoders, run_dir, events
+        self.recording, self.goal = where.recording, where.goal
+        self.answering = Answering(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
-        self.machine = MachineRecord(recording, target.device, run_dir, self._warn_and_keep)  # last: it has a thread
+        # last, for it has a thread
+        self.machine = MachineRecord(self.recording, target.device, run_dir, self._warn_and_keep)
 
     def run(self) -> None:
         samples = self._planned()
@@ -169,9 +166,7 @@ class _Session:
     def _warn_and_keep(self, text: str) -> None:
         """Tell what whoever reads the results should know too."""
         self.events.on_warning(text)
-        kept = self.run_dir.manifest.get("warnings", [])
-        if text not in kept:
-            self.run_dir.update(warnings=[*kept, text])
+        self.run_dir.keep_warning(text)
 
     def _note_resumption(self, total: int, todo: int) -> None:
         if not self.run_dir.rows:
@@ -232,24 +227,22 @@ class _Session:
         return row, steps
 
     def _decode_once(self, row: Row, sample: Sample) -> tuple[Row, list[Step]]:
-        """Decode, check and fill the row only when everything is known: a failure leaves no number behind."""
+        """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
         asked = self._request(self.decoders[sample.method], sample)
-        started = time.time()
-        try:
+        seen: Seen | None = None
+
+        def measured() -> Generation:
+            nonlocal seen
+            row.started = time.time()
             with quiet_collector(), peak_memory(self.target.device) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
-            ended = time.time()
+            row.ended, row.peak_memory_bytes = time.time(), peak()
             done.check()
-        except (UserError, TimeoutError):
-            raise
-        except Exception:
-            self.answering.probe(asked)
-            raise
-        if done.in_vain:
-            self.answering.probe(asked)
-        text = self.target.decode_text(done.tokens)
+            return done
+
+        done = looked_into(measured, lambda: self.answering.probe(asked))
+        row.text = self.target.decode_text(done.tokens)
         row.fill(done)
-        row.text, row.started, row.ended, row.peak_memory_bytes = text, started, ended, peak()
         self.machine.note(row, seen)
         return row, done.steps
 

@@ -49,11 +49,10 @@ def _print(rows: list[RescoredRow]) -> None:
 
     from specbench_ss.results.rescoring import cannot_tell
     from specbench_ss.results.summary import OVERALL
-    from specbench_ss.results.terminal_table import WIDTH
+    from specbench_ss.results.terminal_table import widen
 
     console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    widen(console)
     tasks = {category: list(group) for category, group in groupby(rows, key=lambda row: row.category)}
     shown = [*(task for task in tasks if task != OVERALL and len(tasks) > 2), OVERALL]
     for task in shown:

@@ -28,11 +28,10 @@ def command(
     from rich.console import Console
 
     from specbench_ss.results.published import published
-    from specbench_ss.results.terminal_table import WIDTH
+    from specbench_ss.results.terminal_table import widen
 
     console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    widen(console)
     if run is None:
         _print_published(console)
     else:

@@ -93,12 +93,13 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
 
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
     """
+    from specbench_ss.results.machine import machine_rows
     from specbench_ss.results.machine_text import machine_lines
     from specbench_ss.results.terminal_table import print_tables
     from specbench_ss.runs.run_directory import read_run
 
     done = read_run(out)
-    for line in machine_lines(done):
+    for line in machine_lines(machine_rows(done), done.manifest):
         print(line)
     if "until_ci" in done.manifest:
         print(f"repeats: {done.manifest['until_ci']['why']}")

@@ -66,11 +66,14 @@ def why(dtype: torch.dtype) -> str:
     return f"its weights or states hold NaN or infinity{small}"
 
 
+def own_logits(target: Target) -> Tensor:
+    """Return the target's float32 logits [V] after a short prompt. One forward pass."""
+    return target.next_logits(range(min(PROBE, target.vocab_size, target.context_length)))
+
+
 def check_target(target: Target) -> None:
     """Raise NotFinite where the logits after a short prompt are not finite. One forward pass."""
-    prompt = range(min(PROBE, target.vocab_size, target.context_length))
-    largest = float(target.next_logits(prompt).max())  # NaN where any is
-    if not math.isfinite(largest):
+    if not math.isfinite(float(own_logits(target).max())):  # NaN where any is
         raise NotFinite(
             f"model {target.name!r} cannot be used: its logits after a short prompt are not finite: {why(target.dtype)}"
         )

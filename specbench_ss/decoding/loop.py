@@ -233,15 +233,23 @@ def generate(
     An answer to which no draft contributed, or that failed, is begun once more, untimed, to see what the drafts were
     chosen from: of NaN, too, there is a best. Raises what `decode` and `probe_drafts` raise.
     """
+    return looked_into(
+        lambda: decode(decoder, prompt, limits, sampling, on_step),
+        lambda: probe_drafts(decoder, prompt, limits, sampling),
+    )
+
+
+def looked_into(answer: Callable[[], Generation], probe: Callable[[], None]) -> Generation:
+    """Return what `answer` gives. Where it fails, or no draft contributed to it, `probe` is called first."""
     try:
-        result = decode(decoder, prompt, limits, sampling, on_step)
-    except UserError:
+        result = answer()
+    except (UserError, TimeoutError):
         raise
     except Exception:
-        probe_drafts(decoder, prompt, limits, sampling)
+        probe()
         raise
     if result.in_vain:
-        probe_drafts(decoder, prompt, limits, sampling)
+        probe()
     return result
 
 
@@ -252,10 +260,11 @@ def decode(
     sampling: Sampling,
     on_step: Callable[[int], None] | None = None,
 ) -> Generation:
-    """Answer one prompt, and do nothing else: what a run measures. on_step is told how many tokens each step kept.
+    """Answer one prompt, and do nothing else: what a run measures.
 
-    It is told so outside the timed part. Raises UserError for an empty prompt or one that leaves no room in the
-    context, and NotFinite, which is one too, where the target's logits or the draft's probabilities are not finite.
+    on_step: called after each step, outside its time, with the number of tokens that it kept. Raises UserError for an
+    empty prompt or one that leaves no room in the context, and NotFinite, which is one too, where the target's logits
+    or the draft's probabilities are not finite.
     """
     target = decoder.target
     if not prompt:
@@ -270,9 +279,7 @@ def decode(
 
 
 def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
-    """Begin the answer once more, slowly, and raise NotFinite where a draft is chosen from NaN or infinity.
-
-    Nothing else is raised.
+    """Begin the answer once more, slowly. Raises NotFinite where a draft is chosen from NaN or infinity, nothing else.
 
     A method that remembers prompts is left alone: it would know this one twice.
     """

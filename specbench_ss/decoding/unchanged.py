@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbench_ss.decoding.finite import PROBE
+from specbench_ss.decoding.finite import own_logits
 from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,13 +15,8 @@ if TYPE_CHECKING:
 CLOSE = 1e-3  # of the largest logit: what kernels of a device may choose differently from call to call
 
 
-def own_logits(target: Target) -> Tensor:
-    """Return the target's float32 logits [V] after a short prompt. One forward pass."""
-    return target.next_logits(range(min(PROBE, target.vocab_size, target.context_length)))
-
-
 def difference(target: Target, before: Tensor) -> float:
-    """Return by how much its largest change of a logit exceeds rounding; 0 where nothing has changed.
+    """Return the largest change of a logit, where it exceeds rounding; 0 where nothing has changed, NaN where one is.
 
     before: what `own_logits` gave. On a CPU the same pass gives the same bits.
     """

@@ -16,10 +16,9 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import Interval, mean_interval, ratio_interval
 from specbench_ss.results.paired_times import PairedTimes, paired
-from specbench_ss.results.remembering import remembering
 from specbench_ss.results.resampling import Floats
 from specbench_ss.results.run_differences import Difference, differences, same_machine
-from specbench_ss.results.summary import OVERALL
+from specbench_ss.results.summary import OVERALL, disbelieved
 from specbench_ss.runs.rows import Row, Run
 
 OTHER_MACHINE, TOO_FEW, SAME, VOID = "other machine", "too few", "not distinguishable", "void"
@@ -91,7 +90,7 @@ class _Pair:
 
     def __init__(self, a: Run, b: Run, label: str, category: str) -> None:
         self.label, self.category = label, category
-        self.void = label != REFERENCE and any(remembering(run, label) for run in (a, b))
+        self.void = any(disbelieved(run, label) for run in (a, b))
         self.asked = [_rows(run, label, category) for run in (a, b)]
         sides = [paired(own, _rows(run, REFERENCE, category)) for own, run in zip(self.asked, (a, b), strict=True)]
         both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}

@@ -13,7 +13,7 @@ from specbench_ss.results.comparison import OTHER_MACHINE, SAME, TOO_FEW, VOID, 
 from specbench_ss.results.number_text import MISSING, number, title
 from specbench_ss.results.regression import judged
 from specbench_ss.results.summary import OVERALL
-from specbench_ss.results.terminal_table import WIDTH, result_table
+from specbench_ss.results.terminal_table import result_table, widen
 
 COLUMNS = ("method", "A", "B", "change", "95% interval", "verdict", "n")
 NAMES = {  # figure -> title of its table, digits
@@ -28,8 +28,7 @@ UNSAID = 1e-9  # a change of rounding
 
 def print_comparison(made: RunComparison, console: Console) -> None:
     """Print both runs' differences, the tables, warnings and the finding."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    widen(console)
     _print_differences(made, console)
     for metric in NAMES:
         shown = [row for row in made.rows if _shown(row, metric)]

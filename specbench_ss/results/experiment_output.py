@@ -18,6 +18,7 @@ from rich.text import Text
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results.experiment import Column, Grid, Mark, Part, Result, Span, Value
 from specbench_ss.results.number_text import MISSING, number, percent, scientific, times
+from specbench_ss.results.terminal_table import widen
 
 TABLE, RESULT, FIGURE = "table.csv", "result.json", "figure.html"
 WIDTH = 140  # where there is no terminal to ask
@@ -44,8 +45,7 @@ def cell(value: Value, column: Column) -> str:
 
 def print_result(result: Result, console: Console) -> None:
     """Print the lines, tables and notes of a result."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    widen(console, WIDTH)
     for line in result.lines:
         console.print(marked(line, console.is_terminal), soft_wrap=True)
     for grid in result.all_grids():

@@ -60,7 +60,7 @@ def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
 def changed_target(run: Run) -> list[str]:
     """Report that the model was another one at the end of the run than at its beginning."""
     off = run.manifest.get("target_changed")
-    return [f"void: a method altered the model: its own logits changed in the run, by {off:.2g}"] if off else []
+    return [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
 
 
 def within_tau(interval: Interval | None, tau: float | None, equally_long: bool = True) -> bool | None:

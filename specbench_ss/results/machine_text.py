@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from specbench_ss.results.machine import MachineRow, machine_rows
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.machine import MachineRow
 
 CLOSES = 0.02  # share of a step by which its parts, of another clock, may differ from it without a word
 
 
-def machine_lines(run: Run) -> list[str]:
-    """Return a line on each thing that is known: what the parts of a step leave, and limits reached."""
-    rows = machine_rows(run)
-    busy = ((run.manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
+def machine_lines(rows: Sequence[MachineRow], manifest: Mapping[str, Any]) -> list[str]:
+    """Return a line on each thing that is known: what the parts of a step leave, and limits reached.
+
+    rows, manifest: of the run.
+    """
+    busy = ((manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
     noted = [f"limits: too low, perhaps: when they were measured, {busy}"] if busy else []
     return [*_left(rows), *_limits(rows), *noted]
 

@@ -45,10 +45,15 @@ MARKS: dict[State, str] = {"wrong": "[red]✕[/]", "warning": "[yellow]![/]", "n
 Line = dict[str, str]  # cells by column
 
 
+def widen(console: Console, width: int = WIDTH) -> None:
+    """Give tables room where there is no terminal and the variable COLUMNS does not state a width."""
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(console.width, width)
+
+
 def print_tables(run: Run, console: Console) -> None:
     """Print both tables, notes on how to read them, what is wrong or was not checked, and the finding."""
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = max(console.width, WIDTH)
+    widen(console)
     rows, config = summarise(run), {**run.manifest["config"], "repeats": run.repeats}
     often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""
     columns = tuple(name for name in COLUMNS if name != "judged" or run.judged_scores)

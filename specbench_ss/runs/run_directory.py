@@ -116,6 +116,12 @@ class RunDir:
         with _writing(self.path):
             crash_safe.write_json(self.path / MANIFEST, self.manifest)
 
+    def keep_warning(self, text: str) -> None:
+        """Write into the manifest, once, what whoever reads the results should know."""
+        kept = self.manifest.get("warnings", [])
+        if text not in kept:
+            self.update(warnings=[*kept, text])
+
     def close(self) -> None:
         """Close the files. What was appended is already on the disk."""
         self._beside.close()

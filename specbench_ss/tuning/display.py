@@ -14,7 +14,7 @@ from rich.text import Text
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.number_text import interval, number, times
-from specbench_ss.results.terminal_table import WIDTH, result_table
+from specbench_ss.results.terminal_table import result_table, widen
 from specbench_ss.tuning.measurements import Comparison
 from specbench_ss.tuning.session import Tuned
 
@@ -65,8 +65,7 @@ class TuneProgress:
 
 def print_tuned(tuned: Tuned, console: Console) -> None:
     """Print what was tried, then how the finalist did on the other prompts."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    widen(console)
     if tuned.search.labels() or tuned.failed:
         console.print(_search_table(tuned))
     if tuned.confirmation.labels():

@@ -23,12 +23,13 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.models import machine_limits
 from specbench_ss.models.machine_limits import MachineLimits
+from specbench_ss.reports.html.report import page
 from specbench_ss.results.counted_cost import counted
 from specbench_ss.results.machine import machine_rows
 from specbench_ss.results.machine_text import machine_lines
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs import environment
-from specbench_ss.runs.rows import Row
+from specbench_ss.runs.rows import Row, Run
 from specbench_ss.runs.run_directory import read_run
 from tests.tiny import ARCHITECTURES, tiny_model
 
@@ -38,6 +39,10 @@ LIMITS = {"read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e11}, "launch_s":
 def sample(**numbers: Any) -> Row:
     row = Row("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
     return replace(row, **({"prompt_tokens": 0, "tokens": 0, "verified": 0, "draft_calls": 0} | numbers))
+
+
+def lines_of(run: Run) -> list[str]:
+    return machine_lines(machine_rows(run), run.manifest)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -177,16 +182,38 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
 
 
 def test_the_terminal_says_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
-    left, limits = machine_lines(read_run(made))
+    left, limits = lines_of(read_run(made))
     share = max(row.host_share or 0 for row in machine_rows(read_run(made)))
     assert f"leave at most {share:.1%} of a step" in left and limits.startswith("limits: of memory bandwidth")
     assert "differ" not in left and "add up" not in left
     run = read_run(made)
     longer = replace(run.steps.columns, total_s=1.03 * run.steps.columns.total_s)
     run.steps = replace(run.steps, columns=longer)
-    assert "two clocks, differ: ar +2.9%; ss +2.9%" in machine_lines(run)[0]
+    assert "two clocks, differ: ar +2.9%; ss +2.9%" in lines_of(run)[0]
     run.manifest["machine"]["limits"]["busy"] = "the machine is busy"
-    assert machine_lines(run)[-1].endswith("the machine is busy")
+    assert lines_of(run)[-1].endswith("the machine is busy")
+
+
+def test_the_report_shows_what_was_counted_and_read(made: Path) -> None:
+    run = read_run(made)
+    run.rows[0].nvml_power_w = 300.0
+    counted_table, read_table = page(run)["machine"]
+    ar, ss = counted_table.rows
+    values = dict(zip([column.title for column in counted_table.columns], ss, strict=True))
+    row = machine_rows(run)[1]
+    assert values["GFLOP"].sort == pytest.approx((row.flops_per_step or 0) / 1e9)
+    assert values["of bandwidth"].text == f"{100 * (row.bandwidth_share or 0):.0f}%"
+    titles = [column.title for column in read_table.columns]
+    assert "W" in titles and "tensor cores" not in titles, "a column that has no value is left out"
+    assert [cell.text for cell in ar][:1] == ["ar"]
+
+
+def test_the_report_of_a_run_without_shapes_or_readings_has_neither_table(made: Path) -> None:
+    run = read_run(made)
+    run.manifest["machine"] = {}
+    for row in run.rows:
+        row.host_cpu_share = row.host_foreign_share = row.disturbed = None
+    assert page(run)["machine"] == [None, None]
 
 
 def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None:
@@ -247,7 +274,7 @@ def test_too_little_memory_to_calibrate_is_one_line(
 def test_a_run_of_before_has_no_counts_and_says_so(make_run: Any) -> None:
     frame = load_run(make_run(labels=("ar",))).machine()
     assert frame["bytes_per_step"].isna().all() and frame["step_s"].notna().all()
-    assert any("--calibrate" in line for line in machine_lines(read_run(make_run(labels=("ar",)))))
+    assert any("--calibrate" in line for line in lines_of(read_run(make_run(labels=("ar",)))))
 
 
 def test_limits_are_plain_data() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.benchmark import narrowing, runner
+from specbench_ss.benchmark import narrowing
 from specbench_ss.benchmark.build_config import FLOOR, goal_of
 from specbench_ss.benchmark.narrowing import repeats_share, why_stop, widest
 from specbench_ss.benchmark.schedule import method_order, plan
@@ -18,10 +18,9 @@ from specbench_ss.method_spec import MethodSpec
 from specbench_ss.results.health import unfinished
 from specbench_ss.results.intervals import TIMING_FLOOR
 from specbench_ss.results.paired_times import paired
-from specbench_ss.runs.config import Goal, RunConfig, RunTarget
-from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.rows import Row, Run
-from specbench_ss.runs.run_directory import RunDir, read_run
+from specbench_ss.runs.config import Goal, RunConfig
+from specbench_ss.runs.rows import Row
+from specbench_ss.runs.run_directory import read_run
 from tests.cli import failing
 from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
 
@@ -107,23 +106,6 @@ class Repeating(Bench):
     """A bench with a goal that is reached after `until` repeats."""
 
     goal: Goal | None = Goal(0.02)
-
-    def run(self, resume: bool = False) -> Run:
-        manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
-        with RunDir.open(RunTarget(self.path, resume), manifest, DATA.questions) as run_dir:
-            run = runner.run
-            run(
-                self.config,
-                self.target,
-                self.suite,
-                DATA,
-                self.decoders,
-                run_dir,
-                self.events,
-                self.decode,
-                goal=self.goal,
-            )
-        return read_run(self.path)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from specbench_ss.files import crash_safe
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs import environment
-from specbench_ss.runs.config import Recording, RunConfig, RunTarget
+from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.rows import Row, Run, StepRow
 from specbench_ss.runs.run_directory import RunDir, read_run
@@ -145,6 +145,7 @@ class Bench:
     """A run of fakes; `calls` holds (label, prompt text, seed) of every measured or warm-up request."""
 
     recording = Recording()
+    goal: Goal | None = None
 
     def __init__(self, path: Path, labels: tuple[str, ...] = ("ar", "m"), lossy: bool = False, **config: Any) -> None:
         self.path = path
@@ -174,9 +175,9 @@ class Bench:
 
     def run(self, resume: bool = False) -> Run:
         manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
-        with RunDir.open(RunTarget(self.path, resume), manifest, DATA.questions) as run_dir:
-            asked = self.config, self.target, self.suite, DATA, self.decoders, run_dir, self.events, self.decode
-            run(*asked, self.recording)
+        where = RunTarget(self.path, resume, recording=self.recording, goal=self.goal)
+        with RunDir.open(where, manifest, DATA.questions) as run_dir:
+            run(self.config, self.target, self.suite, DATA, self.decoders, run_dir, self.events, where, self.decode)
         return read_run(self.path)
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from specbench_ss import load_run
-from specbench_ss.benchmark.runner import run
 from specbench_ss.benchmark.telemetry import disturbance
 from specbench_ss.benchmark.telemetry import record as telemetry_record
 from specbench_ss.benchmark.telemetry.disturbance import GIVE_UP, Tries, disturbed_by
@@ -22,11 +21,10 @@ from specbench_ss.benchmark.telemetry.host import Host
 from specbench_ss.benchmark.telemetry.nvml import Nvml
 from specbench_ss.benchmark.telemetry.sampler import Sampler
 from specbench_ss.benchmark.telemetry.seen import Seen
-from specbench_ss.runs.config import Recording, RunTarget
-from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.config import Recording
 from specbench_ss.runs.run_directory import RunDir
 from tests.core.nvml_replay import replay
-from tests.core.test_runner import DATA, Bench
+from tests.core.test_runner import Bench
 
 ALONE = {
     "host_core_share": [0.5, 0.5],
@@ -238,19 +236,7 @@ class Recorded(Bench):
     recording = Recording(telemetry=5.0, remake_disturbed=2)
 
     def run(self, resume: bool = False) -> Any:
-        manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
-        with RunDir.open(RunTarget(self.path, resume), manifest, DATA.questions) as run_dir:
-            run(
-                self.config,
-                self.target,
-                self.suite,
-                DATA,
-                self.decoders,
-                run_dir,
-                self.events,
-                self.decode,
-                self.recording,
-            )
+        super().run(resume)
         return load_run(self.path)
 
 
