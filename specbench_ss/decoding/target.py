@@ -61,6 +61,8 @@ class Target(Outline):
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
         from specbench_ss.decoding import grouped_attention
+        from specbench_ss.decoding.lean_layers import lean_blocks
+        from specbench_ss.decoding.products import Product, may_pack
 
         self.model = model.eval().requires_grad_(False)
         self.weights_hash = ""
@@ -72,6 +74,9 @@ class Target(Outline):
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
+        pack = may_pack(self.family.head.weight, self.parameter_count * weight.element_size())
+        self.family.blocks = lean_blocks(self.family, pack)
+        self._head = Product(self.family.head.weight, self.family.head.bias, pack)
         self.eos_ids = self._eos_ids()
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
@@ -172,6 +177,8 @@ class Target(Outline):
 
     def logits(self, x: Tensor) -> Tensor:
         """LM head over final, normed states [.., h] -> [.., V]."""
+        if torch.is_inference_mode_enabled():
+            return self._head(x)
         out: Tensor = self.family.head(x)
         return out
 
