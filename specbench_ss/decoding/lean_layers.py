@@ -238,7 +238,7 @@ def _agree(block: Block, made: LeanBlock, rotary: tuple[Tensor, Tensor]) -> bool
     for one in (block, made):
         cache = Cache(layer + 1, ROWS)
         seen = one.attend(x, cache, None, rotary)
-        results.append((seen, one.feed(x), cache.keys[layer], cache.values[layer]))
+        results.append((seen, one.feed(seen), cache.keys[layer], cache.values[layer]))
     allowed = OFF.get(weight.dtype, OFF_HALF)
     return all(_close(a, b, allowed) for a, b in zip(*results, strict=True))
 

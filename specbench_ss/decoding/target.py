@@ -74,9 +74,9 @@ class Target(Outline):
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
-        pack = may_pack(self.family.head.weight, self.parameter_count * weight.element_size())
-        self.family.blocks = lean_blocks(self.family, pack)
-        self._head = Product(self.family.head.weight, self.family.head.bias, pack)
+        self.packs = may_pack(self.family.head.weight, self.parameter_count * weight.element_size())
+        self.family.blocks = lean_blocks(self.family, self.packs)
+        self._head = Product(self.family.head.weight, self.family.head.bias, self.packs)
         self.eos_ids = self._eos_ids()
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
