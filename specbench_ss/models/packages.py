@@ -1,4 +1,4 @@
-"""Models that a package of the Python package index carries, known by sha256. This module downloads and loads nothing."""
+"""Models that a package of the Python package index carries, known by sha256. This module loads nothing."""
 
 from __future__ import annotations
 
