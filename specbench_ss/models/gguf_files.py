@@ -6,6 +6,7 @@ lies beside it is not read.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,7 +111,8 @@ def _read(path: Path) -> GGUFReader:
         return reader
     except Exception as error:  # numpy's and the reader's own kinds, for whatever stands in the file
         if "GGMLQuantizationType" in str(error):
-            raise UserError(f"{path} holds weights of an unknown type: {first_line(error)}") from error
+            number = re.findall(r"\d+", str(error))[-1:]
+            raise UserError(f"{path} holds weights of an unknown type, {' '.join(['number', *number])}") from error
         raise UserError(f"{path} is cut short or damaged: {first_line(error)}") from error
 
 
