@@ -84,6 +84,8 @@ def test_methods_decode_with_it_and_it_can_be_saved(written: tuple[Path, Any], t
     ids = target.encode_chat([{"role": "user", "content": "yes no yes no yes"}])
     plain = generate(load_method("ar", target), ids, max_new_tokens=12, stop_ids=())
     assert generate(load_method("pld", target), ids, max_new_tokens=12, stop_ids=()).tokens == plain.tokens
+    drafted = generate(load_method("sd", target, weights=str(path)), ids, max_new_tokens=12, stop_ids=())
+    assert drafted.tokens == plain.tokens and drafted.tokens_per_step > 3  # it guesses its own words
     target.model.save_pretrained(tmp_path / "folder")
     target.tokenizer.save_pretrained(tmp_path / "folder")
     again = load_model(tmp_path / "folder", device="cpu")
