@@ -60,6 +60,7 @@ def write(
     type_name: str = "Q8_0",
     division: str = "smollm",
     template: bool = True,
+    factors: bool = False,
     **more: int,
 ) -> Any:
     """Write the file, and return the model with the weights that are left after rounding to `type_name`.
@@ -80,6 +81,8 @@ def write(
         rounded = torch.from_numpy(gguf.quants.dequantize(packed, chosen).copy()).float().reshape(p.shape)
         p.data.copy_(_as_read(kind, name, rounded))
         writer.add_tensor(name, packed, raw_dtype=chosen)
+    if factors:
+        writer.add_tensor("rope_freqs.weight", torch.ones(WIDTH // HEADS // 2).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -7,6 +7,7 @@ lies beside it is not read.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,11 +57,13 @@ class GgufFacts:
 
     types: of its tensors, with the number of each, most frequent first. division: how text is divided before it becomes
     tokens, '' where that is not said. turn_end: the token that ends a turn, None where there is none of its own.
+    unread: tensors of rope's factors for long texts, which transformers leaves out.
     """
 
     types: tuple[tuple[str, int], ...]
     division: str
     turn_end: int | None
+    unread: tuple[str, ...]
 
 
 def check_gguf(path: Path) -> None:
@@ -99,7 +102,8 @@ def _facts(path: Path, size: int, changed: int) -> GgufFacts:
     _check_dequantised(path, reader)
     types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     turn_end = said("tokenizer.ggml.eot_token_id")
-    return GgufFacts(tuple(types.most_common()), said("tokenizer.ggml.pre") or "", turn_end and int(turn_end))
+    unread = tuple(tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors")))
+    return GgufFacts(tuple(types.most_common()), said("tokenizer.ggml.pre") or "", turn_end and int(turn_end), unread)
 
 
 def _read(path: Path) -> GGUFReader:
@@ -166,6 +170,10 @@ def forget_blocks(model: Any, path: Path) -> None:
     model.hf_quantizer, model.is_quantized = None, False
     model.name_or_path = model.config._name_or_path = str(path)
     _end_answers(model, path)
+    if unread := gguf_facts(path).unread:
+        warnings.warn(
+            f"{path.name}: {unread[0]} is not read: long texts mean other positions than in the original", stacklevel=2
+        )
 
 
 def _end_answers(model: Any, path: Path) -> None:

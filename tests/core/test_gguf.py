@@ -78,6 +78,12 @@ def test_the_end_of_a_turn_ends_an_answer(tmp_path: Path) -> None:
     assert load_model(str(file), device="cpu").eos_ids == {1, end}
 
 
+def test_what_transformers_leaves_out_is_said(tmp_path: Path) -> None:
+    gguf_made.write(tmp_path / "t.gguf", factors=True)
+    with pytest.warns(UserWarning, match="t.gguf: rope_freqs.weight is not read"):
+        load_model(tmp_path / "t.gguf", device="cpu")
+
+
 def test_methods_decode_with_it_and_it_can_be_saved(written: tuple[Path, Any], tmp_path: Path) -> None:
     path, expected = written
     target = load_model(path, device="cpu")
