@@ -69,6 +69,8 @@ def write_card(
 
 def base_name(target: Target) -> str:
     """Return the name of the base without any path of this machine."""
+    if "gguf" in target.origin and target.folder is None:
+        return str(target.origin["gguf"]["file"])
     return target.name if target.folder is None or target.is_lab else target.folder.name
 
 
