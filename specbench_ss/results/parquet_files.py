@@ -21,12 +21,14 @@ from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import ROWS, read_run
 from specbench_ss.runs.run_directory import STEPS as STEP_LINES
 from specbench_ss.runs.stored_steps import (
+    CHECKSUM,
     MADE_FROM,
     PARQUET,
     SAMENESS_PARQUET,
     SAMPLES_PARQUET,
     STEPS_PARQUET,
     SUMMARY_PARQUET,
+    checksum,
     made_from,
 )
 
@@ -78,7 +80,7 @@ def write_frames(run: Run, folder: Path | None = None) -> None:
     files = (run.path / ROWS, run.path / STEP_LINES)
     _write_scores(run, folder)
     _put(folder / SAMENESS_PARQUET, SAMENESS, [frames.sameness(run)])
-    _put(folder / STEPS_PARQUET, STEPS, _step_frames(run), {MADE_FROM: made_from(files)})
+    _put(folder / STEPS_PARQUET, STEPS, _step_frames(run), {MADE_FROM: made_from(files), CHECKSUM: checksum(run.steps)})
 
 
 def _step_frames(run: Run) -> Iterator[pd.DataFrame]:
