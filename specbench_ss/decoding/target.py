@@ -21,7 +21,7 @@ from specbench_ss.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Rotary = tuple[Tensor, Tensor] | None
+    Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
 
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
@@ -52,7 +52,10 @@ def _is_causal_lm(model: Any) -> bool:
 class Target(Outline):
     """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
 
-    def __init__(self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None, attention: str | None = None
+    ) -> None:
+        """attention: drive a model that is not taken apart with this one, without a proof that it is driven rightly."""
         if not _is_causal_lm(model):
             raise UserError(
                 f"Target(model, tokenizer) takes a Hugging Face causal language model, not {model!r}; "
@@ -60,13 +63,13 @@ class Target(Outline):
             )
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
-        from specbench_ss.decoding import grouped_attention
+        from specbench_ss.decoding.grouped_attention import set_attention
 
         self.model = model.eval().requires_grad_(False)
         self.weights_hash = ""
-        self.family = family_of(model)
-        if model.config._attn_implementation != grouped_attention.NAME:
-            model.set_attn_implementation(grouped_attention.NAME)
+        self.family = family_of(model, self.context_length)
+        self.windows = [block.window for block in self.family.blocks]
+        set_attention(model, self._attention(attention))
         weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
@@ -77,6 +80,20 @@ class Target(Outline):
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))
+
+    def _attention(self, given: str | None) -> str:
+        """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""
+        from specbench_ss.decoding.grouped_attention import NAME
+        from specbench_ss.decoding.proof import prove
+
+        if self.family.tables is None:
+            return NAME
+        if given is None:
+            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+            given = prove(base, self.windows, lambda small, attention: Target(small, attention=attention))
+        for block in self.family.blocks:
+            block.masks_itself = given != "eager"
+        return given
 
     def _eos_ids(self) -> frozenset[int]:
         generation = getattr(self.model, "generation_config", None)
@@ -115,7 +132,12 @@ class Target(Outline):
         self._rotary = rotary_table(self.family.rotary, length, like)
 
     def rotary(self, positions: Tensor, longest: int | None = None) -> Rotary:
-        """cos, sin [1 or B, q, head_dim] for positions [B, q]; longest: host-side bound on them, if known."""
+        """What layers are given at positions [B, q]; longest: host-side bound on them, if known.
+
+        cos, sin [1 or B, q, head_dim] in a model that is taken apart; methods hand it on as it is.
+        """
+        if self.family.tables is not None:
+            return self.family.tables.at(positions, longest)
         if self.family.rotary is None:
             return None
         assert self._rotary is not None

@@ -1,0 +1,204 @@
+"""Whether a model that is not taken apart is driven rightly: held, when it is loaded, against its own forward pass.
+
+A float32 model of the first layers, as many as there are kinds of them, gets the weights that were loaded, tiny windows
+and a small vocabulary. Prefill and two trees of it are compared with its own forward pass, without a cache and with
+eager attention, along each path. The loaded model, its configuration and the random state stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench_ss.decoding.grouped_attention import NAME, set_attention
+from specbench_ss.decoding.own_windows import APART, TINY, window_names
+from specbench_ss.decoding.recording import OwnDecoder
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.unknown_types import cannot_be_used
+from specbench_ss.errors import UserError, first_line
+
+Make = Callable[[Any, str], Any]
+
+WORDS = 64  # of the vocabulary that are compared
+PROMPT = 12
+ALIKE = {NAME: 1e-4, "sdpa": 1e-4}  # what may differ, of 1 + the largest; 1e-3 for eager attention
+FIRST, KEPT = [-1, 0, 0, 1, 2, 2, 4], [0, 2, 4]  # a tree, and the path of it that stays
+SECOND = [-1, 0, 1, 0, 3]
+
+
+def prove(model: Any, windows: list[int | None], make: Make) -> str:
+    """Return the attention with which the model is driven as it would run itself.
+
+    make: gives a `target.Target` that drives a model with an attention, without proof. Raises UserError where none agrees, with the first layer that
+    is off.
+    """
+    weights = _Weights(model)
+    found = ""
+    for attention in _attentions(model):
+        try:
+            found = _problem(weights, windows, attention, make)
+        except UserError as error:
+            found = str(error)
+        except Exception as error:  # whatever an architecture's code raises where it is called in another way
+            found = f"calling its layers raises {type(error).__name__}: {first_line(error)}"
+        if not found:
+            return attention
+    raise cannot_be_used(model.config, found)
+
+
+def _attentions(model: Any) -> list[str]:
+    """The quickest first; only its own where the model does not take another."""
+    own = model.config._attn_implementation
+    taken = set_attention(model, NAME)
+    set_attention(model, own)
+    return [NAME, "eager"] if taken else [own]
+
+
+def _problem(
+    weights: _Weights, windows: list[int | None], attention: str, make: Make
+) -> str:
+    """What is wrong with driving the model so; empty where nothing is."""
+    trial = make(weights.small("eager" if attention == NAME else attention), attention)
+    for i, (ours, theirs) in enumerate(zip(trial.windows, windows, strict=False)):
+        if (ours is None) != (theirs is None):
+            return f"whether layer {i} has a sliding window depends on the window's width"
+    return _Comparison(weights.small("eager"), trial, ALIKE.get(attention, 1e-3)).problem()
+
+
+class _Weights:
+    """The first layers of a model, in float32, as many as there are kinds of them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.device = model.get_input_embeddings().weight.device
+        self.layers = _kinds(OwnDecoder(model).layers, model.config)
+        self.words = min(WORDS, model.config.vocab_size)
+        self.tensors: dict[str, Tensor] = {}
+
+    def config(self, attention: str) -> Any:
+        """The configuration of fewer layers and words, with tiny windows."""
+        config = copy.deepcopy(self.model.config)
+        for name, value in config.to_dict().items():
+            if isinstance(value, list) and len(value) == config.num_hidden_layers:
+                setattr(config, name, value[: self.layers])
+        for i, name in enumerate(window_names(config)):
+            setattr(config, name, TINY + APART * i)
+        if (config.pad_token_id or 0) >= self.words:
+            config.pad_token_id = None
+        config.num_hidden_layers, config.vocab_size, config._attn_implementation = self.layers, self.words, attention
+        return config
+
+    def small(self, attention: str) -> Any:
+        """A model of the same class with these weights; those that cannot be copied, as of 4 bits, are random."""
+        from accelerate import init_empty_weights
+
+        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+            model = type(self.model)(self.config(attention))
+        if not self.tensors:
+            self._fill(model)
+        model.load_state_dict(self.tensors, assign=True, strict=False)
+        return model.to(self.device).float().eval().requires_grad_(False)
+
+    def _fill(self, small: Any) -> None:
+        loaded = {name.replace(".base_layer.", "."): t for name, t in self.model.state_dict().items()}
+        generator = torch.Generator().manual_seed(0)
+        for name, slot in small.state_dict().items():
+            given = loaded.get(name)
+            if given is not None and given.is_floating_point() and given.ndim == slot.ndim:
+                given = given[: len(slot)] if slot.ndim and len(given) == self.model.config.vocab_size else given
+            if given is None or given.shape != slot.shape:
+                given = torch.randn(slot.shape, generator=generator) * (slot.shape[-1] if slot.ndim else 1) ** -0.5
+            self.tensors[name] = given.detach().float().to(self.device)
+
+
+def _kinds(layers: list[nn.Module], config: Any) -> int:
+    """How many of the first layers hold every kind of layer; two at least, where there are so many."""
+    types = getattr(config, "layer_types", None) or [""] * len(layers)
+    kinds = [(kind, tuple(_traits(layer))) for kind, layer in zip(types, layers, strict=True)]
+    return max(min(2, len(layers)), *(kinds.index(kind) + 1 for kind in kinds))
+
+
+def _traits(layer: nn.Module) -> Iterable[str]:
+    """What tells layers apart: their modules, and these modules' plain attributes, but for the layer's number."""
+    for module in layer.modules():
+        plain = {k: v for k, v in vars(module).items() if isinstance(v, (bool, int, float, str))}
+        yield f"{type(module).__name__} {sorted((k, str(v)) for k, v in plain.items() if k != 'layer_idx')}"
+
+
+class _Comparison:
+    """One prompt and two trees through a driven model and through its own forward pass."""
+
+    def __init__(self, small: Any, trial: Any, alike: float) -> None:
+        self.own, self.trial, self.alike = OwnDecoder(small), trial, alike
+        self.words = trial.vocab_size
+        self.before: Tensor | None = None  # what the driven model's final norm was given, [1, n, h]
+        norm = trial.family.norm
+
+        def watched(x: Tensor) -> Tensor:
+            self.before = x
+            return norm(x)
+
+        trial.family.norm = watched
+
+    @torch.inference_mode()
+    def problem(self) -> str:
+        """The first difference in words; empty where there is none."""
+        trial, device = self.trial, self.trial.device
+        n = min(PROMPT, trial.context_length - len(FIRST) - len(SECOND))
+        held = [(7 * i + 3) % self.words for i in range(n)]
+        cache = trial.new_cache(n + len(FIRST) + len(SECOND))
+        taps = range(trial.n_layers)
+        out = trial.prefill(torch.tensor([held], device=device), cache, taps, every=True)
+        if problem := self._against([*range(n)], held, out, slice(-1, None)):
+            return problem
+        for parents, kept in ((FIRST, KEPT), (SECOND, [])):
+            start = cache.get_seq_length()
+            tokens = [(11 * i + start) % self.words for i in range(len(parents))]
+            tree = DraftTree.of(torch.tensor(tokens, device=device), parents)
+            out = trial.forward_tree(tree, cache, taps)
+            for node in range(len(parents)):
+                path = _path(parents, node)
+                if problem := self._against(path, held + [tokens[i] for i in path], out, slice(node, node + 1)):
+                    return problem
+            cache.keep(start, kept)
+            held += [tokens[i] for i in kept]
+        return ""
+
+    def _against(self, rows: list[int], ids: list[int], out: Any, shown: slice) -> str:
+        """Compare rows of a pass with the end of the model's own pass over ids; its last row's logits too."""
+        truth = self.own.record(torch.tensor([ids], device=self.trial.device), real=True)
+        final = self.own.model(input_ids=torch.tensor([ids], device=self.trial.device), use_cache=False).logits[0, -1]
+        logits = out.logits[0, shown][-1]
+        if self._alike(logits, final):
+            return ""
+        assert self.before is not None
+        ours = [out.taps[i][0, rows] for i in range(self.trial.n_layers)] + [self.before[0, rows]]
+        assert truth.last is not None
+        theirs = [call.states[0, -len(rows) :] for call in truth.calls] + [truth.last[0, -len(rows) :]]
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            if not self._alike(a, b):
+                what = "what enters its first layer" if i == 0 else f"layer {i - 1} ({self._name(i - 1)})"
+                return f"{what} {_off(a, b, 'states')}"
+        return f"what follows its last layer {_off(logits, final, 'logits')}"
+
+    def _alike(self, ours: Tensor, theirs: Tensor) -> bool:
+        return float((ours - theirs).abs().max()) <= self.alike * (1 + float(theirs.abs().max()))  # False for NaN
+
+    def _name(self, layer: int) -> str:
+        return type(self.own.layers[layer]).__name__
+
+
+def _off(ours: Tensor, theirs: Tensor, what: str) -> str:
+    most, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    return f"differs from the model's own forward pass by {most:.2g}, with {what} up to {largest:.2g}"
+
+
+def _path(parents: list[int], node: int) -> list[int]:
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
