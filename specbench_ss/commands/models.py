@@ -36,7 +36,9 @@ def _list(ctx: typer.Context) -> None:
 
     for model in available():
         print(f"{model.name:<10} {model.summary}")
-    print("Any folder or hub id of a causal language model with a known architecture works too: --model PATH_OR_ID")
+    print(
+        "Any folder or hub id of a causal language model works too, if its layers attend to a cache: --model PATH_OR_ID"
+    )
 
 
 @app.command()
@@ -110,6 +112,8 @@ def _described(outline: Outline) -> str:
 
 
 def _works(kind: type[Decoder], options: Any, outline: Outline) -> int:
+    if not outline.taken_apart:
+        print("not checked: whether its layers are driven as the model itself runs them, which loading proves")
     print("not checked: whether all weights and logits are finite numbers, which loading tells by a short prompt")
     if getattr(options, "weights", ""):
         print("not checked: whether the weights were trained for this very base, which loading tells")

@@ -195,14 +195,18 @@ def family_of(model: Any, context: int) -> Family:
 
 
 def _any_other(model: Any, context: int) -> Family:
+    from specbench_ss.decoding.grouped_attention import without_warnings
     from specbench_ss.decoding.own_layers import own_parts
 
     try:
-        parts = own_parts(model, context)
+        with without_warnings():
+            parts = own_parts(model, context)
     except UserError as error:
         raise cannot_be_used(model.config, str(error)) from error
     except Exception as error:  # whatever an architecture's code raises where it is called in another way
-        raise cannot_be_used(model.config, f"observing it raises {type(error).__name__}: {first_line(error)}") from error
+        raise cannot_be_used(
+            model.config, f"observing it raises {type(error).__name__}: {first_line(error)}"
+        ) from error
     return Family(parts.layers, parts.embed, parts.norm, parts.head, None, parts.tables)
 
 

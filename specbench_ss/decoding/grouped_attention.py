@@ -6,6 +6,8 @@ rows over the same keys. `ar` has no mask and repeats nothing, so speculation al
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.nn.functional as F
@@ -16,7 +18,11 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 NAME = "ssbench_grouped_sdpa"
-NOT_HERE = ("softcap", "s_aux", "position_bias")  # what some layers ask of attention, and sdpa would leave out in silence
+NOT_HERE = (
+    "softcap",
+    "s_aux",
+    "position_bias",
+)  # what some layers ask of attention, and sdpa would leave out in silence
 MOST_ROWS = 512  # of more, as in prefilling and training, the repeated mask is the larger copy
 
 
@@ -36,17 +42,25 @@ def grouped_attention(
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous(), None
 
 
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Within: transformers says nothing but errors."""
+    told = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(told)
+
+
 def set_attention(model: Any, name: str) -> bool:
     """Have the model compute attention so, and say whether it does; some compute it in one way alone."""
     if model.config._attn_implementation != name:
-        told = logging.get_verbosity()
-        logging.set_verbosity_error()  # it would warn where it cannot
         try:
-            model.set_attn_implementation(name)
+            with without_warnings():
+                model.set_attn_implementation(name)
         except (ValueError, ImportError):
             return False
-        finally:
-            logging.set_verbosity(told)
     return bool(model.config._attn_implementation == name)
 
 

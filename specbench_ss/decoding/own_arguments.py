@@ -13,7 +13,7 @@ from specbench_ss.decoding.recording import CACHE, OwnDecoder
 from specbench_ss.errors import UserError
 
 ROWS, FEWER, SHIFT = 9, 6, 2  # of the passes that are compared
-CHUNK = 512  # positions whose tables are computed in one pass
+AT_FIRST, CHUNK = 4096, 512  # positions whose tables are made at once; those that are computed in one pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Tables:
         self.rows: dict[int, Tensor] = {}  # table -> [length, ..]
         self.length = 0
         if self.where:
-            self._grow(min(context, 4096), probes.ids.device)
+            self._grow(min(context, AT_FIRST), probes.ids.device)
 
     def at(self, positions: Tensor, longest: int | None) -> Places:
         """Arguments at positions [1 or B, q]; longest: host-side bound on them, if known."""

@@ -31,12 +31,12 @@ class OwnLayer:
     window: int | None  # sliding-window width, None = full attention
     arguments: Arguments
     kind: int
-    masks_itself: bool = True  # whether its attention hides what is ahead where it is given no mask
+    masks_itself: bool = True  # whether its attention can do without a mask where only what is ahead is hidden
 
     def __call__(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: Places) -> Tensor:
         """The whole layer: [B, q, h] -> [B, q, h]. mask: additive [1 or B, 1, q, kv]; rotary: of `Tables.at`."""
         a = self.arguments
-        if mask is None and x.shape[1] > 1 and not self.masks_itself:
+        if mask is None and not self.masks_itself:
             mask = rotary.causal(x, 0 if cache is None else cache.get_seq_length(self.index))
         given: dict[str, Any] = {a.mask: mask, a.cache: cache}
         out = self.layer(x, **a.fixed, **rotary.values[self.kind], **given)
@@ -102,7 +102,7 @@ Embed = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 def _embed(own: OwnDecoder, probes: Probes) -> Embed:
-    """ids [B, q], positions [1 or B, q] -> [B, q, h]: the quickest way that gives what the decoder gives its first layer.
+    """ids [B, q], positions [1 or B, q] -> [B, q, h]: the quickest way to what the decoder gives its first layer.
 
     Embeddings of tokens alone or with those of positions, where that is all; else the decoder itself, up to its layers.
     """
@@ -146,10 +146,14 @@ def _norm(own: OwnDecoder, seen: Record) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def _head(own: OwnDecoder, probes: Probes) -> Any:
     """The output embedding where that is all that follows the decoder, else the model's own forward pass around it."""
-    out, _ = own.call(probes.ids, probes.positions)
-    logits, states = own.model(input_ids=probes.ids).logits, out[0]
-    heads = [own.model.get_output_embeddings(), OwnHead(own.model, own.decoder, type(out))]
-    for head in heads:
+    outputs: list[Any] = []
+    handle = own.decoder.register_forward_hook(lambda _, __, out: outputs.append(out))
+    try:
+        logits = own.model(input_ids=probes.ids).logits
+    finally:
+        handle.remove()
+    states = outputs[-1][0]
+    for head in (own.model.get_output_embeddings(), OwnHead(own.model, own.decoder, type(outputs[-1]))):
         if head is not None and torch.equal(head(states), logits):
             return head
     raise UserError("what follows its decoder is not determined by the decoder's last states")

@@ -44,7 +44,8 @@ def observed_windows(own: OwnDecoder, masks: list[str], context: int, device: to
         rows = min(context, TINY + APART * (len(widths) + 1) + 1)
         positions = torch.arange(rows, device=device)[None]
         calls = own.record(torch.zeros_like(positions), positions).calls
-    seen = [_width(call.given.get(name) if name else None, i, rows) for i, (call, name) in enumerate(zip(calls, masks))]
+    numbered = enumerate(zip(calls, masks, strict=True))
+    seen = [_width(call.given.get(name) if name else None, i, rows) for i, (call, name) in numbered]
     return [None if width is None else _real(width, widths) for width in seen]
 
 

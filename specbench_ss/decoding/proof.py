@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench_ss.decoding.grouped_attention import NAME, set_attention
+from specbench_ss.decoding.grouped_attention import NAME, set_attention, without_warnings
 from specbench_ss.decoding.own_windows import APART, TINY, window_names
 from specbench_ss.decoding.recording import OwnDecoder
 from specbench_ss.decoding.tree import DraftTree
@@ -33,14 +33,15 @@ SECOND = [-1, 0, 1, 0, 3]
 def prove(model: Any, windows: list[int | None], make: Make) -> str:
     """Return the attention with which the model is driven as it would run itself.
 
-    make: gives a `target.Target` that drives a model with an attention, without proof. Raises UserError where none agrees, with the first layer that
-    is off.
+    make: gives a `target.Target` that drives a model with an attention, without proof. Raises UserError where none
+    agrees, with the first layer that is off.
     """
     weights = _Weights(model)
     found = ""
     for attention in _attentions(model):
         try:
-            found = _problem(weights, windows, attention, make)
+            with without_warnings():
+                found = _problem(weights, windows, attention, make)
         except UserError as error:
             found = str(error)
         except Exception as error:  # whatever an architecture's code raises where it is called in another way
@@ -58,9 +59,7 @@ def _attentions(model: Any) -> list[str]:
     return [NAME, "eager"] if taken else [own]
 
 
-def _problem(
-    weights: _Weights, windows: list[int | None], attention: str, make: Make
-) -> str:
+def _problem(weights: _Weights, windows: list[int | None], attention: str, make: Make) -> str:
     """What is wrong with driving the model so; empty where nothing is."""
     trial = make(weights.small("eager" if attention == NAME else attention), attention)
     for i, (ours, theirs) in enumerate(zip(trial.windows, windows, strict=False)):
@@ -87,7 +86,7 @@ class _Weights:
                 setattr(config, name, value[: self.layers])
         for i, name in enumerate(window_names(config)):
             setattr(config, name, TINY + APART * i)
-        if (config.pad_token_id or 0) >= self.words:
+        if (getattr(config, "pad_token_id", None) or 0) >= self.words:
             config.pad_token_id = None
         config.num_hidden_layers, config.vocab_size, config._attn_implementation = self.layers, self.words, attention
         return config
@@ -136,7 +135,7 @@ class _Comparison:
         self.own, self.trial, self.alike = OwnDecoder(small), trial, alike
         self.words = trial.vocab_size
         self.before: Tensor | None = None  # what the driven model's final norm was given, [1, n, h]
-        norm = trial.family.norm
+        norm: Callable[[Tensor], Tensor] = trial.family.norm
 
         def watched(x: Tensor) -> Tensor:
             self.before = x
@@ -149,41 +148,43 @@ class _Comparison:
         """The first difference in words; empty where there is none."""
         trial, device = self.trial, self.trial.device
         n = min(PROMPT, trial.context_length - len(FIRST) - len(SECOND))
-        held = [(7 * i + 3) % self.words for i in range(n)]
-        cache = trial.new_cache(n + len(FIRST) + len(SECOND))
-        taps = range(trial.n_layers)
-        out = trial.prefill(torch.tensor([held], device=device), cache, taps, every=True)
-        if problem := self._against([*range(n)], held, out, slice(-1, None)):
-            return problem
+        prompt, held, found = [(7 * i + 3) % self.words for i in range(n)], list[int](), ""
+        cache, taps = trial.new_cache(n + len(FIRST) + len(SECOND)), range(trial.n_layers)
+        for part in (prompt[:TINY], prompt[TINY:]):  # within every window, where there may be no mask; beyond
+            held += part
+            out = trial.prefill(torch.tensor([part], device=device), cache, taps, every=True)
+            found = found or self._against(list(range(len(part))), held, out, out.logits[0])
         for parents, kept in ((FIRST, KEPT), (SECOND, [])):
             start = cache.get_seq_length()
             tokens = [(11 * i + start) % self.words for i in range(len(parents))]
             tree = DraftTree.of(torch.tensor(tokens, device=device), parents)
             out = trial.forward_tree(tree, cache, taps)
-            for node in range(len(parents)):
-                path = _path(parents, node)
-                if problem := self._against(path, held + [tokens[i] for i in path], out, slice(node, node + 1)):
-                    return problem
+            for leaf in sorted(set(range(len(parents))) - set(parents)):
+                path = _path(parents, leaf)
+                found = found or self._against(path, held + [tokens[i] for i in path], out, out.logits[0, path])
             cache.keep(start, kept)
             held += [tokens[i] for i in kept]
-        return ""
+        return found
 
-    def _against(self, rows: list[int], ids: list[int], out: Any, shown: slice) -> str:
-        """Compare rows of a pass with the end of the model's own pass over ids; its last row's logits too."""
-        truth = self.own.record(torch.tensor([ids], device=self.trial.device), real=True)
-        final = self.own.model(input_ids=torch.tensor([ids], device=self.trial.device), use_cache=False).logits[0, -1]
-        logits = out.logits[0, shown][-1]
-        if self._alike(logits, final):
+    def _against(self, rows: list[int], ids: list[int], out: Any, logits: Tensor) -> str:
+        """Compare logits [n, V] with the last ones of the model's own pass over ids; if they differ, find the layer.
+
+        rows: of the driven pass, those that lie on this path.
+        """
+        whole = torch.tensor([ids], device=self.trial.device)
+        theirs = self.own.model(input_ids=whole, use_cache=False).logits[0, -len(logits) :]
+        if self._alike(logits, theirs):
             return ""
+        seen = self.own.record(whole, real=True)
         assert self.before is not None
-        ours = [out.taps[i][0, rows] for i in range(self.trial.n_layers)] + [self.before[0, rows]]
-        assert truth.last is not None
-        theirs = [call.states[0, -len(rows) :] for call in truth.calls] + [truth.last[0, -len(rows) :]]
-        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            if not self._alike(a, b):
+        assert seen.last is not None
+        states = [out.taps[i][0, rows] for i in range(self.trial.n_layers)] + [self.before[0, rows]]
+        for i, (a, b) in enumerate(zip(states, [*(call.states for call in seen.calls), seen.last], strict=True)):
+            own = b[0, -len(rows) :]
+            if not self._alike(a, own):
                 what = "what enters its first layer" if i == 0 else f"layer {i - 1} ({self._name(i - 1)})"
-                return f"{what} {_off(a, b, 'states')}"
-        return f"what follows its last layer {_off(logits, final, 'logits')}"
+                return f"{what} {_off(a, own, 'states')}"
+        return f"what follows its last layer {_off(logits, theirs, 'logits')}"
 
     def _alike(self, ours: Tensor, theirs: Tensor) -> bool:
         return float((ours - theirs).abs().max()) <= self.alike * (1 + float(theirs.abs().max()))  # False for NaN

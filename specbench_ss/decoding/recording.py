@@ -68,16 +68,18 @@ class OwnDecoder:
     def __init__(self, model: Any) -> None:
         self.model, self.decoder = model, model.get_decoder()
         lists = [m for m in self.decoder.children() if isinstance(m, nn.ModuleList) and len(m)]
-        named = [m for m in lists if len(m) == model.config.num_hidden_layers]
+        named = [list(m) for m in lists if len(m) == model.config.num_hidden_layers]
         if not named:
             raise UserError(f"{type(self.decoder).__name__} has no list of its decoder layers")
-        self.layers = list(max(named, key=lambda layers: sum(p.numel() for p in layers.parameters())))
+        self.layers: list[nn.Module] = max(
+            named, key=lambda layers: sum(p.numel() for m in layers for p in m.parameters())
+        )
         self.signatures = [inspect.signature(layer.forward) for layer in self.layers]
         self.takes_positions = "position_ids" in inspect.signature(self.decoder.forward).parameters
         self.in_tuple = [False] * len(self.layers)  # whether a layer returns its states inside a tuple
 
     def call(self, ids: Tensor, positions: Tensor | None = None) -> tuple[Any, Any]:
-        """Run the decoder on ids [B, q] at positions [1 or B, q]; returns its output and the cache that it was given."""
+        """Run the decoder on ids [B, q] at positions [1 or B, q]; returns its output, and the cache it was given."""
         cache = DynamicCache()
         where = {"position_ids": positions} if self.takes_positions and positions is not None else {}
         return self.decoder(input_ids=ids, past_key_values=cache, use_cache=True, **where), cache
@@ -94,13 +96,13 @@ class OwnDecoder:
         return Call(given.pop(next(iter(bound))), given)
 
     def record(self, ids: Tensor, positions: Tensor | None = None, real: bool = False) -> Record:
-        """Run the decoder on ids [B, q] and record it. real: run the layers too; without it states pass them unchanged."""
+        """Run the decoder on ids [B, q] and record it. real: run the layers too; else states pass them unchanged."""
         seen = Record()
         with ExitStack() as stack, torch.no_grad():
             for i, layer in enumerate(self.layers):
                 stack.enter_context(stand_in(layer, self._recorder(i, seen, layer.forward if real else None)))
             if real:
-                stack.callback(_watch(self._beside(), len(self.layers), seen))
+                stack.enter_context(_watch(self._beside(), len(self.layers), seen))
             out, cache = self.call(ids, positions)
         seen.final = out[0]
         for call in seen.calls:
@@ -147,8 +149,9 @@ class _Enough(Exception):  # noqa: N818 - no error: it ends a pass early
     pass
 
 
-def _watch(modules: list[nn.Module], layers: int, seen: Record) -> Callable[[], None]:
-    """Record calls of these modules; returns what ends that."""
+@contextmanager
+def _watch(modules: list[nn.Module], layers: int, seen: Record) -> Iterator[None]:
+    """Record calls of these modules within."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         seen.called[module] = (args[0] if args else None, out)
@@ -156,4 +159,8 @@ def _watch(modules: list[nn.Module], layers: int, seen: Record) -> Callable[[], 
             seen.after.append(module)
 
     handles = [m.register_forward_hook(hook) for m in modules]
-    return lambda: [h.remove() for h in handles].clear()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -53,7 +53,12 @@ class Target(Outline):
     """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
 
     def __init__(
-        self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None, attention: str | None = None
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        name: str = "",
+        folder: Path | None = None,
+        attention: str | None = None,
     ) -> None:
         """attention: drive a model that is not taken apart with this one, without a proof that it is driven rightly."""
         if not _is_causal_lm(model):
@@ -162,11 +167,18 @@ class Target(Outline):
         tapped: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing to hide."""
+        q = x.shape[1]
+        folded: dict[tuple[int, int], Tensor | None] = {}  # layers of the same window and length share a mask
         for i in range(lo, hi):
             if tapped is not None and i in taps:
                 tapped[i] = x
-            block = self.family.blocks[i]
-            x = block(x, cache, self.windowed(mask, block.window, x.shape[1], cache, i), rotary)
+            block, own = self.family.blocks[i], mask
+            if block.window is not None and cache is not None:
+                key = (block.window, cache.get_seq_length(i))
+                if key not in folded:
+                    folded[key] = self.windowed(mask, block.window, q, cache, i)
+                own = folded[key]
+            x = block(x, cache, own, rotary)
         return x
 
     def windowed(self, mask: Tensor | None, window: int | None, q: int, cache: AnyCache, layer: int) -> Tensor | None:

@@ -1,7 +1,7 @@
 """What a configuration tells of an architecture that is not known by name: whether it can be driven at all.
 
-Verification takes refused tokens back, and hides tokens of other branches of a tree. Both need a cache of keys and values
-and attention with a mask; a recurrent state has neither.
+Verification takes refused tokens back, and hides tokens of other branches of a tree. Both need a cache of keys and
+values and attention with a mask; a recurrent state has neither.
 """
 
 from __future__ import annotations
