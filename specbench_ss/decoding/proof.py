@@ -164,7 +164,16 @@ class _Comparison:
                 found = found or self._against(path, held + [tokens[i] for i in path], out, out.logits[0, path])
             cache.keep(start, kept)
             held += [tokens[i] for i in kept]
-        return found
+        return found or self._of_two_minds(torch.tensor([held], device=device))
+
+    def _of_two_minds(self, ids: Tensor) -> str:
+        """Whether the model itself answers otherwise with a cache: it may drop keys that its masks do not hide."""
+        held = self.own.model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+        cached = self.own.model(input_ids=ids[:, -1:], past_key_values=held, use_cache=True).logits[0, -1]
+        whole = self.own.model(input_ids=ids, use_cache=False).logits[0, -1]
+        if self._alike(cached, whole):
+            return ""
+        return f"its own forward pass with a cache {_off(cached, whole, 'logits', 'the one without')}"
 
     def _against(self, rows: list[int], ids: list[int], out: Any, logits: Tensor) -> str:
         """Compare logits [n, V] with the last ones of the model's own pass over ids; if they differ, find the layer.
@@ -193,9 +202,9 @@ class _Comparison:
         return type(self.own.layers[layer]).__name__
 
 
-def _off(ours: Tensor, theirs: Tensor, what: str) -> str:
+def _off(ours: Tensor, theirs: Tensor, what: str, whom: str = "the model's own forward pass") -> str:
     most, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
-    return f"differs from the model's own forward pass by {most:.2g}, with {what} up to {largest:.2g}"
+    return f"differs from {whom} by {most:.2g}, with {what} up to {largest:.2g}"
 
 
 def _path(parents: list[int], node: int) -> list[int]:
