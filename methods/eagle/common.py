@@ -42,6 +42,7 @@ class FeatureDrafting(Decoder):
         self.taps = tuple(layer for layer in layers if layer != FINAL)
         self.drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
         self.rotary = Rotary(drafter.shape.llama(config), target.device)
+        self.drafter.settle(self.rotary, target.packs)
         self.cache = Cache(1, 0)
         self.newest = torch.empty(0)  # [1, 1, h], output of the last slot: what the root's children are read off
         self._features: list[Tensor] = []  # of the prompt, between its prefill and `begin`

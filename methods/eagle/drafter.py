@@ -19,6 +19,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import Block
+from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
+from specbench_ss.decoding.products import Product
 from specbench_ss.decoding.target import AnyCache, Target
 
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # kinds whose frequencies change with the length of the sequence
@@ -88,14 +90,21 @@ class Layer(nn.Module):
         self.self_attn.o_proj = nn.Linear(rows["q_proj"], shape.hidden, "o_proj" in shape.biases)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
+        self.block = Block(
+            nn.Identity(), self.self_attn, self.post_attention_layernorm, self.mlp, False, "past_key_values", None
+        )
+
+    def settle(self, rotary: Rotary, pack: bool) -> None:
+        """Compute lean in inference from now on. pack: the weights are final, and products by a second copy pay."""
+        if not isinstance(self.block, LeanBlock):
+            device, dtype = self.self_attn.q_proj.weight.device, self.self_attn.q_proj.weight.dtype
+            cos_sin = rotary(torch.arange(FIRST, FIRST + ROWS, device=device)[None], dtype)
+            self.block = lean(self.block, cos_sin, Turn(), pack)
 
     def run(self, x: Tensor, residual: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
         """x [B, n, width] what attention reads, residual [B, n, h] what it is added to -> [B, n, h]."""
-        block = Block(
-            nn.Identity(), self.self_attn, self.post_attention_layernorm, self.mlp, False, "past_key_values", None
-        )
-        residual = residual + block.attend(x, cache, mask, rotary)
-        return residual + block.feed(residual)
+        residual = residual + self.block.attend(x, cache, mask, rotary)
+        return residual + self.block.feed(residual)
 
 
 class WideLayer(Layer):
@@ -116,6 +125,15 @@ class Drafter(nn.Module, ABC):
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if shape.vocab else None
+
+    def settle(self, rotary: Rotary, pack: bool) -> None:
+        """Prepare for inference: the weights are final. pack: as in `Layer.settle`."""
+        self.layer.settle(rotary, pack)
+
+    @property
+    @abstractmethod
+    def layer(self) -> Layer:
+        """Its one decoder layer."""
 
     def embed(self, tokens: Tensor, target: Target) -> Tensor:
         """Token ids [B, n] -> [B, n, h], by its own table or the target's."""
@@ -154,8 +172,14 @@ class Eagle1Drafter(Drafter):
     def __init__(self, shape: Shape, config: LlamaConfig) -> None:
         super().__init__(shape)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, "fc" in shape.biases)
-        layer = Layer(config, shape, shape.hidden)
-        self.layers = nn.ModuleList([layer])
+        self.layers = nn.ModuleList([Layer(config, shape, shape.hidden)])
+
+    @property
+    def layer(self) -> Layer:
+        """Its one decoder layer."""
+        (layer,) = self.layers
+        assert isinstance(layer, Layer)
+        return layer
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
         """The feature itself."""
@@ -165,9 +189,7 @@ class Eagle1Drafter(Drafter):
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
         """fc(token, feature), then the layer, which has no norm before its attention."""
         x = self.fc(torch.cat((tokens, state), -1))
-        (layer,) = self.layers
-        assert isinstance(layer, Layer)
-        return layer.run(x, x, cache, mask, rotary)
+        return self.layer.run(x, x, cache, mask, rotary)
 
     def logits(self, state: Tensor, target: Target) -> Tensor:
         """The target's LM head."""
@@ -199,11 +221,22 @@ class Eagle3Drafter(Drafter):
         self.midlayer = WideLayer(config, shape)
         self.norm = LlamaRMSNorm(shape.hidden, eps)
         self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
+        self.head: Product | None = None
         self.mapped = mapped
         if mapped:
             self.register_buffer("d2t", torch.zeros(shape.draft_vocab, dtype=torch.long))
         if marked:
             self.register_buffer("t2d", torch.zeros(marked, dtype=torch.bool))
+
+    def settle(self, rotary: Rotary, pack: bool) -> None:
+        """Prepare for inference: the weights are final. pack: as in `Layer.settle`."""
+        super().settle(rotary, pack)
+        self.head = Product(self.lm_head.weight, None, pack)
+
+    @property
+    def layer(self) -> Layer:
+        """Its one decoder layer."""
+        return self.midlayer
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
         """fc over all levels; normed one by one, or together, where the checkpoint has such norms."""
@@ -222,7 +255,10 @@ class Eagle3Drafter(Drafter):
 
     def logits(self, state: Tensor, target: Target) -> Tensor:
         """Its own head, over the draft vocabulary."""
-        out: Tensor = self.lm_head(state if self.shape.output_normed else self.norm(state))
+        normed = state if self.shape.output_normed else self.norm(state)
+        if self.head is not None and torch.is_inference_mode_enabled():
+            return self.head(normed)
+        out: Tensor = self.lm_head(normed)
         return out
 
     @property

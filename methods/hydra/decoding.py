@@ -65,7 +65,6 @@ class Hydra(TreeHeads):
         self.taps = () if self.tap == FINAL else (self.tap,)
         self.levels = levels_of(tree, target.device)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
-        self.unembed = target.unembed
         self.cache = Cache(1, 0)  # of the prefix layer
         self.prefix_state = torch.empty(0)  # [1, h], at the position before the root
 
@@ -104,7 +103,7 @@ class Hydra(TreeHeads):
         tokens = state.root  # [1], then [1 + nodes so far]
         for head, level in enumerate(self.levels):
             path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
-            logits = self.heads.logits(head, self.prefix_state, path, self.unembed)  # [m, V]
+            logits = self.heads.logits(head, self.prefix_state, path, self.target.logits)  # [m, V]
             best = logits.topk(level.width).indices.flatten()
             tokens = torch.cat((tokens, best[level.pick]))
         return DraftTree(tokens, self.tree.shape)

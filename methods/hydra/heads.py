@@ -6,6 +6,7 @@ Head i reads the prefix state and the embeddings of the root and of i drafted to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,14 +104,14 @@ class HydraHeads(nn.Module):
         """Number of heads."""
         return len(self.hydra_mlp)
 
-    def logits(self, head: int, x: Tensor, path: Tensor, shared: Tensor) -> Tensor:
+    def logits(self, head: int, x: Tensor, path: Tensor, shared: Callable[[Tensor], Tensor]) -> Tensor:
         """Prefix states x [1 or m, h], embedded tokens from the root on, path [m, head + 1, h] -> logits [m, V].
 
-        shared [V, h]: the base's LM head.
+        shared: the base's LM head, [.., h] -> [.., V].
         """
         states: Tensor = self.hydra_mlp[head](torch.cat((x.expand(len(path), -1), path.flatten(1)), 1))
         if self.hydra_lm_head is None:
-            return states @ shared.mT
+            return shared(states)
         out: Tensor = self.hydra_lm_head[head](states)
         return out
 

@@ -100,7 +100,7 @@ class HydraTrainee(Trainee):
         x = states.at(self._prefixed(states), anchors).flatten(0, 1)  # [B*A, h]
         tokens = anchors.labels[..., : self.module.count].clamp_min(0).flatten(0, 1)  # x_{t+1}.. [B*A, n]
         path = F.embedding(tokens, self.embedding)
-        shared = self.target.unembed
+        shared = self.target.logits
         return [self.module.logits(i, x, path[:, : i + 1], shared) for i in range(self.module.count)]
 
     def _prefixed(self, states: BaseStates) -> Tensor:

@@ -44,7 +44,6 @@ class Medusa(TreeHeads):
         super().__init__(target, options, heads, tree, config)
         flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
         self.gather = torch.tensor(flat, device=target.device)
-        self.unembed = target.unembed
 
     @classmethod
     def read(cls, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
@@ -71,6 +70,6 @@ class Medusa(TreeHeads):
 
     def propose(self, state: State) -> DraftTree:
         """Top tokens of every head, placed on the tree."""
-        logits = self.heads(state.taps[FINAL][0], self.unembed, self.depth)  # [n, 1, V]
+        logits = self.heads(state.taps[FINAL][0], self.target.logits, self.depth)  # [n, 1, V]
         candidates = logits[:, 0].topk(self.tree.width).indices.flatten()  # [n * width]
         return DraftTree(torch.cat((state.root, candidates[self.gather])), self.tree.shape)

@@ -6,6 +6,7 @@ Knows tensors, not decoding. Cai et al. 2024, eq. 1.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +40,11 @@ class MedusaHeads(nn.Module):
             x = x + F.silu(torch.baddbmm(self.bias[:n, layer, None], x, self.weight[:n, layer].mT))
         return x
 
-    def forward(self, x: Tensor, shared: Tensor, heads: int | None = None) -> Tensor:
-        """x [m, h], the final normed states -> logits [heads, m, V]. shared [V, h]: the base's LM head."""
+    def forward(self, x: Tensor, shared: Callable[[Tensor], Tensor], heads: int | None = None) -> Tensor:
+        """x [m, h], the final normed states -> logits [heads, m, V]. shared: the base's LM head, [.., h] -> [.., V]."""
         x = self.states(x, heads)
         if self.unembed is None:
-            return x @ shared.mT
+            return shared(x)
         return x @ self.unembed[: len(x)].mT
 
 

@@ -96,14 +96,14 @@ class Medusa2Trainee(Trainee):
         logits = target.logits(final[answered]).float()
         known = (batch.whole.labels[..., 0] != -100).sum()
         language = F.cross_entropy(logits, following[answered], reduction="sum") / known.clamp_min(1)
-        drafted, right = heads_loss(self.heads, states.at(final, batch.anchors), target.unembed, batch)
+        drafted, right = heads_loss(self.heads, states.at(final, batch.anchors), target.logits, batch)
         return language + self.coefficient * self.ramp() * drafted, right
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """On states of the backbone as it is now, whatever those of the base are: (hits [n, top], positions [n])."""
         own = base_states(self.tuned, batch.ids, (), self.tuned.n_layers, batch.documents)
-        return heads_accuracies(self.heads, own, batch.anchors, self.tuned.unembed)
+        return heads_accuracies(self.heads, own, batch.anchors, self.tuned.logits)
 
 
 def trainable_copy(target: Target) -> Target:

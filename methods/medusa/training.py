@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,8 +31,10 @@ def config_of(heads: MedusaHeads) -> dict[str, Any]:
     return {"medusa_num_heads": heads.count, "medusa_num_layers": heads.weight.shape[1]}
 
 
-def heads_loss(heads: MedusaHeads, x: Tensor, shared: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared [V, h]: the LM head of the model itself."""
+def heads_loss(
+    heads: MedusaHeads, x: Tensor, shared: Callable[[Tensor], Tensor], batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """Eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared: the LM head of the model itself."""
     logits = heads(x.flatten(0, 1), shared).transpose(0, 1)  # [B*A, n, V]
     n = heads.count
     labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))
@@ -46,7 +49,7 @@ class MedusaTrainee(Trainee):
     def __init__(self, target: Target, heads: int | MedusaHeads = 4, lr: float = 1e-3) -> None:
         self.module: MedusaHeads = new_heads(target, heads) if isinstance(heads, int) else heads
         self.config = config_of(self.module)
-        self.shared = target.unembed
+        self.shared = target.logits
         self.lr = lr
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -59,7 +62,9 @@ class MedusaTrainee(Trainee):
         return heads_accuracies(self.module, states, batch.anchors, self.shared)
 
 
-def heads_accuracies(heads: MedusaHeads, states: BaseStates, anchors: Anchors, shared: Tensor) -> tuple[Tensor, Tensor]:
+def heads_accuracies(
+    heads: MedusaHeads, states: BaseStates, anchors: Anchors, shared: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """How often the r-th guess of head i is right: (hits [n, top], positions [n])."""
     logits: Tensor = heads(states.at(states.final, anchors).flatten(0, 1), shared)  # [n, B*A, V]
     return ranked(logits.topk(min(TOP, logits.shape[-1])).indices, anchors)

@@ -70,7 +70,7 @@ def hydra(target: Target, model: str, plus: bool) -> Overhead:
 def _of_head(heads: HydraHeads, head: int, rows: int) -> Callable[[], Tensor]:
     hidden = heads.hydra_mlp[head].get_parameter("0.linear.weight").shape[0]
     x, path = torch.empty(1, hidden, device=META), torch.empty(rows, head + 1, hidden, device=META)
-    return lambda: heads.logits(head, x, path, x)
+    return lambda: heads.logits(head, x, path, lambda states: states)
 
 
 def _expanded() -> Iterator[int]:

@@ -186,12 +186,12 @@ def windows_of(config: Any) -> list[int | None]:
     return _windows(config, layers) if windowed else [None] * layers
 
 
-def family_of(model: Any, context: int) -> Family:
+def family_of(model: Any) -> Family:
     """A causal LM in parts. Raises UserError for an architecture that cannot be used."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     check_config(base.config)
     builder = _BUILDERS.get(base.config.model_type)
-    return builder(base) if builder else _any_other(base, context)
+    return builder(base) if builder else _any_other(base, usable_context(base.config))
 
 
 def _any_other(model: Any, context: int) -> Family:

@@ -69,10 +69,11 @@ class Target(Outline):
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
         from specbench_ss.decoding.grouped_attention import set_attention
+        from specbench_ss.decoding.products import may_pack
 
         self.model = model.eval().requires_grad_(False)
         self.weights_hash = ""
-        self.family = family_of(model, self.context_length)
+        self.family = family_of(model)
         self.windows = [block.window for block in self.family.blocks]
         set_attention(model, self._attention(attention))
         weight = model.get_input_embeddings().weight
@@ -80,11 +81,24 @@ class Target(Outline):
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
+        self.packs = may_pack(weight, self.parameter_count * weight.element_size())
+        self._settle()
         self.eos_ids = self._eos_ids()
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))
+
+    def _settle(self) -> None:
+        """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
+        from specbench_ss.decoding.lean_layers import lean_blocks
+        from specbench_ss.decoding.products import Product
+
+        head, apart = self.family.head, self.family.tables is None
+        if apart:
+            self.family.blocks = lean_blocks(self.family, self.packs)
+        plain = apart or type(head) is torch.nn.Linear
+        self._head = Product(head.weight, head.bias, self.packs) if plain else head
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""
@@ -103,7 +117,7 @@ class Target(Outline):
     def _eos_ids(self) -> frozenset[int]:
         generation = getattr(self.model, "generation_config", None)
         given = getattr(generation, "eos_token_id", None)
-        given = self.config.eos_token_id if given is None else given
+        given = getattr(self.config, "eos_token_id", None) if given is None else given
         ids = set(given if isinstance(given, list) else [] if given is None else [given])
         if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
             ids.add(self.tokenizer.eos_token_id)
@@ -206,6 +220,9 @@ class Target(Outline):
 
     def logits(self, x: Tensor) -> Tensor:
         """LM head over final, normed states [.., h] -> [.., V]."""
+        if torch.is_inference_mode_enabled():
+            inferred: Tensor = self._head(x)
+            return inferred
         out: Tensor = self.family.head(x)
         return out
 

@@ -78,7 +78,8 @@ def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], li
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     machine = same_machine(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
-    rows = [_Pair(a, b, label, category).row(machine) for category in categories for label in labels]
+    void = {label for label in labels if any(disbelieved(run, label) for run in (a, b))}
+    rows = [_Pair(a, b, label, category, label in void).row(machine) for category in categories for label in labels]
     return found, rows
 
 
@@ -88,9 +89,8 @@ _NOTHING = Change(None, None, None, None, VOID)
 class _Pair:
     """A method's samples in two runs, with the reference's, on the prompts that all four answered."""
 
-    def __init__(self, a: Run, b: Run, label: str, category: str) -> None:
-        self.label, self.category = label, category
-        self.void = any(disbelieved(run, label) for run in (a, b))
+    def __init__(self, a: Run, b: Run, label: str, category: str, void: bool) -> None:
+        self.label, self.category, self.void = label, category, void
         self.asked = [_rows(run, label, category) for run in (a, b)]
         sides = [paired(own, _rows(run, REFERENCE, category)) for own, run in zip(self.asked, (a, b), strict=True)]
         both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}

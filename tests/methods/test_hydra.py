@@ -273,7 +273,7 @@ def test_training_sees_what_decoding_sees(kind: str, prefix: bool) -> None:
         decoder.begin(state)
         for i in range(3):
             path = F.embedding(ids[:, at + 1 : at + 2 + i], decoder.embedding)
-            decoded = decoder.heads.logits(i, decoder.prefix_state, path, decoder.unembed)
+            decoded = decoder.heads.logits(i, decoder.prefix_state, path, target.logits)
             torch.testing.assert_close(logits[i], decoded, atol=1e-4, rtol=1e-4)
 
 

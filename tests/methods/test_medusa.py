@@ -43,7 +43,7 @@ def layout(heads: int = 3, layers: int = 2, own: bool = True, prefix: str = "") 
 @pytest.mark.parametrize(("own", "prefix"), [(True, ""), (False, ""), (True, "medusa_head.")])
 def test_published_layouts_compute_what_their_definition_says(own: bool, prefix: str) -> None:
     tensors, x, shared = layout(own=own, prefix=prefix), torch.randn(5, H), torch.randn(V, H)
-    logits = heads_from_tensors(tensors, H, V)(x, shared)
+    logits = heads_from_tensors(tensors, H, V)(x, lambda states: F.linear(states, shared))
     for i in range(3):
         y = x
         for j in range(2):

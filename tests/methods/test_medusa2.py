@@ -173,7 +173,7 @@ def test_the_loss_is_the_papers(kind: str) -> None:
         cache = trainee.tuned.new_cache(32)
         final = trainee.tuned.prefill(ids, cache, every=True).taps[-1]
         language = -trainee.tuned.logits(final[0, 4:-1]).log_softmax(-1).gather(-1, ids[0, 5:, None]).mean()
-        made = trainee.heads(final[0], trainee.tuned.unembed).log_softmax(-1)  # [n, T, V]
+        made = trainee.heads(final[0], trainee.tuned.logits).log_softmax(-1)  # [n, T, V]
         heads = sum(0.8**i * -made[i, 4 : 22 - i].gather(-1, ids[0, 6 + i :, None]).mean() for i in range(3))
     for t in range(6):
         loss, right = trainee.loss(NOTHING, one)

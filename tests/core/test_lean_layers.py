@@ -1,0 +1,142 @@
+"""Lean layers and packed products give what the modules give, and are left out where they would not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specbench_ss.decoding import products
+from specbench_ss.decoding.architectures import family_of
+from specbench_ss.decoding.lean_layers import LeanBlock
+from specbench_ss.decoding.products import MOST_ROWS, Product
+from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.decoding.tree import DraftTree
+from tests.tiny import ARCHITECTURES, tiny_model
+
+LEAN = [kind for kind in ARCHITECTURES if kind not in ("opt", "gpt_neox", "gpt_neox-serial")]
+PROMPT, TREE = torch.arange(1, 14)[None], [-1, 0, 0, 1, 3, 2]
+
+
+def is_lean(target: Target) -> bool:
+    return all(isinstance(block, LeanBlock) for block in target.family.blocks)
+
+
+def passes(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a prefill and of a tree behind it."""
+    with torch.inference_mode():
+        cache = target.new_cache(32)
+        first = target.prefill(PROMPT, cache).logits
+        tree = DraftTree.of(list(range(5, 5 + len(TREE))), TREE)
+        return first, target.forward_tree(tree, cache, (1,)).logits
+
+
+@pytest.mark.parametrize("kind", LEAN)
+def test_lean_layers_give_what_the_modules_give(kind: str) -> None:
+    target = Target(tiny_model(kind))
+    assert is_lean(target)
+    lean = passes(target)
+    target.family.blocks = family_of(target.model).blocks
+    for mine, theirs in zip(lean, passes(target), strict=True):
+        assert (mine - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt_neox"])
+def test_other_layers_are_left_as_they_are(kind: str) -> None:
+    assert not any(isinstance(block, LeanBlock) for block in Target(tiny_model(kind)).family.blocks)
+
+
+def test_modules_hold_views_of_the_joined_weights() -> None:
+    model = tiny_model("llama")
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    block: Any = Target(model).family.blocks[0]
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+    joined, attention = block.joined.qkv.weight, block.attention
+    assert attention.q_proj.weight.data_ptr() == joined.data_ptr()
+    attention.v_proj.weight.data.zero_()
+    assert not joined[-attention.v_proj.out_features :].any()
+
+
+def test_a_second_target_of_the_same_model_shares_the_joined_weights() -> None:
+    model = tiny_model("llama")
+    first, second = (Target(model).family.blocks[0].joined for _ in range(2))  # type: ignore[attr-defined]
+    assert first.qkv.weight.data_ptr() == second.qkv.weight.data_ptr()
+    assert first.gate_up.weight.data_ptr() == second.gate_up.weight.data_ptr()
+
+
+def test_gradients_flow_through_the_modules() -> None:
+    target = Target(tiny_model("llama"))
+    weight = target.family.blocks[1].attention.q_proj.weight
+    weight.requires_grad_(True)
+    target.prefill(PROMPT, target.new_cache(16)).taps[FINAL].sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None and bool(weight.grad.any())
+
+
+class _Doubling(torch.nn.Module):
+    """Looks like an RMSNorm, and is none."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon, self.norm = norm.weight, norm.variance_epsilon, norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = 2 * self.norm(x)
+        return out
+
+
+def test_a_layer_that_does_not_agree_with_its_module_is_left_as_it_is() -> None:
+    model = tiny_model("llama")
+    model.model.layers[1].input_layernorm = _Doubling(model.model.layers[1].input_layernorm)
+    target = Target(model)
+    assert [isinstance(block, LeanBlock) for block in target.family.blocks[:3]] == [True, False, True]
+
+
+def test_adapted_layers_are_left_as_they_are() -> None:
+    class Adapted(torch.nn.Linear):
+        pass
+
+    model = tiny_model("llama")
+    model.model.layers[0].self_attn.k_proj.__class__ = Adapted
+    assert not isinstance(Target(model).family.blocks[0], LeanBlock)
+
+
+def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
+    model = tiny_model("llama")
+    target = Target(model)
+    other = Target(copy.deepcopy(model))
+    other.family.blocks[0].attention.q_proj.weight.data.zero_()
+    assert bool(target.family.blocks[0].joined.qkv.weight[0].any())  # type: ignore[attr-defined]
+
+
+needs_packing = pytest.mark.skipif(not products._works(), reason="this build of torch has no packed products")
+
+
+@needs_packing
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, MOST_ROWS, MOST_ROWS + 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_product_is_the_product(rows: int, bias: bool) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(1, rows, 48), torch.randn(80, 48)
+    extra = torch.randn(80) if bias else None
+    with torch.inference_mode():
+        made = Product(weight, extra, pack=True)(x)
+    assert made.shape == (1, rows, 80) and torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
+
+
+@needs_packing
+def test_only_float32_weights_that_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.zeros(4, 4)
+    assert products.may_pack(weight, 1000)
+    assert not products.may_pack(weight.bfloat16(), 1000)
+    monkeypatch.setattr(products, "_memory", lambda: 3999)
+    assert not products.may_pack(weight, 1000)
+    monkeypatch.setattr(products, "_memory", lambda: 10**12)
+    monkeypatch.setattr(products, "_packed", _missing)
+    assert not products.may_pack(weight, 1000), "a build of torch without these operators"
+
+
+def _missing(weight: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError
