@@ -78,10 +78,6 @@ BY_CONFIGURATION: dict[str, tuple[Any, str]] = {
     "gemma3": (t.Gemma3Config(), "states no num_hidden_layers"),
 }
 AT_LOAD: dict[str, tuple[Any, str]] = {
-    "moshi": (
-        t.MoshiConfig(**_COMMON, sliding_window=9, ffn_dim=48),
-        "its own forward pass with a cache differs from the one without by",
-    ),  # its cache has a window, its masks have none
     "falcon": (t.FalconConfig(**_COMMON, alibi=True), f"its layers are given 'alibi', {_ALIBI}"),
     "gpt_neo": (
         t.GPTNeoConfig(

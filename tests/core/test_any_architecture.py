@@ -165,7 +165,15 @@ def test_a_model_that_does_not_prove_itself_is_refused_with_its_layer(second: ty
         Target(odd(DRIVEN["olmo2"]).eval())
 
 
-class Caps(transformers.Olmo2ForCausalLM):
+def test_a_model_that_differs_from_itself_is_refused() -> None:
+    """Its cache drops what lies beyond the window, its masks show it."""
+    config = copy.deepcopy(DRIVEN["olmo2"])
+    config.sliding_window = 5
+    with pytest.raises(UserError, match="its own forward pass with a cache differs from the one without by"):
+        Target(random_model(config))
+
+
+class AsksTwice(transformers.Olmo2ForCausalLM):
     """Its logits depend on the token that it is asked after, not on states alone."""
 
     def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
@@ -176,7 +184,7 @@ class Caps(transformers.Olmo2ForCausalLM):
 
 def test_a_head_that_needs_more_than_states_is_refused() -> None:
     with pytest.raises(UserError, match="what follows its decoder is not determined by the decoder's last states"):
-        Target(Caps(DRIVEN["olmo2"]).eval())
+        Target(AsksTwice(DRIVEN["olmo2"]).eval())
 
 
 @pytest.mark.parametrize("kind", BY_CONFIGURATION)
