@@ -149,12 +149,17 @@ def usable_context(config: Any) -> int:
     LongRoPE changes its factors once a sequence outgrows the original length; the keys in the cache are then of another
     kind than the new ones. No cached decoding is consistent there, so it is left out.
     """
-    rope = getattr(config, "rope_parameters", None) or {}
     longest: int | None = getattr(config, "max_position_embeddings", None)
     if longest is None:
         raise cannot_be_used(config, "its configuration does not state how many positions it has")
-    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-    return min(longest, original) if rope.get("rope_type") == "longrope" and original else longest
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each kind of layer
+    originals = [
+        r.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        for r in ropes
+        if r.get("rope_type") == "longrope"
+    ]
+    return min([longest, *(int(one) for one in originals if one)])
 
 
 _BUILDERS: dict[str, Callable[[Any], Family]] = {

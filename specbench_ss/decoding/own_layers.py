@@ -149,7 +149,7 @@ def _head(own: OwnDecoder, probes: Probes) -> Any:
     outputs: list[Any] = []
     handle = own.decoder.register_forward_hook(lambda _, __, out: outputs.append(out))
     try:
-        logits = own.model(input_ids=probes.ids).logits
+        logits = own.model(input_ids=probes.ids[:, :2]).logits
     finally:
         handle.remove()
     states = outputs[-1][0]

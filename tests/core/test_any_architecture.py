@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
+from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2DecoderLayer
 
 from specbench_ss.cli import main
 from specbench_ss.decoding.decoder import Decoder, State
@@ -163,6 +164,31 @@ def test_a_model_that_does_not_prove_itself_is_refused_with_its_layer(second: ty
     refusal = rf"'olmo2' cannot be used: layer 1 \({second.__name__}\) differs from the model's own forward pass by \d"
     with pytest.raises(UserError, match=refusal):
         Target(odd(DRIVEN["olmo2"]).eval())
+
+
+class NeedsMask(Starcoder2DecoderLayer):
+    """Hides nothing where it is given no mask, as its model with eager attention never does."""
+
+    def forward(self, hidden_states: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        rows = hidden_states.shape[1]
+        mask = hidden_states.new_zeros(1, 1, rows, rows) if attention_mask is None and rows > 1 else attention_mask
+        return super().forward(hidden_states, attention_mask=mask, **kwargs)
+
+
+class NeedsMasks(transformers.Starcoder2ForCausalLM):
+    """A Starcoder2 of such layers."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for i in range(len(self.model.layers)):
+            self.model.layers[i] = NeedsMask(config, i)
+
+
+def test_the_proof_looks_within_windows_too() -> None:
+    """Beyond them there always is a mask; the quick attention goes without one within, which is wrong here."""
+    torch.manual_seed(0)
+    target = Target(NeedsMasks(DRIVEN["starcoder2"]).eval())
+    assert target.model.config._attn_implementation == "eager"
 
 
 def test_a_model_that_differs_from_itself_is_refused() -> None:
