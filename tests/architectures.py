@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import transformers as t
 
+from tests.tiny import THOROUGH
+
 VOCAB = 97
 
 _COMMON: dict[str, Any] = {
@@ -65,6 +67,18 @@ DRIVEN: dict[str, Any] = {
     "stablelm": t.StableLmConfig(**_GROUPED),
     "starcoder2": t.Starcoder2Config(**_WINDOW),
 }
+
+ALIKE = (
+    "cohere",
+    "gemma",
+    "glm",
+    "gpt_bigcode",
+    "nemotron",
+    "olmo3",
+    "olmoe",
+    "phimoe",
+)  # to others of them, in what counts
+TRIED = tuple(DRIVEN) if THOROUGH else tuple(kind for kind in DRIVEN if kind not in ALIKE)
 
 _ALIBI = "which depends on more than a token's position"
 _RECURRENT = "it is recurrent, in all layers or some: its state cannot take back a refused token"
