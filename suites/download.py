@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files.digest import file_sha256
 
 if TYPE_CHECKING:
     import httpx
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 ATTEMPTS = 4
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TIMEOUT_S = 30.0
-
-
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes as hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from specbench_ss.errors import UserError
 from specbench_ss.files.cache_folder import cache_folder
+from specbench_ss.files.digest import file_sha256
 from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
-from specbench_ss.suites.download import download, file_sha256
+from specbench_ss.suites.download import download
 from specbench_ss.suites.lab_suite import LabSuite
 from specbench_ss.suites.lab_text import catalog
 from specbench_ss.suites.questions import check_categories, check_limit, select

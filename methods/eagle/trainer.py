@@ -14,7 +14,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accur
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 
 PUBLISHED_DEPTH = 5  # of the static tree: levels for which accuracies are measured
@@ -62,12 +62,12 @@ class EagleTrainer(DrafterTrainer):
         o = self.options
         return EagleTrainee(target, lr, self.ahead, o.feature_weight, o.token_weight, o.noise)
 
-    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+    def measured(self, training: Trained) -> dict[str, Any]:
         """Accuracies, of which the static tree is built."""
         trainee: Any = training.trainee
         return measured_accuracies(training, trainee)
 
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """In the published layout."""
         from specbench_ss.methods.eagle.training import EagleTrainee
         from specbench_ss.models.drafter_folder import write_checkpoint
@@ -114,7 +114,7 @@ class Eagle3Trainer(DrafterTrainer):
         o = self.options
         return Eagle3Trainee(target, lr, o.levels, o.draft_vocab, o.decay)
 
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """In the published layout, and the layers that it reads."""
         from specbench_ss.methods.eagle.training import Eagle3Trainee
         from specbench_ss.models.drafter_folder import write_checkpoint

@@ -13,7 +13,7 @@ from specbench_ss.training.heads_trainer import HeadsTrainer, HeadsTraining
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
     from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Medusa2Trainer(HeadsTrainer):
         o = self.options
         return Medusa2Trainee(target, o.heads, o.lora_rank, o.own_unembed, lr, o.head_lr, o.coefficient, o.ramp)
 
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """As `medusa2` reads it."""
         from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from specbench_ss.training.heads_trainer import MeasurableHeadsTrainer
+from specbench_ss.training.heads_trainer import MeasurableHeads, MeasurableHeadsTrainer
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
     from specbench_ss.methods.medusa.training import MedusaTrainee
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaTraining(MeasurableHeads):
+    """Options of `ssbench train medusa`. Raises UserError for values beyond their bounds."""
+
+    owner: ClassVar[str] = "medusa"
+    own_unembed: bool = field(
+        default=True, metadata={"help": "Give every head an LM head of its own, or let all use the base's."}
+    )
 
 
 class MedusaTrainer(MeasurableHeadsTrainer):
@@ -19,12 +30,13 @@ class MedusaTrainer(MeasurableHeadsTrainer):
     method = "medusa"
     lr = 1e-3
     weights_file = "medusa_lm_head.safetensors"
+    Options = MedusaTraining
 
     def build(self, target: Target, lr: float) -> MedusaTrainee:
-        """Copies of the base's LM head behind an identity block."""
+        """Heads that begin as the base's LM head behind an identity block."""
         from specbench_ss.methods.medusa.training import MedusaTrainee
 
-        return MedusaTrainee(target, self.options.heads, lr)
+        return MedusaTrainee(target, self.options.heads, lr, self.options.own_unembed)
 
     def loaded(self, target: Target, weights: str) -> MedusaTrainee:
         """As `medusa` loads them."""

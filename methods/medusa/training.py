@@ -46,8 +46,10 @@ class MedusaTrainee(Trainee):
 
     name = "medusa"
 
-    def __init__(self, target: Target, heads: int | MedusaHeads = 4, lr: float = 1e-3) -> None:
-        self.module: MedusaHeads = new_heads(target, heads) if isinstance(heads, int) else heads
+    def __init__(
+        self, target: Target, heads: int | MedusaHeads = 4, lr: float = 1e-3, own_unembed: bool = True
+    ) -> None:
+        self.module: MedusaHeads = new_heads(target, heads, own_unembed) if isinstance(heads, int) else heads
         self.config = config_of(self.module)
         self.shared = target.logits
         self.lr = lr

@@ -14,7 +14,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 
 
@@ -80,7 +80,7 @@ class DraftTrainer(DrafterTrainer):
             model.gradient_checkpointing_enable()
         return trainee
 
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """Model and tokenizer, as any model has them; what it was trained for is in the model's config."""
         import copy
 

@@ -13,7 +13,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 
 
@@ -56,7 +56,7 @@ class SPACETrainer(DrafterTrainer):
         o = self.options
         return SPACETrainee(target, o.masks, o.lora_rank, lr, o.mask_lr, o.mask_share, target.config.pad_token_id or 0)
 
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """As `space` reads it."""
         from specbench_ss.methods.space.model import save
         from specbench_ss.methods.space.training import SPACETrainee

@@ -15,7 +15,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
     from specbench_ss.methods.ss.stream_config import StreamConfig
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 
 SHARED_RANK = 32  # of the 2024 baseline
@@ -136,7 +136,7 @@ class StreamsTrainer(DrafterTrainer):
             target, self.shape(), lr, lr, o.embedding_lr, segment, o.alpha, recompute=o.gradient_checkpointing
         )
 
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """As `ss` or `ss-shared` reads it."""
         from specbench_ss.methods.ss.shared_training import SharedTrainee, save_shared
         from specbench_ss.models.drafter_folder import write_checkpoint

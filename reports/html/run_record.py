@@ -43,6 +43,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("Sessions", _sessions(manifest)),
         Fact("Model", f"{model['name']}, {parameters(model['parameters'])}, context {model['context_length']:,}"),
         Fact("Model hash", model["hash"], code=True),
+        Fact("Model's origin", _origin(model.get("origin") or {})),
         Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
         Fact(
             "Suite",
@@ -65,6 +66,16 @@ def facts(run: Run) -> list[Fact]:
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
     return [fact for fact in known if fact.value]
+
+
+def _origin(origin: Mapping[str, Any]) -> str:
+    """Say where the weights come from and which ones were made float again; '' where nothing is known."""
+    gguf, rest = origin.get("gguf"), {k: v for k, v in origin.items() if k != "gguf"}
+    said = [f"{k.replace('_', ' ')} {_short(v)}" for k, v in rest.items()]
+    if isinstance(gguf, Mapping):
+        types = ", ".join(f"{count} {kind}" for kind, count in (gguf.get("types") or {}).items())
+        said.insert(0, f"dequantised from {gguf.get('file')} (tensors: {types})")
+    return "; ".join(said)
 
 
 def _command(words: Sequence[str]) -> str:

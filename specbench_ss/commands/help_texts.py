@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-MODEL = "Target model: lab (it comes with ssbench), the folder of a Hugging Face causal language model, or its hub id."
+MODEL = (
+    "Target model: lab (it comes with ssbench), smollm2 (after `ssbench models fetch smollm2`), the folder or hub id "
+    "of a Hugging Face causal language model, or a GGUF file."
+)
 DTYPE = "Number format of the model's weights and arithmetic. auto: float32 on a CPU, bfloat16 on a GPU."
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
 CHAT_TEMPLATE = "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file."

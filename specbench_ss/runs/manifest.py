@@ -50,6 +50,7 @@ def manifest_for(
             "vocab_size": target.vocab_size,
             "is_lab": target.is_lab,
             "chat_template": template_hash(getattr(target, "tokenizer", None)),
+            "origin": getattr(target, "origin", {}),
         },
         "methods": [_method_entry(label, decoder) for label, decoder in decoders.items()],
         "environment": here,

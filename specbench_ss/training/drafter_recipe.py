@@ -11,7 +11,7 @@ from specbench_ss.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 
 
@@ -39,7 +39,7 @@ class DrafterRecipe(Trainer):
     def build(self, target: Target, lr: float) -> Trainee:
         """Return what is trained, with its initial weights. Raises UserError where it does not fit the target."""
 
-    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+    def measured(self, training: Trained) -> dict[str, Any]:
         """Return what the folder's config says of the drafter's accuracy.
 
         All processes measure it together at the end.
@@ -47,7 +47,7 @@ class DrafterRecipe(Trainer):
         return {}
 
     @abstractmethod
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """Write weights and config so that the method loads them.
 
         about: the base's hash and facts about the training.

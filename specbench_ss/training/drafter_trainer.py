@@ -8,7 +8,7 @@ from specbench_ss.training.drafter_recipe import DrafterRecipe
 from specbench_ss.training.trainer import TrainConfig
 
 if TYPE_CHECKING:
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.guess_accuracy import Guesser
 
 JUDGED_STEPS = 8  # batches of text on which accuracies are measured
@@ -24,7 +24,7 @@ class DrafterTrainer(DrafterRecipe):
         session.run(self, config)
 
 
-def measured_accuracies(training: DrafterTraining, trainee: Guesser) -> dict[str, Any]:
+def measured_accuracies(training: Trained, trainee: Guesser) -> dict[str, Any]:
     """Return top-k accuracies for a folder's config, on held-out text, or on the training text where there is none."""
     from specbench_ss.training.guess_accuracy import mean_accuracies
 

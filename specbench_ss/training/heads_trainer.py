@@ -15,7 +15,7 @@ from specbench_ss.training.trainer import TrainConfig
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
-    from specbench_ss.training.drafter_training import DrafterTraining
+    from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.guess_accuracy import Guesser
 
 
@@ -52,12 +52,12 @@ class HeadsTrainer(DrafterTrainer):
         """Number of heads, since each head drafts one token."""
         return int(self.options.heads)
 
-    def measured(self, training: DrafterTraining) -> dict[str, Any]:
+    def measured(self, training: Trained) -> dict[str, Any]:
         """Return the accuracies that the tree is built from."""
         trainee: Any = training.trainee
         return measured_accuracies(training, trainee)
 
-    def save(self, training: DrafterTraining, folder: Path, about: dict[str, Any]) -> None:
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """Write the heads and their accuracies."""
         from specbench_ss.models.drafter_folder import write_checkpoint
 

@@ -99,7 +99,7 @@ class Processes(Machine):
                 for p in module.parameters():
                     p.copy_(broadcast(p.detach().to(self.device)))
 
-    def shard(self, target: Target, trainee: Trainee) -> None:
+    def shard(self, target: Target, trainees: Sequence[Trainee]) -> None:
         """Under FSDP, split the frozen layers' parts among the processes; they are gathered when they are used.
 
         Embeddings and LM head stay whole, since losses read them directly. Raises UserError for a base in 4 bits, and
@@ -107,10 +107,11 @@ class Processes(Machine):
         """
         if not self.shards_base:
             return
-        if trainee.adapts_base:
-            raise UserError(
-                f"{trainee.name} learns inside the layers that FSDP would share out: launch it without FSDP"
-            )
+        for trainee in trainees:
+            if trainee.adapts_base:
+                raise UserError(
+                    f"{trainee.name} learns inside the layers that FSDP would share out: launch it without FSDP"
+                )
         from torch.distributed.fsdp import fully_shard
 
         for layer in _layers(target):

@@ -15,7 +15,7 @@ from specbench_ss.errors import UserError, first_line
 from specbench_ss.models.drafter_folder import HUB_ID
 from specbench_ss.options import value_text
 from specbench_ss.training.drafter_recipe import DrafterRecipe
-from specbench_ss.training.drafter_training import LOG, DrafterTraining
+from specbench_ss.training.drafter_training import LOG, Trained
 from specbench_ss.training.text.loading import TrainingText
 from specbench_ss.training.trainer import TrainConfig
 
@@ -48,8 +48,10 @@ NOTHING = (
 )
 
 
-def write_card(trainer: DrafterRecipe, config: TrainConfig, training: DrafterTraining, text: TrainingText) -> None:
-    """Write the README.md of the training's folder."""
+def write_card(
+    trainer: DrafterRecipe, config: TrainConfig, training: Trained, text: TrainingText, folder: Path
+) -> None:
+    """Write the README.md of a drafter's folder."""
     last = json.loads(training.log_file.read_text().splitlines()[-1])
     target, own = training.target, "the base's own answers: " if config.own_answers else ""
     words = {
@@ -62,11 +64,13 @@ def write_card(trainer: DrafterRecipe, config: TrainConfig, training: DrafterTra
         "learnt": sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad),
         "measured": _measured(last),
     }  # fmt: skip
-    (config.out / "README.md").write_text(CARD.format(**words))
+    (folder / "README.md").write_text(CARD.format(**words))
 
 
 def base_name(target: Target) -> str:
     """Return the name of the base without any path of this machine."""
+    if "gguf" in target.origin and target.folder is None:
+        return str(target.origin["gguf"]["file"])
     return target.name if target.folder is None or target.is_lab else target.folder.name
 
 
@@ -85,7 +89,7 @@ def _options(options: Any) -> str:
     return ", ".join(f"{f.name}={value_text(getattr(options, f.name))}" for f in fields(options))
 
 
-def _device(training: DrafterTraining) -> str:
+def _device(training: Trained) -> str:
     kind, count = training.target.device.type, training.processes.count
     name = kind
     if kind == "cuda":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from specbench_ss.models.model_folder import check_model
 from specbench_ss.options import value_text
 from specbench_ss.runs.run_directory import check_place
 from specbench_ss.training.drafter_recipe import DrafterRecipe
-from specbench_ss.training.drafter_training import LOG, DrafterTraining
+from specbench_ss.training.drafter_training import LOG, DrafterTraining, Trained
 from specbench_ss.training.processes import Processes
 from specbench_ss.training.publishing import base_name, check_repository, push_to_hub, write_card
 from specbench_ss.training.resumable import CHECKPOINT
@@ -28,31 +29,55 @@ from specbench_ss.training.text.loading import TrainingText, load_rows
 from specbench_ss.training.text.own_answers import OwnAnswers
 from specbench_ss.training.text.packed_batches import PackedText
 from specbench_ss.training.text.sources import open_source
-from specbench_ss.training.trainer import TrainConfig
+from specbench_ss.training.trainee import Trainee
+from specbench_ss.training.trainer import TrainConfig, Trainer
 
 MOST_WARMUP = 50
 EVERY = 20  # steps between progress lines
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A drafter that is to be trained. folder: for its weights. label: its name beside others; '' where it is alone."""
+
+    recipe: DrafterRecipe
+    folder: Path
+    lr: float
+    label: str = ""
+
+    def build(self, target: Target, seed: int) -> Trainee:
+        """Return what is trained, with the initial weights that it would have alone."""
+        torch.manual_seed(seed)
+        trainee = self.recipe.build(target, self.lr)
+        trainee.name = self.label or trainee.name
+        return trainee
+
+
 def run(trainer: DrafterRecipe, config: TrainConfig) -> None:
     """Train a drafter and write its folder. Mistakes of the user are found before anything is learnt."""
+    train([Order(trainer, config.out, config.lr or trainer.lr)], config, about_training(trainer, config))
+
+
+def train(orders: Sequence[Order], config: TrainConfig, about: Mapping[str, Any]) -> None:
+    """Train drafters on the same batches and write their folders. about: what a checkpoint has to agree in."""
     processes, target = opened(config)
-    torch.manual_seed(config.seed)
-    trainee = trainer.build(target, config.lr or trainer.lr)
+    trainees = {order.folder: order.build(target, config.seed) for order in orders}
     text = training_text(config, target, processes)
-    budget = _budget(config, trainer.ahead, len(text.train))
-    processes.shard(target, trainee)
+    budget = _budget(config, max(order.recipe.ahead for order in orders), len(text.train))
+    processes.shard(target, list(trainees.values()))
     train, held_out = PackedText(text.train, config.seed), PackedText(text.held_out, config.seed)
     training = DrafterTraining(
-        target, trainee, train, held_out, budget, config.out, processes, config.eval_every, _about(trainer, config)
+        target, trainees, train, held_out, budget, config.out, processes, config.eval_every, about
     )
-    _say(processes, _opening(training, config))
+    for part in training.parts:
+        _say(processes, _opening(part, training, config))
     if not len(held_out.rows):
         _say(processes, "nothing is held out: no held-out loss and no estimate of tau; see --eval-fraction")
     training.train(lambda line: _say(processes, line), EVERY, config.save_every)
-    measured = trainer.measured(training)  # with all processes: a base that is shared out runs in all or in none
-    if processes.first:
-        _finish(trainer, config, training, text, measured)
+    for order, part in zip(orders, training.parts, strict=True):
+        measured = order.recipe.measured(part)  # with all processes: a base that is shared out runs in all or in none
+        if processes.first:
+            _finish(order, config, part, text, measured)
     processes.wait()
 
 
@@ -81,7 +106,11 @@ def check_out(out: Path) -> None:
     """Raise UserError for a folder that holds something other than a training, or cannot be made. None is made."""
     check_place(out)
     try:
-        strange = out.exists() and any(out.iterdir()) and not ((out / CHECKPOINT).exists() or (out / LOG).exists())
+        strange = (
+            out.exists()
+            and any(out.iterdir())
+            and not any(next(out.glob(mark), None) for mark in (CHECKPOINT, LOG, f"*/{LOG}"))
+        )
     except OSError as error:
         raise UserError(f"cannot use --out {out}: {os_reason(error)}") from None
     if strange:
@@ -115,7 +144,7 @@ def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
     return Budget(steps, config.batch_size, config.anchors, ahead, warmup)
 
 
-def _about(trainer: DrafterRecipe, config: TrainConfig) -> dict[str, Any]:
+def about_training(trainer: Trainer, config: TrainConfig) -> dict[str, Any]:
     """Return what a checkpoint has to agree in, as the user gave it, as JSON-ready data."""
     given = config.as_dict() | {f.name: getattr(trainer.options, f.name) for f in fields(trainer.options)}
     return {"trainer": trainer.name, "options": {name: value_text(value) for name, value in given.items()}}
@@ -126,41 +155,35 @@ def _say(processes: Processes, line: str) -> None:
         print(line, flush=True)
 
 
-def _opening(training: DrafterTraining, config: TrainConfig) -> str:
-    learnt = sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad)
+def _opening(part: Trained, training: DrafterTraining, config: TrainConfig) -> str:
+    learnt = sum(p.numel() for p in part.trainee.module.parameters() if p.requires_grad)
     start = f"goes on from step {training.step} of" if training.resumed else "takes"
-    shared = f", {training.processes.count} processes" if training.processes.count > 1 else ""
+    shared = f", {part.processes.count} processes" if part.processes.count > 1 else ""
     return (
-        f"{training.trainee.name}: {learnt:,} parameters learn; {start} {training.total} steps of {config.batch_size} "
+        f"{part.trainee.name}: {learnt:,} parameters learn; {start} {part.total} steps of {config.batch_size} "
         f"rows of {config.length} tokens{shared}"
     )
 
 
-def _finish(
-    trainer: DrafterRecipe,
-    config: TrainConfig,
-    training: DrafterTraining,
-    text: TrainingText,
-    measured: dict[str, Any],
-) -> None:
-    target = training.target
+def _finish(order: Order, config: TrainConfig, part: Trained, text: TrainingText, measured: Mapping[str, Any]) -> None:
+    target, recipe, folder = part.target, order.recipe, order.folder
     about = {
         **measured,
         "base": base_name(target),
         "base_hash": target.weights_hash,
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
         "trained": {
-            "steps": training.total, "tokens": training.total * training.tokens_per_step, "lr": config.lr or trainer.lr,
+            "steps": part.total, "tokens": part.total * part.tokens_per_step, "lr": order.lr,
             "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
             "own_answers": config.own_answers,
         },
     }  # fmt: skip
-    trainer.save(training, config.out, about)
-    write_card(trainer, config, training, text)
-    print(f"written: {config.out}")
+    recipe.save(part, folder, about)
+    write_card(recipe, config, part, text, folder)
+    print(f"written: {folder}")
     if config.push_to_hub:
-        print(f"published: {push_to_hub(config.out, config.push_to_hub)}")
-    print(f"use it: {trainer.usage(config.out, config.model)}")
+        print(f"published: {push_to_hub(folder, config.push_to_hub)}")
+    print(f"use it: {recipe.usage(folder, config.model)}")
 
 
 def check_four_bits(device: str) -> None:

@@ -157,6 +157,20 @@ def test_every_method_keeps_one_colour_and_the_reference_is_none_of_them() -> No
     assert len({(s.colour, s.pattern) for s in made.values()}) == len(labels)
 
 
+def test_the_record_says_where_weights_come_from(make_run: MakeRun) -> None:
+    """Where it is known: runs of before say nothing of it."""
+    run = read_run(make_run())
+    assert "Model's origin" not in {fact.name for fact in run_record.facts(run)}
+    run.manifest["model"]["origin"] = {
+        "package": "small-talk==1.2.3",
+        "gguf": {"file": "Small.gguf", "types": {"Q4_1": 210, "F32": 61}},
+        "licence": "Apache-2.0",
+    }
+    known = {fact.name: fact.value for fact in run_record.facts(run)}
+    said = "dequantised from Small.gguf (tensors: 210 Q4_1, 61 F32); package small-talk==1.2.3; licence Apache-2.0"
+    assert known["Model's origin"] == said
+
+
 def test_the_record_shows_what_was_measured_and_in_which_sessions(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=1))
     here = run.manifest["environment"]

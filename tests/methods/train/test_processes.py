@@ -95,10 +95,11 @@ def test_held_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
     for rows in (1, 3, 4):  # however many are judged at a time
         torch.manual_seed(0)
         trainee, folder = TRAINEES["draft"](target), tmp_path / str(rows)
-        training = DrafterTraining(target, trainee, text, text, Budget(1, rows, 16, 3), folder, processes, 1, {})
+        training = DrafterTraining(
+            target, {folder: trainee}, text, text, Budget(1, rows, 16, 3), folder, processes, 1, {}
+        )
         processes.exact = True
-        outcome = training.judge()
-        assert outcome is not None
+        (outcome,) = training.judge().values()
         found.append([outcome.loss, *outcome.right])
     assert found[0] == pytest.approx(found[2], rel=1e-5) == found[1]
 

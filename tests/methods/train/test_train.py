@@ -382,6 +382,7 @@ def test_weights_by_hub_id(
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(kept[name]))
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    monkeypatch.setattr("specbench_ss.models.hub_reach.check_reachable", lambda repo: None)
     push = ["--steps", "1", "--push-to-hub", "someone/streams"]
     command = arguments("ss", models["llama"], chats, tmp_path / "out", *STREAMS, *push)
     assert "needs a token" in failing(command, capsys)

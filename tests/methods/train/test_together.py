@@ -1,0 +1,104 @@
+"""`ssbench train together`: each drafter learns what it would alone, and mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from specbench_ss.cli import main
+from specbench_ss.training.drafter_training import DrafterTraining
+from tests.cli import failing
+from tests.methods.train.tokenizers_made import made_tokenizer
+from tests.tiny import tiny_model
+
+COMMON = ["--length", "96", "--batch-size", "2", "--anchors", "16", "--eval-fraction", "0.2", "--device", "cpu"]
+DRAFTERS = "medusa[heads=2,own_unembed=off],ss[gamma=2,n_msa_layers=2,lr=0.02],medusa[heads=3]"
+FOLDERS = ["medusa-heads-2-own-unembed-off", "ss-gamma-2-n-msa-layers-2-lr-0.02", "medusa-heads-3"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> list[str]:
+    """A tiny model and conversations, as options."""
+    tokenizer = made_tokenizer("gpt", "chatml")
+    tiny_model("llama", vocab=len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"prompt": f"What is {i} and {j}?", "completion": f"It is {i + j}."} for i in range(5) for j in range(5)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [*COMMON, "--model", str(tmp_path / "model"), "--data", str(tmp_path / "chats.jsonl")]
+
+
+def together(out: Path, given: list[str], drafters: str = DRAFTERS, steps: int = 3) -> list[str]:
+    return ["train", "together", "--drafters", drafters, "--out", str(out), "--steps", str(steps), *given]
+
+
+def test_each_learns_what_it_would_alone(tmp_path: Path, given: list[str]) -> None:
+    assert main(together(tmp_path / "out", given)) == 0
+    assert json.loads((tmp_path / "out" / "together.json").read_text()) == dict(
+        zip(["medusa[heads=2,own_unembed=off]", "ss[gamma=2,n_msa_layers=2,lr=0.02]", "medusa[heads=3]"], FOLDERS,
+            strict=True)
+    )  # fmt: skip
+    alone = ["train", "medusa", "--heads", "3", "--out", str(tmp_path / "alone"), "--steps", "3", *given]
+    assert main(alone) == 0
+    name = "medusa_lm_head.safetensors"
+    both = [load_file(tmp_path / place / name) for place in (f"out/{FOLDERS[2]}", "alone")]
+    assert all((both[0][key] == both[1][key]).all() for key in both[0]) and both[0].keys() == both[1].keys()
+    for folder in FOLDERS:
+        log = [json.loads(line) for line in (tmp_path / "out" / folder / "training.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in log] == [1, 2, 3] and log[-1]["estimated_tau"] >= 1
+        assert "held out" in (tmp_path / "out" / folder / "README.md").read_text()
+    assert "unembed" not in load_file(tmp_path / "out" / FOLDERS[0] / name)
+
+
+def test_what_was_trained_together_decodes(tmp_path: Path, given: list[str]) -> None:
+    assert main(together(tmp_path / "out", given, steps=1)) == 0
+    model, (_, streams, heads) = given[given.index("--model") + 1], (tmp_path / "out" / name for name in FOLDERS)
+    asked = f"ss[weights={streams}],medusa[weights={heads}]"
+    run = ["run", "--model", model, "--methods", asked, "--suite", f"jsonl:{given[-1]}", "--limit", "2"]
+    assert main([*run, "--max-new-tokens", "8", "--warmup", "0", "--out", str(tmp_path / "run")]) == 0
+
+
+def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(together(tmp_path / "whole", given)) == 0
+    step = DrafterTraining.advance
+
+    def killed(self: DrafterTraining) -> str:
+        if self.step == 2:
+            raise MemoryError
+        return step(self)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(DrafterTraining, "advance", killed)
+        main([*together(tmp_path / "cut", given), "--save-every", "1"])
+    assert main([*together(tmp_path / "cut", given), "--save-every", "1"]) == 0
+    for folder in FOLDERS:
+        files = [tmp_path / place / folder / "training.jsonl" for place in ("whole", "cut")]
+        assert files[0].read_text() == files[1].read_text()
+    whole, cut = (next((tmp_path / place / FOLDERS[1]).glob("*.safetensors")) for place in ("whole", "cut"))
+    assert whole.read_bytes() == cut.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("drafters", "words"),
+    [
+        ("", "give --drafters"),
+        ("medusa,nothing", "nothing"),
+        ("medusa,medusa", "medusa is named twice"),
+        ("medusa[heads=0]", "heads"),
+        ("medusa[lr=fast]", "lr must be a number above 0"),
+        ("medusa[lr=-1]", "lr must be a number above 0"),
+        ("together", "together cannot be trained beside others"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, given: list[str], drafters: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in failing(together(tmp_path / "out", given, drafters), capsys)
+    assert not (tmp_path / "out").exists()
