@@ -75,7 +75,8 @@ class Target(Outline):
         self.weights_hash = ""
         self.family = family_of(model)
         self.windows = [block.window for block in self.family.blocks]
-        set_attention(model, self._attention(attention))
+        self.attention = self._attention(attention)  # as transformers calls it
+        set_attention(model, self.attention)
         weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype

@@ -191,7 +191,7 @@ def test_the_proof_looks_within_windows_too() -> None:
     """Beyond them there always is a mask; the quick attention goes without one within, which is wrong here."""
     torch.manual_seed(0)
     target = Target(NeedsMasks(DRIVEN["starcoder2"]).eval())
-    assert target.model.config._attn_implementation == "eager"
+    assert target.attention == target.model.config._attn_implementation == "eager"
 
 
 def test_a_model_that_differs_from_itself_is_refused() -> None:
