@@ -107,11 +107,15 @@ class _Weights:
         generator = torch.Generator().manual_seed(0)
         for name, slot in small.state_dict().items():
             given = loaded.get(name)
-            if given is not None and given.is_floating_point() and given.ndim == slot.ndim:
-                given = given[: len(slot)] if slot.ndim and len(given) == self.model.config.vocab_size else given
-            if given is None or given.shape != slot.shape:
-                given = torch.randn(slot.shape, generator=generator) * (slot.shape[-1] if slot.ndim else 1) ** -0.5
-            self.tensors[name] = given.detach().float().to(self.device)
+            if given is not None and slot.ndim and given.ndim and len(given) == self.model.config.vocab_size:
+                given = given[: len(slot)]
+            same = given is not None and given.shape == slot.shape
+            if given is not None and same and given.is_floating_point() == slot.is_floating_point():
+                self.tensors[name] = given.detach().to(self.device)
+            elif slot.is_floating_point():
+                width = slot.shape[-1] if slot.ndim else 1
+                self.tensors[name] = (torch.randn(slot.shape, generator=generator) * width**-0.5).to(self.device)
+        self.tensors = {name: t.float() if t.is_floating_point() else t for name, t in self.tensors.items()}
 
 
 def _kinds(layers: list[nn.Module], config: Any) -> int:

@@ -17,6 +17,7 @@ from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2Decoder
 
 from specbench_ss.cli import main
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.grouped_attention import NAME
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.model_shape import model_shape
 from specbench_ss.decoding.outline import Outline
@@ -200,6 +201,18 @@ def test_a_model_that_differs_from_itself_is_refused() -> None:
     config.sliding_window = 5
     with pytest.raises(UserError, match="its own forward pass with a cache differs from the one without by"):
         Target(random_model(config))
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gemma2"])
+def test_weights_that_cannot_be_copied_are_random_in_the_proof(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of 4 bits, which have other shapes and types."""
+    model, odd = random_model(DRIVEN[kind]), type("Odd", (Odd,), {"second": AddsPlaces})(DRIVEN["olmo2"]).eval()
+    for one in (model, odd):
+        packed = {name: t.flatten().to(torch.uint8) for name, t in one.state_dict().items()}
+        monkeypatch.setattr(one, "state_dict", lambda packed=packed: packed)
+    assert Target(model).attention == ("eager" if kind == "gemma2" else NAME)
+    with pytest.raises(UserError, match=r"layer 1 \(AddsPlaces\) differs"):
+        Target(odd)
 
 
 class AsksTwice(transformers.Olmo2ForCausalLM):
