@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_ss.decoding.target import Target
 from specbench_ss.suites.lab_text.example import Example
 from specbench_ss.training.text.answering import Answering, own_answers
 
@@ -37,16 +38,11 @@ class LabTalk:
         self.turn, self.going = self.turn + 1, ended
 
 
-def greedy(tokenizer: Any, limit: int) -> Answering:
-    """Greedy answers up to the lab's end token."""
-    return Answering((tokenizer.eos_token_id,), tokenizer.pad_token_id, limit)
-
-
 def own_conversations(
-    model: Any, tokenizer: Any, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
+    target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
 ) -> Iterator[list[NDArray[np.int32]]]:
     """Conversations in which the model gave every answer, as ids; one list a batch, `count` conversations in all."""
     pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
-    talks = [LabTalk(example, tokenizer.backend_tokenizer) for example in pool]
-    for _, answered in own_answers(model, talks, greedy(tokenizer, limit), batch):
+    talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
+    for _, answered in own_answers(target, talks, Answering((target.tokenizer.eos_token_id,), limit), batch):
         yield [np.asarray(talk.ids, np.int32) for talk in answered]

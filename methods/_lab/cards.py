@@ -74,8 +74,8 @@ def _scores_of(target: Target, asked: Iterable[Question], limit: int) -> list[fl
         for q, talk in going:
             talk.append({"role": "user", "content": q.turns[turn]})
         prompts = [target.encode_chat(talk) for _, talk in going]
-        how = Answering(target.eos_ids, target.tokenizer.pad_token_id, limit)
-        answers = answer_batch(target.model, prompts, how)
+        how = Answering(target.eos_ids, limit)
+        answers = answer_batch(target, prompts, how)
         for (q, talk), ids in zip(going, answers, strict=True):
             text = target.decode_text(ids)
             talk.append({"role": "assistant", "content": text})

@@ -119,13 +119,14 @@ def answers(lab: LabTraining) -> None:
     """The base's own answers to training and calibration prompts, packed like its training text."""
     tokenizer = lab.tokenizer()
     model = lab.base_target().model.to(torch.bfloat16)  # half the traffic; what it says is the same but for rare ties
+    target = Target(model, tokenizer)
     for split, count in (("train", DRAFTER_TALKS[lab.size]), ("calibration", CALIBRATION_TALKS)):
         path = lab.folder("answers") / f"{split}.npy"
         if path.exists():
             continue
         docs: list[NDArray[np.int32]] = []
         examples, longest = conversations(split, lab.seed + 2), min(192, lab.scaled(192, 8))
-        for batch in own_conversations(model, tokenizer, examples, lab.scaled(count, 64), limit=longest):
+        for batch in own_conversations(target, examples, lab.scaled(count, 64), limit=longest):
             docs += batch
             lab.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
         save_rows(path, pack(docs, lab.base_size(lab.size).row_length, special_ids(tokenizer)["pad"]))

@@ -79,6 +79,11 @@ class Cache:
                 values[:, :, start + first : start + count] = values.index_select(2, moved)
             self.lengths[layer] = start + count
 
+    def choose(self, sequences: Tensor) -> None:
+        """Go on with these sequences [B'] of a batch alone."""
+        self.keys = [None if k is None else k[sequences] for k in self.keys]
+        self.values = [None if v is None else v[sequences] for v in self.values]
+
     def clear(self) -> None:
         """Forget every row; the memory stays."""
         self.lengths = [0] * len(self.lengths)

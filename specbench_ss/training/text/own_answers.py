@@ -100,10 +100,10 @@ def own_documents(
     kept = crash_safe.cut(work / KEPT, records.decoder(_Kept))
     sizes = {place: len(chats[place : place + own.batch]) for place in range(0, len(chats), own.batch)}
     done = {place for place in sizes if sum(k.place == place for k in kept) >= sizes[place]}
-    how = Answering(own.target.eos_ids, renderer.pad, own.limit, own.temperature, seed)
+    how = Answering(own.target.eos_ids, own.limit, own.temperature, seed)
     answers = {k.number: k for k in kept if k.place in done}
     with (work / KEPT).open("ab", buffering=0) as file:
-        for place, answered in own_answers(own.target.model, chats, how, own.batch, done):
+        for place, answered in own_answers(own.target, chats, how, own.batch, done):
             lines = [_line(place, chat) for chat in answered]
             crash_safe.append(file, lines)
             answers |= {k.number: k for k in records.convert(lines, list[_Kept])}

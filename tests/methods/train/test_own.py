@@ -26,6 +26,7 @@ from specbench_ss.training.text.answering import Answering, answer_batch
 from specbench_ss.training.text.loading import TrainingText, load_rows
 from specbench_ss.training.text.own_answers import OwnAnswers
 from tests.methods.train.test_data import documents, write
+from tests.tiny import SOME, tiny_model
 
 ASKED = [
     ["What is the capital of France?", "And of Spain?"],
@@ -150,47 +151,56 @@ def test_alike_conversations_are_sampled_apart(tmp_path: Path) -> None:
 def test_a_batch_says_what_each_prompt_would_alone() -> None:
     target = lab()
     prompts = [target.encode_chat([{"role": "user", "content": turns[0]}]) for turns in ASKED]
-    how = Answering(target.eos_ids, 0, LIMIT)
-    alone_each = [answer_batch(target.model, [p], how)[0] for p in prompts]
-    assert answer_batch(target.model, prompts, how) == alone_each
-    for pad in prompts[2][2:6]:  # one that stands in prompts as well: it is the places that are unseen
-        assert answer_batch(target.model, prompts, Answering(target.eos_ids, pad, LIMIT)) == alone_each
+    how = Answering(target.eos_ids, LIMIT)
+    alone_each = [answer_batch(target, [p], how)[0] for p in prompts]
+    assert answer_batch(target, prompts, how) == alone_each
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_every_architecture_answers_in_a_batch_as_alone(kind: str) -> None:
+    """With prompts of any length, past a sliding window, and with answers that end early and leave the batch."""
+    target = Target(tiny_model(kind, vocab=61))
+    prompts = [[(7 * i + 3 * j) % 58 + 3 for j in range(length)] for i, length in enumerate((1, 14, 5, 22, 3, 9))]
+    alone = [generate(Autoregressive(target), p, Limits(30), Sampling()).tokens for p in prompts]
+    for ends in (set(), {alone[0][3], alone[1][10], alone[2][1], alone[3][6]}):
+        expected = [answer[: next((i for i, t in enumerate(answer, 1) if t in ends), 30)] for answer in alone]
+        assert answer_batch(target, prompts, Answering(ends, 30)) == expected
 
 
 def test_any_of_the_ends_ends_an_answer() -> None:
     target = lab()
     prompt = target.encode_chat([{"role": "user", "content": ASKED[2][0]}])
-    (answer,) = answer_batch(target.model, [prompt], Answering(target.eos_ids, 0, LIMIT))
+    (answer,) = answer_batch(target, [prompt], Answering(target.eos_ids, LIMIT))
     early = answer[5]
-    (cut,) = answer_batch(target.model, [prompt], Answering({*target.eos_ids, early}, 0, LIMIT))
+    (cut,) = answer_batch(target, [prompt], Answering({*target.eos_ids, early}, LIMIT))
     assert cut == answer[: answer.index(early) + 1]
 
 
 def test_the_model_s_own_penalties_and_the_caller_s_random_numbers_are_left_alone() -> None:
     target = lab()
     prompt = target.encode_chat([{"role": "user", "content": ASKED[2][0]}])
-    how = Answering(target.eos_ids, 0, LIMIT)
-    plain = answer_batch(target.model, [prompt], how)
+    how = Answering(target.eos_ids, LIMIT)
+    plain = answer_batch(target, [prompt], how)
     config = target.model.generation_config
     before = torch.random.get_rng_state()
     config.repetition_penalty = 5.0
     try:
-        assert answer_batch(target.model, [prompt], how) == plain
+        assert answer_batch(target, [prompt], how) == plain
         assert target.model.generation_config is config
     finally:
         config.repetition_penalty = None
-    hot = Answering(target.eos_ids, 0, LIMIT, temperature=2.0)
-    assert answer_batch(target.model, [prompt], hot, (1, 2)) == answer_batch(target.model, [prompt], hot, (1, 2))
-    assert answer_batch(target.model, [prompt], hot, (1, 2)) != answer_batch(target.model, [prompt], hot, (1, 3))
+    hot = Answering(target.eos_ids, LIMIT, temperature=2.0)
+    assert answer_batch(target, [prompt], hot, (1, 2)) == answer_batch(target, [prompt], hot, (1, 2))
+    assert answer_batch(target, [prompt], hot, (1, 2)) != answer_batch(target, [prompt], hot, (1, 3))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_lab_s_conversations_are_appended_token_by_token() -> None:
     target = lab()
-    batches = list(own_conversations(target.model, target.tokenizer, conversations("train", 3), 6, batch=4, limit=12))
+    batches = list(own_conversations(target, conversations("train", 3), 6, batch=4, limit=12))
     assert sorted(map(len, batches)) == [2, 4]
-    how = Answering(target.eos_ids, 0, 12)
+    how = Answering(target.eos_ids, 12)
     marker = target.tokenizer.convert_tokens_to_ids("<|assistant|>")
     for ids in (talk.tolist() for batch in batches for talk in batch):
         last = len(ids) - ids[::-1].index(marker)
-        assert answer_batch(target.model, [ids[:last]], how) == [ids[last:]]
+        assert answer_batch(target, [ids[:last]], how) == [ids[last:]]
