@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from specbench_ss.testing import FEW
 from specbench_ss.testing.tiny import ARCHITECTURES as ARCHITECTURES
+from specbench_ss.testing.tiny import WHOLE as WHOLE
 from specbench_ss.testing.tiny import tiny_model as tiny_model
 
 # CI sets it. What no architecture has of its own is otherwise tried on a few of them.

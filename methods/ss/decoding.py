@@ -70,6 +70,7 @@ class SpeculativeStreaming(Decoder):
 
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, options)
+        target.check_taken_apart(self.name)
         self.lo = streams.config.check_layers(target.n_layers, self.name)
         self.settings = self.settle(options, streams.config, advice, target)
         self.advice = advice
@@ -80,6 +81,7 @@ class SpeculativeStreaming(Decoder):
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
         """The streams' file and shapes, and the settings."""
+        base.check_taken_apart(cls.name)
         folder = drafter_here(options.weights, cls.name, base, cls.companion)
         if folder is None:
             return

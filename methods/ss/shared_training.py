@@ -58,6 +58,7 @@ class SharedTrainee(Trainee):
         recompute: bool = False,
     ) -> None:
         self.name, self.config, self.recompute = name, config, recompute
+        target.check_taken_apart("ss-shared")
         self.lo = config.check_layers(target.n_layers)
         self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
         self.tuned = with_lora(target, config.lora_rank)

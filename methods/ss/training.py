@@ -40,6 +40,7 @@ class StreamsTrainee(Trainee):
         name: str = "ss",
     ) -> None:
         self.name, self.target, self.config = name, target, config
+        target.check_taken_apart("ss")
         self.lo = config.check_layers(target.n_layers)
         self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
         self.taps = tuple(sorted({self.lo, self.prune_layer}))

@@ -42,7 +42,7 @@ def _list(ctx: typer.Context) -> None:
         state = "fetched" if other.fetched else f"not fetched: ssbench models fetch {other.name}"
         print(f"{other.name:<10} {other.summary} ({state})")
     print(
-        "Any folder, GGUF file or hub id of a causal language model with a known architecture works too: "
+        "Any folder, GGUF file or hub id of a causal language model works too, if its layers attend to a cache: "
         "--model PATH_OR_ID"
     )
 
@@ -153,6 +153,8 @@ def _described(outline: Outline) -> str:
 
 
 def _works(kind: type[Decoder], options: Any, outline: Outline) -> int:
+    if not outline.taken_apart:
+        print("not checked: whether its layers are driven as the model itself runs them, which loading proves")
     print("not checked: whether all weights and logits are finite numbers, which loading tells by a short prompt")
     if getattr(options, "weights", ""):
         print("not checked: whether the weights were trained for this very base, which loading tells")

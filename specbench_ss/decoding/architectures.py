@@ -1,7 +1,7 @@
 """Where each architecture keeps its parts, seen as one kind of decoder layer.
 
-Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX. Knows modules, no method; anything it does not recognise is a
-UserError, not a guess.
+Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX are taken apart; of any other, `own_layers.py` calls whole layers.
+Knows modules, no method.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench_ss.errors import UserError
+from specbench_ss.decoding.unknown_types import cannot_be_used, check_unknown
+from specbench_ss.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from specbench_ss.decoding.own_arguments import Tables
 
 
 @dataclass(slots=True)
@@ -55,13 +58,14 @@ class Block:
 
 @dataclass(slots=True)
 class Family:
-    """A causal LM taken apart: embed -> blocks -> norm -> head."""
+    """A causal LM in parts: embed -> blocks -> norm -> head. tables: of a model whose layers are called whole."""
 
-    blocks: list[Block]
+    blocks: list[Any]  # of `Block`, or of `own_layers.OwnLayer`
     embed: Callable[[Tensor, Tensor], Tensor]  # ids [B, q], positions [B, q] -> [B, q, h]
     norm: Callable[[Tensor], Tensor]
-    head: nn.Linear
+    head: Any  # nn.Linear or `own_layers.OwnHead`
     rotary: nn.Module | None
+    tables: Tables | None = None
 
 
 def _opt_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
@@ -145,10 +149,17 @@ def usable_context(config: Any) -> int:
     LongRoPE changes its factors once a sequence outgrows the original length; the keys in the cache are then of another
     kind than the new ones. No cached decoding is consistent there, so it is left out.
     """
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    if longest is None:
+        raise cannot_be_used(config, "its configuration does not state how many positions it has")
     rope = getattr(config, "rope_parameters", None) or {}
-    longest: int = config.max_position_embeddings
-    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-    return min(longest, original) if rope.get("rope_type") == "longrope" and original else longest
+    ropes = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each kind of layer
+    originals = [
+        r.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        for r in ropes
+        if r.get("rope_type") == "longrope"
+    ]
+    return min([longest, *(int(one) for one in originals if one)])
 
 
 _BUILDERS: dict[str, Callable[[Any], Family]] = {
@@ -158,27 +169,50 @@ _BUILDERS: dict[str, Callable[[Any], Family]] = {
 }
 
 
+TAKEN_APART = tuple(sorted(_BUILDERS))
+
+
 def check_config(config: Any) -> None:
-    """Raises UserError for an architecture that is not known, told by a model's configuration."""
+    """Raises UserError for an architecture that cannot be used, as far as a model's configuration tells.
+
+    One that is not known here proves itself when it is loaded: `proof.py`.
+    """
     kind = config.model_type
-    if kind not in _BUILDERS:
-        raise UserError(f"model type {kind!r} is not supported; supported: {', '.join(sorted(_BUILDERS))}")
     if kind == "opt" and not config.do_layer_norm_before:
         raise UserError("OPT with layer norm after attention (opt-350m) is not supported")
+    if kind not in _BUILDERS:
+        check_unknown(config)
 
 
 def windows_of(config: Any) -> list[int | None]:
-    """Sliding-window width of every layer; None = full attention."""
-    windowed = _BUILDERS[config.model_type] is _llama_like
+    """Sliding-window width of every layer; None = full attention. Of other architectures, what is written there."""
+    windowed = _BUILDERS.get(config.model_type, _llama_like) is _llama_like
     layers: int = config.num_hidden_layers
     return _windows(config, layers) if windowed else [None] * layers
 
 
 def family_of(model: Any) -> Family:
-    """Take a causal LM apart. Raises UserError for an architecture that is not known."""
+    """A causal LM in parts. Raises UserError for an architecture that cannot be used."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     check_config(base.config)
-    return _BUILDERS[base.config.model_type](base)
+    builder = _BUILDERS.get(base.config.model_type)
+    return builder(base) if builder else _any_other(base, usable_context(base.config))
+
+
+def _any_other(model: Any, context: int) -> Family:
+    from specbench_ss.decoding.grouped_attention import without_warnings
+    from specbench_ss.decoding.own_layers import own_parts
+
+    try:
+        with without_warnings():
+            parts = own_parts(model, context)
+    except UserError as error:
+        raise cannot_be_used(model.config, str(error)) from error
+    except Exception as error:  # whatever an architecture's code raises where it is called in another way
+        raise cannot_be_used(
+            model.config, f"observing it raises {type(error).__name__}: {first_line(error)}"
+        ) from error
+    return Family(parts.layers, parts.embed, parts.norm, parts.head, None, parts.tables)
 
 
 def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, Tensor]:

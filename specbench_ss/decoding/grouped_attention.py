@@ -6,6 +6,8 @@ rows over the same keys. `ar` has no mask and repeats nothing, so speculation al
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.nn.functional as F
@@ -13,8 +15,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.utils import logging
 
 NAME = "ssbench_grouped_sdpa"
+NOT_HERE = (
+    "softcap",
+    "s_aux",
+    "position_bias",
+)  # what some layers ask of attention, and sdpa would leave out in silence
 MOST_ROWS = 512  # of more, as in prefilling and training, the repeated mask is the larger copy
 
 
@@ -22,6 +30,8 @@ def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """query [B, heads, q, d], key, value [B, kv_heads, n, d], additive mask [1 or B, 1, q, n] -> [B, q, heads, d]."""
+    if unknown := [name for name in NOT_HERE if kwargs.get(name) is not None]:
+        raise NotImplementedError(f"attention with {', '.join(unknown)}")
     b, heads, q, d = query.shape
     groups = heads // key.shape[1]
     if attention_mask is None or groups == 1 or q > MOST_ROWS or attention_mask.shape[1] != 1 or module.training:
@@ -30,6 +40,28 @@ def grouped_attention(
     mask = attention_mask.repeat(1, 1, groups, 1)
     out = F.scaled_dot_product_attention(rows, key, value, mask, scale=kwargs.get("scaling"))
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Within: transformers says nothing but errors."""
+    told = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(told)
+
+
+def set_attention(model: Any, name: str) -> bool:
+    """Have the model compute attention so, and say whether it does; some compute it in one way alone."""
+    if model.config._attn_implementation != name:
+        try:
+            with without_warnings():
+                model.set_attn_implementation(name)
+        except (ValueError, ImportError):
+            return False
+    return bool(model.config._attn_implementation == name)
 
 
 AttentionInterface.register(NAME, grouped_attention)

@@ -19,19 +19,44 @@ def model_shape(target: Target) -> dict[str, Any]:
     weight_bytes: all weights but those of tables that are only looked up. matrix_parameters: entries of the matrices
     that each row is multiplied by, the LM head included. kv_bytes: keys and values that each layer keeps of a token.
     attention_flops: of one row with one token of the context, in each layer. windows: how far back each layer sees,
-    None for all.
+    None for all. Where a router chooses experts, what a pass reads depends on its rows: the first two are None.
     """
     weights = read_by_a_pass(target.model)
+    whole = not _chooses_experts(target)
+    kv_bytes, attention_flops = _by_config(target) if target.taken_apart else _by_a_pass(target)
+    return {
+        "weight_bytes": sum(w.numel() * w.element_size() for w in weights) if whole else None,
+        "matrix_parameters": sum(w.numel() for w in weights if w.ndim == 2) if whole else None,
+        "kv_bytes": kv_bytes,
+        "attention_flops": attention_flops,
+        "windows": list(target.windows),
+    }
+
+
+def _chooses_experts(target: Target) -> bool:
+    """Whether rows go through some of several MLPs."""
+    return bool(getattr(target.config, "num_experts_per_tok", None)) or any(
+        w.ndim > 2 for w in target.model.parameters()
+    )
+
+
+def _by_config(target: Target) -> tuple[int, int]:
+    """Bytes that each layer keeps of a token; operations of one row of attention with one token."""
     heads = target.config.num_attention_heads
     head_dim = getattr(target.config, "head_dim", None) or target.hidden_size // heads
     kv_heads = getattr(target.config, "num_key_value_heads", None) or heads
-    return {
-        "weight_bytes": sum(w.numel() * w.element_size() for w in weights),
-        "matrix_parameters": sum(w.numel() for w in weights if w.ndim == 2),
-        "kv_bytes": 2 * kv_heads * head_dim * target.dtype.itemsize,
-        "attention_flops": 4 * heads * head_dim,
-        "windows": list(target.windows),
-    }
+    return 2 * kv_heads * head_dim * target.dtype.itemsize, 4 * heads * head_dim
+
+
+def _by_a_pass(target: Target) -> tuple[float, float]:
+    """The same, means over layers, seen in what a pass over one token leaves in the cache."""
+    cache = target.new_cache(1)
+    target.next_logits([0], cache)
+    keys = [t for t in cache.keys if t is not None]
+    values = [t for t in cache.values if t is not None]
+    kept = sum(t.numel() * t.element_size() for t in (*keys, *values))
+    widths = sum(t.shape[3] for t in (*keys, *values))
+    return kept / len(keys), 2 * target.config.num_attention_heads * widths / len(keys)
 
 
 def drafter_shape(weights: Iterable[Tensor] | None, target: Target) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.decoding.architectures import check_config, usable_context, windows_of
+from specbench_ss.decoding.architectures import TAKEN_APART, check_config, usable_context, windows_of
 from specbench_ss.errors import UserError
 
 
@@ -30,6 +30,19 @@ class Outline:
         self.embedding_size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
         self.context_length = usable_context(config)
         self.windows = windows_of(config)  # sliding-window width of each layer, None = full attention
+
+    @property
+    def taken_apart(self) -> bool:
+        """Whether attention, MLP and norms of its layers can be called one by one, not only whole layers."""
+        return self.config.model_type in TAKEN_APART
+
+    def check_taken_apart(self, method: str) -> None:
+        """Raise UserError, for a method that must enter a layer, where only whole layers can be called."""
+        if not self.taken_apart:
+            raise UserError(
+                f"{method} enters decoder layers, which it can in models of the types {', '.join(TAKEN_APART)}; "
+                f"{self.name!r} is of type {self.config.model_type!r}"
+            )
 
     def check_square(self, method: str) -> None:
         """Raise UserError, for a method that joins embeddings and hidden states, where these are of different sizes."""

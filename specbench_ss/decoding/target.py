@@ -21,7 +21,7 @@ from specbench_ss.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Rotary = tuple[Tensor, Tensor] | None
+    Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
 
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
@@ -52,7 +52,15 @@ def _is_causal_lm(model: Any) -> bool:
 class Target(Outline):
     """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
 
-    def __init__(self, model: Any, tokenizer: Any = None, name: str = "", folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        name: str = "",
+        folder: Path | None = None,
+        attention: str | None = None,
+    ) -> None:
+        """attention: drive a model that is not taken apart with this one, without a proof that it is driven rightly."""
         if not _is_causal_lm(model):
             raise UserError(
                 f"Target(model, tokenizer) takes a Hugging Face causal language model, not {model!r}; "
@@ -60,33 +68,57 @@ class Target(Outline):
             )
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
-        from specbench_ss.decoding import grouped_attention
-        from specbench_ss.decoding.lean_layers import lean_blocks
-        from specbench_ss.decoding.products import Product, may_pack
+        from specbench_ss.decoding.grouped_attention import set_attention
+        from specbench_ss.decoding.products import may_pack
 
         self.model = model.eval().requires_grad_(False)
         self.weights_hash = ""
         self.family = family_of(model)
-        if model.config._attn_implementation != grouped_attention.NAME:
-            model.set_attn_implementation(grouped_attention.NAME)
+        self.windows = [block.window for block in self.family.blocks]
+        self.attention = self._attention(attention)  # as transformers calls it
+        set_attention(model, self.attention)
         weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
-        self.packs = may_pack(self.family.head.weight, self.parameter_count * weight.element_size())
-        self.family.blocks = lean_blocks(self.family, self.packs)
-        self._head = Product(self.family.head.weight, self.family.head.bias, self.packs)
+        self.packs = may_pack(weight, self.parameter_count * weight.element_size())
+        self._settle()
         self.eos_ids = self._eos_ids()
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))
 
+    def _settle(self) -> None:
+        """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
+        from specbench_ss.decoding.lean_layers import lean_blocks
+        from specbench_ss.decoding.products import Product
+
+        head, apart = self.family.head, self.family.tables is None
+        if apart:
+            self.family.blocks = lean_blocks(self.family, self.packs)
+        plain = apart or type(head) is torch.nn.Linear
+        self._head = Product(head.weight, head.bias, self.packs) if plain else head
+
+    def _attention(self, given: str | None) -> str:
+        """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""
+        from specbench_ss.decoding.grouped_attention import NAME
+        from specbench_ss.decoding.proof import prove
+
+        if self.family.tables is None:
+            return NAME
+        if given is None:
+            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+            given = prove(base, self.windows, lambda small, attention: Target(small, attention=attention))
+        for block in self.family.blocks:
+            block.masks_itself = given != "eager"
+        return given
+
     def _eos_ids(self) -> frozenset[int]:
         generation = getattr(self.model, "generation_config", None)
         given = getattr(generation, "eos_token_id", None)
-        given = self.config.eos_token_id if given is None else given
+        given = getattr(self.config, "eos_token_id", None) if given is None else given
         ids = set(given if isinstance(given, list) else [] if given is None else [given])
         if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
             ids.add(self.tokenizer.eos_token_id)
@@ -120,7 +152,12 @@ class Target(Outline):
         self._rotary = rotary_table(self.family.rotary, length, like)
 
     def rotary(self, positions: Tensor, longest: int | None = None) -> Rotary:
-        """cos, sin [1 or B, q, head_dim] for positions [B, q]; longest: host-side bound on them, if known."""
+        """What layers are given at positions [B, q]; longest: host-side bound on them, if known.
+
+        cos, sin [1 or B, q, head_dim] in a model that is taken apart; methods hand it on as it is.
+        """
+        if self.family.tables is not None:
+            return self.family.tables.at(positions, longest)
         if self.family.rotary is None:
             return None
         assert self._rotary is not None
@@ -145,11 +182,18 @@ class Target(Outline):
         tapped: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing to hide."""
+        q = x.shape[1]
+        folded: dict[tuple[int, int], Tensor | None] = {}  # layers of the same window and length share a mask
         for i in range(lo, hi):
             if tapped is not None and i in taps:
                 tapped[i] = x
-            block = self.family.blocks[i]
-            x = block(x, cache, self.windowed(mask, block.window, x.shape[1], cache, i), rotary)
+            block, own = self.family.blocks[i], mask
+            if block.window is not None and cache is not None:
+                key = (block.window, cache.get_seq_length(i))
+                if key not in folded:
+                    folded[key] = self.windowed(mask, block.window, q, cache, i)
+                own = folded[key]
+            x = block(x, cache, own, rotary)
         return x
 
     def windowed(self, mask: Tensor | None, window: int | None, q: int, cache: AnyCache, layer: int) -> Tensor | None:
@@ -178,7 +222,8 @@ class Target(Outline):
     def logits(self, x: Tensor) -> Tensor:
         """LM head over final, normed states [.., h] -> [.., V]."""
         if torch.is_inference_mode_enabled():
-            return self._head(x)
+            inferred: Tensor = self._head(x)
+            return inferred
         out: Tensor = self.family.head(x)
         return out
 

@@ -166,7 +166,6 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
             model, info = auto.from_pretrained(
                 **where,
                 dtype=dtype,
-                attn_implementation="sdpa",
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
                 **(_nf4(dtype, device) if nf4 else {} if file is None else as_float()),

@@ -34,13 +34,13 @@ class Cost:
 
 
 def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of all steps of these samples; None where there are none.
+    """Return the cost of all steps of these samples; None where there are none, or where shapes do not tell it.
 
     shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter`. The context of a step is taken
     as the mean of its lengths at the beginning and the end of the answer.
     """
     good = [row for row in rows if row.ok and row.steps]
-    if not good:
+    if not good or shape["weight_bytes"] is None:
         return None
     steps = sum(row.steps or 0 for row in good)
     flops = moved = 0.0

@@ -47,6 +47,7 @@ def manifest_for(
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": str(target.device),
             "context_length": target.context_length,
+            "attention": getattr(target, "attention", None),
             "vocab_size": target.vocab_size,
             "is_lab": target.is_lab,
             "chat_template": template_hash(getattr(target, "tokenizer", None)),

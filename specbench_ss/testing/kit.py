@@ -27,7 +27,7 @@ from specbench_ss.testing import (
 )
 from specbench_ss.testing.law import Law, LawBroken, Place, Subject
 from specbench_ss.testing.shrink import holds
-from specbench_ss.testing.tiny import ARCHITECTURES, tiny_target
+from specbench_ss.testing.tiny import ARCHITECTURES, WHOLE, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
@@ -97,7 +97,7 @@ class Kit:
         self.left_out: dict[str, str] = {}
         self.factory, self.own_model, self.thorough = factory, own_model, thorough
         for kind in architectures:
-            if kind not in ARCHITECTURES:
+            if kind not in (*ARCHITECTURES, *WHOLE):
                 raise UserError(f"no architecture {kind!r}{known_words(str(kind), ARCHITECTURES)}")
         self.small: list[Subject] = []
         for words in SMALL:

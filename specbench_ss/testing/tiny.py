@@ -12,6 +12,7 @@ from torch import nn
 from specbench_ss.decoding.target import Target
 
 ARCHITECTURES = ("llama", "mistral", "mistral-window", "qwen2", "qwen3", "phi3", "opt", "gpt_neox")
+WHOLE = ("gemma3_text", "gpt2")  # of which only whole layers are called: for methods that enter none
 SPECIAL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2
 CONTEXT = 128
 
@@ -24,7 +25,7 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     context: int = CONTEXT,
 ) -> Any:
-    """Return a random causal LM with hidden size 32 and a context of 128 tokens. kind: one of ARCHITECTURES."""
+    """Return a random causal LM with hidden size 32 and 128 positions. kind: one of ARCHITECTURES or WHOLE."""
     import transformers as t
 
     common: dict[str, Any] = {
@@ -47,6 +48,14 @@ def tiny_model(
         "phi3": lambda: t.Phi3Config(**grouped),
         "opt": lambda: t.OPTConfig(**common, ffn_dim=48, word_embed_proj_dim=32),
         "gpt_neox": lambda: t.GPTNeoXConfig(**common, intermediate_size=48),
+        "gemma3_text": lambda: t.Gemma3TextConfig(
+            **grouped,
+            head_dim=8,
+            query_pre_attn_scalar=8,
+            sliding_window=9,
+            layer_types=["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+        ),
+        "gpt2": lambda: t.GPT2Config(**common),
     }
     config = configs[kind]()
     torch.manual_seed(seed)

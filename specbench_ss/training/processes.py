@@ -125,5 +125,7 @@ class Processes(Machine):
 
 def _layers(target: Target) -> Sequence[nn.Module]:
     """Return the decoder layers."""
+    if not target.taken_apart:
+        return [block.layer for block in target.family.blocks]
     found = {id(block.attention) for block in target.family.blocks}
     return [m for m in target.model.modules() if any(id(child) in found for child in m.children())]

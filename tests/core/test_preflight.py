@@ -149,8 +149,8 @@ def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
         (model / file).unlink()
         assert f"model '{model}' has no tokenizer: the folder holds no" in failing(arguments, capsys)
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    assert "model type 'gpt2' is not supported; supported: " in failing([*arguments, "--dry-run"], capsys)
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    assert "model type 'mamba' cannot be used: it is recurrent" in failing([*arguments, "--dry-run"], capsys)
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,11 @@ def test_longrope_ends_where_its_factors_would_change() -> None:
     assert ours.tokens == theirs[0, 4:].tolist()
 
 
-def test_an_unknown_architecture_is_one_line() -> None:
-    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20)
-    with pytest.raises(UserError, match="'gpt2' is not supported"):
+def test_a_model_of_another_kind_is_one_line() -> None:
+    config = transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
+    with pytest.raises(
+        UserError, match="model type 'bert' cannot be used: BertModel has no list of its decoder layers"
+    ):
         Target(transformers.AutoModelForCausalLM.from_config(config))
 
 

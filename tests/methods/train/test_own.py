@@ -26,7 +26,7 @@ from specbench_ss.training.text.answering import Answering, answer_batch
 from specbench_ss.training.text.loading import TrainingText, load_rows
 from specbench_ss.training.text.own_answers import OwnAnswers
 from tests.methods.train.test_data import documents, write
-from tests.tiny import SOME, tiny_model
+from tests.tiny import SOME, WHOLE, tiny_model
 
 ASKED = [
     ["What is the capital of France?", "And of Spain?"],
@@ -156,7 +156,7 @@ def test_a_batch_says_what_each_prompt_would_alone() -> None:
     assert answer_batch(target, prompts, how) == alone_each
 
 
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", [*SOME, *WHOLE])
 def test_every_architecture_answers_in_a_batch_as_alone(kind: str) -> None:
     """With prompts of any length, past a sliding window, and with answers that end early and leave the batch."""
     target = Target(tiny_model(kind, vocab=61))
