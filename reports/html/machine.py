@@ -28,23 +28,23 @@ class _Figure:
 
 
 COUNTED = (
-    _Figure("GFLOP", "flops_per_step", "Operations of a step, counted from shapes, the drafter's included", 1e9),
-    _Figure("MB", "bytes_per_step", "Bytes that a step reads, counted from shapes, the drafter's included", 1e6, 1),
-    _Figure("of the drafter", "drafter_bytes_per_step", "Of these MB, weights of the method's own drafter", 1e6, 1),
-    _Figure("FLOP per byte", "intensity", "Arithmetic intensity: operations for each byte that is read", digits=1),
+    _Figure("measured", "decode_speedup", f"τ times the step of {REFERENCE} over the method's: no prefill", unit="×"),
+    _Figure("predicted", "predicted_speedup", f"τ times the fastest step of {REFERENCE} over the method's", unit="×"),
+    _Figure("step", "step_s", "Mean milliseconds of a step, as measured", 1e-3),
+    _Figure("fastest", "fastest_step_s", "Milliseconds of a step that reaches the nearer limit", 1e-3),
     _Figure(
-        "of bandwidth",
+        "bandwidth",
         "bandwidth_share",
         "Counted bytes per second over the measured bandwidth; above 100 % where caches hold the weights",
         0.01,
         0,
         "%",
     ),
-    _Figure("of products", "compute_share", "Counted operations per second over the measured limit", 0.01, 1, "%"),
-    _Figure("fastest step", "fastest_step_s", "Milliseconds of a step that reaches the nearer limit", 1e-3),
-    _Figure("step", "step_s", "Mean milliseconds of a step, as measured", 1e-3),
-    _Figure("predicted", "predicted_speedup", f"τ times the fastest step of {REFERENCE} over the method's", unit="×"),
-    _Figure("measured", "decode_speedup", f"τ times the step of {REFERENCE} over the method's: no prefill", unit="×"),
+    _Figure("products", "compute_share", "Counted operations per second over the measured limit", 0.01, 1, "%"),
+    _Figure("GFLOP", "flops_per_step", "Operations of a step, counted from shapes, the drafter's included", 1e9),
+    _Figure("MB", "bytes_per_step", "Bytes that a step reads, counted from shapes, the drafter's included", 1e6, 1),
+    _Figure("drafter's MB", "drafter_bytes_per_step", "Of these, weights of the method's own drafter", 1e6, 1),
+    _Figure("FLOP/byte", "intensity", "Arithmetic intensity: operations for each byte that is read", digits=1),
 )
 READ = (
     _Figure("samples", "samples", "Good samples", digits=0),

@@ -204,7 +204,7 @@ def test_the_report_shows_what_was_counted_and_read(made: Path) -> None:
     values = dict(zip([column.title for column in counted_table.columns], ss, strict=True))
     row = machine_rows(run)[1]
     assert values["GFLOP"].sort == pytest.approx((row.flops_per_step or 0) / 1e9)
-    assert values["of bandwidth"].text == f"{100 * (row.bandwidth_share or 0):.0f}%"
+    assert values["bandwidth"].text == f"{100 * (row.bandwidth_share or 0):.0f}%"
     titles = [column.title for column in read_table.columns]
     assert "W" in titles and "tensor cores" not in titles, "a column that has no value is left out"
     assert [cell.text for cell in ar][:1] == ["ar"]
