@@ -231,7 +231,8 @@ class Eagle3Drafter(Drafter):
     def settle(self, rotary: Rotary, pack: bool) -> None:
         """Prepare for inference: the weights are final. pack: as in `Layer.settle`."""
         super().settle(rotary, pack)
-        self.head = Product(self.lm_head.weight, None, pack)
+        if self.head is None:  # a drafter with other options shares this one
+            self.head = Product(self.lm_head.weight, None, pack)
 
     @property
     def layer(self) -> Layer:

@@ -45,6 +45,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("Model hash", model["hash"], code=True),
         Fact("Model's origin", _origin(model.get("origin") or {})),
         Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
+        Fact("Layers", _layers(model)),
         Fact(
             "Suite",
             f"{suite['name']}, {suite['edition']} edition: {suite['size']} questions, {suite['prompts']} prompts",
@@ -76,6 +77,12 @@ def _origin(origin: Mapping[str, Any]) -> str:
         types = ", ".join(f"{count} {kind}" for kind, count in (gguf.get("types") or {}).items())
         said.insert(0, f"dequantised from {gguf.get('file')} (tensors: {types})")
     return "; ".join(said)
+
+
+def _layers(model: Mapping[str, Any]) -> str:
+    """Say what computed the layers, and with which attention; '' in a run of an earlier version."""
+    attention = model.get("attention")
+    return "; ".join(filter(None, (model.get("computed"), attention and f"attention {attention}")))
 
 
 def _command(words: Sequence[str]) -> str:

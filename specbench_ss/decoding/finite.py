@@ -67,8 +67,14 @@ def why(dtype: torch.dtype) -> str:
 
 
 def own_logits(target: Target) -> Tensor:
-    """Return the target's float32 logits [V] after a short prompt. One forward pass."""
-    return target.next_logits(range(min(PROBE, target.vocab_size, target.context_length)))
+    """Return the target's float32 logits [V] after a short prompt. One forward pass.
+
+    The modules compute them, as in training: in inference mode layers may use a reordered copy of the weights, and
+    that copy would not show that a weight has changed.
+    """
+    ids = torch.arange(min(PROBE, target.vocab_size, target.context_length), device=target.device)[None]
+    with torch.inference_mode(False), torch.no_grad():
+        return target.prefill(ids, target.new_cache(ids.shape[1])).logits[0, -1].float()
 
 
 def check_target(target: Target) -> None:

@@ -120,6 +120,13 @@ def lean_blocks(family: Family, pack: bool) -> list[Block]:
     return [lean(block, rotary, turn, pack) for block in family.blocks]
 
 
+def in_words(blocks: Sequence[Block], pack: bool) -> str:
+    """Say for the record what computes these layers in inference."""
+    count = sum(isinstance(block, LeanBlock) for block in blocks)
+    layers = f"{count} of {len(blocks)} layers lean" if count else "layers as transformers wrote them"
+    return f"{layers}; products of few rows by reordered weights" if pack else layers
+
+
 def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: bool) -> Block:
     """Return the lean form of a block, or the block itself. rotary: cos, sin [1, ROWS, head_dim] to compare with."""
     joined = _joined(block, rotary[0].shape[-1], pack)

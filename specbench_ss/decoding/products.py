@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_ROWS, MOST_ROWS = 2, 32  # with fewer or more, the other library is as fast
+LARGE = 1_500_000  # weights, from where a single row gains too
 SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
 
@@ -22,15 +23,16 @@ HINT = 8  # rows that the order of the weights is chosen for
 class Product:
     """x [.., in] -> x weight^T + bias [.., out], for inference. weight: [out, in]."""
 
-    __slots__ = ("bias", "packed", "weight")
+    __slots__ = ("bias", "least", "packed", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = False) -> None:
         self.weight, self.bias = weight, bias
         self.packed = _packed(weight) if pack else None
+        self.least = 1 if weight.numel() >= LARGE else LEAST_ROWS  # rows, from where the second copy is used
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
-        if self.packed is None or not LEAST_ROWS <= x.shape[:-1].numel() <= MOST_ROWS:
+        if self.packed is None or not self.least <= x.shape[:-1].numel() <= MOST_ROWS:
             return F.linear(x, self.weight, self.bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out

@@ -92,7 +92,7 @@ class Target(Outline):
 
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
-        from specbench_ss.decoding.lean_layers import lean_blocks
+        from specbench_ss.decoding.lean_layers import in_words, lean_blocks
         from specbench_ss.decoding.products import Product
 
         head, apart = self.family.head, self.family.tables is None
@@ -100,6 +100,7 @@ class Target(Outline):
             self.family.blocks = lean_blocks(self.family, self.packs)
         plain = apart or type(head) is torch.nn.Linear
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
+        self.computed = in_words(self.family.blocks, self.packs)
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""

@@ -48,6 +48,7 @@ def manifest_for(
             "device": str(target.device),
             "context_length": target.context_length,
             "attention": getattr(target, "attention", None),
+            "computed": getattr(target, "computed", None),
             "vocab_size": target.vocab_size,
             "is_lab": target.is_lab,
             "chat_template": template_hash(getattr(target, "tokenizer", None)),

@@ -37,7 +37,7 @@ def passes(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("kind", LEAN)
 def test_lean_layers_give_what_the_modules_give(kind: str) -> None:
     target = Target(tiny_model(kind))
-    assert is_lean(target)
+    assert is_lean(target) and target.computed.startswith(f"{target.n_layers} of {target.n_layers} layers lean")
     lean = passes(target)
     target.family.blocks = family_of(target.model).blocks
     for mine, theirs in zip(lean, passes(target), strict=True):
@@ -100,7 +100,8 @@ def test_adapted_layers_are_left_as_they_are() -> None:
 
     model = tiny_model("llama")
     model.model.layers[0].self_attn.k_proj.__class__ = Adapted
-    assert not isinstance(Target(model).family.blocks[0], LeanBlock)
+    target = Target(model)
+    assert not isinstance(target.family.blocks[0], LeanBlock) and target.computed.startswith("3 of 4 layers lean")
 
 
 def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
@@ -124,6 +125,15 @@ def test_a_packed_product_is_the_product(rows: int, bias: bool) -> None:
     with torch.inference_mode():
         made = Product(weight, extra, pack=True)(x)
     assert made.shape == (1, rows, 80) and torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
+
+
+@needs_packing
+def test_a_single_row_goes_through_a_large_packed_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LARGE", 80 * 48)
+    x, large, small = torch.randn(1, 1, 48), torch.randn(80, 48), torch.randn(79, 48)
+    with torch.inference_mode():
+        assert torch.allclose(Product(large, None, pack=True)(x), F.linear(x, large), atol=1e-4)
+    assert (Product(large, None, pack=True).least, Product(small, None, pack=True).least) == (1, 2)
 
 
 @needs_packing

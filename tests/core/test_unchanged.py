@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from specbench_ss import UserError, load_run, run
+from specbench_ss.decoding import products
 from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.finite import NotFinite
+from specbench_ss.decoding.finite import NotFinite, own_logits
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.unchanged import difference
 from tests.tiny import tiny_model
 
 PLUGIN = """
@@ -52,6 +54,26 @@ def test_a_target_that_changed_during_the_run_makes_all_of_it_void(tmp_path: Pat
         table = results.summary().set_index(["category", "method"])
         row = table.loc[("overall", "zeroes")]
         assert row["comparison"] == "void" and "a method altered the model" in row["health"][0]
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "opt", "gpt2"])
+def test_any_weight_that_changes_is_noticed(kind: str, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where products use a copy of the weights, and where a module was given other weights in their place."""
+    monkeypatch.setattr(products, "_works", lambda: packs)
+    target = Target(tiny_model(kind))
+    before = own_logits(target)
+    assert difference(target, before) == 0
+    matrices = [m for m in target.model.modules() if isinstance(getattr(m, "weight", None), torch.nn.Parameter)]
+    for module in matrices:
+        kept, copy = module.weight.data, module.weight.data.clone()
+        module.weight.data = kept * 1.5
+        assert difference(target, before) > 0, f"other weights in {module}"
+        module.weight.data = kept
+        kept *= 1.5
+        assert difference(target, before) > 0, f"changed weights in {module}"
+        kept.copy_(copy)
+        assert difference(target, before) == 0
 
 
 class Improper(Decoder):

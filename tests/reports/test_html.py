@@ -17,6 +17,7 @@ import pytest
 from specbench_ss import load_run
 from specbench_ss.reports.html import run_record
 from specbench_ss.reports.html.assets import plotly_js, render
+from specbench_ss.reports.html.page_parts import Fact
 from specbench_ss.reports.html.palette import COLOURS, styles
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.html.report import page as page_of
@@ -169,6 +170,13 @@ def test_the_record_says_where_weights_come_from(make_run: MakeRun) -> None:
     known = {fact.name: fact.value for fact in run_record.facts(run)}
     said = "dequantised from Small.gguf (tensors: 210 Q4_1, 61 F32); package small-talk==1.2.3; licence Apache-2.0"
     assert known["Model's origin"] == said
+
+
+def test_the_record_says_what_computed_the_layers(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    assert "Layers" not in {fact.name for fact in run_record.facts(run)}
+    run.manifest["model"] |= {"computed": "4 of 4 layers lean", "attention": "sdpa_grouped"}
+    assert Fact("Layers", "4 of 4 layers lean; attention sdpa_grouped") in run_record.facts(run)
 
 
 def test_the_record_shows_what_was_measured_and_in_which_sessions(make_run: MakeRun) -> None:
