@@ -15,7 +15,7 @@ from specbench_ss.files.user_files import read_json
 from specbench_ss.models.chat_templates import template_text
 from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks, gguf_file, source_arguments
-from specbench_ss.models.model_folder import check_model, find_folder, is_lab, model_origin
+from specbench_ss.models.model_folder import check_model, companions, find_folder, is_lab, model_origin
 from specbench_ss.models.weight_files import check_files
 from specbench_ss.models.weight_hash import hash_weights
 
@@ -41,7 +41,7 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     source = _source(model, folder)
     outline = Outline(config_of(source, trust_remote_code), None, model, folder)
     outline.tokenizer = tokenizer_of(source, trust_remote_code, template)
-    outline.is_lab = is_lab(model)
+    outline.is_lab, outline.companions = is_lab(model), companions(model)
     return outline
 
 
@@ -80,7 +80,7 @@ def load_target(
     tokenizer = tokenizer_of(source, trust_remote_code, template)
     weights = load_model(source, resolve_dtype(kind, where), where, trust_remote_code, nf4)
     target = Target(weights, tokenizer, name=model, folder=folder)
-    target.is_lab, target.origin = is_lab(model), model_origin(model)
+    target.is_lab, target.origin, target.companions = is_lab(model), model_origin(model), companions(model)
     target.weights_hash = hash_weights(weights)
     check_target(target)
     return target
