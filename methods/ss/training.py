@@ -146,9 +146,13 @@ def stream_groups(module: Streams, lr: float, embedding_lr: float) -> list[dict[
 
 @torch.no_grad()
 def start_embedding(module: Streams, low: Tensor) -> None:
-    """P_j starts random at half the scale of the residual stream `low`, or streams would look alike for long."""
+    """P_j starts random at half the scale of the residual stream low [B, T, h], or streams would look alike for long.
+
+    The scale is that of the middle position: the first one is a hundred times larger in many models, since attention
+    rests on it where it has nothing to look at.
+    """
     if module.config.stream_init == "embedding":
-        scale = 0.5 * low.float().pow(2).mean().sqrt()
+        scale = 0.5 * low.float().pow(2).mean(-1).sqrt().median()
         p = module.embedding
         p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
 

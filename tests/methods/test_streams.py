@@ -23,7 +23,7 @@ from specbench_ss.methods.ss.layout import stream_visibility
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams
-from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.ss.training import StreamsTrainee, start_embedding
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import ROOTED, TWO_LAYERS, randomise, streaming
@@ -104,6 +104,15 @@ def test_streams_that_learn_their_root_are_told_it() -> None:
 def test_streams_are_used_as_they_were_trained(config: StreamConfig, root: str) -> None:
     with pytest.raises(UserError, match=f"root={root} is not as they were trained"):
         streaming(Target(tiny_model("llama")), config, SSOptions(root=root))  # type: ignore[arg-type]
+
+
+def test_streams_start_at_the_scale_of_ordinary_positions() -> None:
+    """Real models hold a state a hundred times larger at their first token."""
+    low = torch.randn(2, 30, 32) * 3
+    low[:, 0] *= 100
+    module = Streams(TWO_LAYERS, 32)
+    start_embedding(module, low)
+    torch.testing.assert_close(module.embedding.pow(2).mean(-1).sqrt(), torch.full((3,), 1.5), atol=0.3, rtol=0)
 
 
 def test_segments_change_neither_loss_nor_gradients() -> None:
