@@ -66,8 +66,11 @@ def _own_names() -> set[str]:
 @cache
 def _add_plugin_commands() -> None:
     """Commands that come with a plugin, as `datastore` comes with the method `rest`."""
-    for name, group in registry.load_commands(_own_names()).items():
-        app.add_typer(group, name=name)
+    for name, found in registry.load_commands(_own_names()).items():
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
 
 
 def _version(asked: bool) -> None:
