@@ -1,34 +1,38 @@
-"""Charts of how much of what is drafted is accepted."""
+"""Drawings of how much of what is drafted is accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
+from markupsafe import Markup
 
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, figure
+from specbench_ss.reports.html import svg
+from specbench_ss.reports.html.axis import from_zero, nice_step
+from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Panel, Table, figure
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.number_text import percent
+from specbench_ss.results.number_text import number, percent
 from specbench_ss.results.summary import SummaryRow
 
 GIVEN = "Share of the steps that accepted this draft position, among those that had accepted the one before it"
 AT = "Share of the steps that accepted this draft position, among those that drafted it"
+GAP = 0.18  # of a bar's place
 
 
-def histogram(counted: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
+def histogram(
+    counted: pd.DataFrame, overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]
+) -> Drawing:
     """Show the share of steps by the number of tokens that they kept, as `frames.tokens_per_step` counts them."""
-    of = {label: own for label in styles if len(own := counted[counted["method"] == label])}
-    data = [
-        {
-            "type": "bar",
-            "name": label,
-            "x": own["tokens"].tolist(),
-            "y": own["share"].tolist(),
-            "customdata": own["steps"].tolist(),
-            "marker": styles[label].marker(),
-            "hovertemplate": "%{x} tokens: %{y:.1%} of steps (%{customdata:,})",
-        }
+    of = {label: own for label in ranked if len(own := counted[counted["method"] == label])}
+    most = max((int(own["tokens"].max()) for own in of.values()), default=1)
+    panels = [
+        Panel(
+            label,
+            styles[label].swatch,
+            picture=_bars(dict(zip(own["tokens"], own["share"], strict=True)), most, styles[label]),
+            axis=_places(1, most),
+            text=f"τ {number(overall[label].tau)}",
+        )
         for label, own in of.items()
     ]
     rows = [
@@ -37,25 +41,30 @@ def histogram(counted: pd.DataFrame, styles: Mapping[str, Style]) -> Chart:
         for tokens, n, share in zip(own["tokens"], own["steps"], own["share"], strict=True)
     ]
     columns = [Column("method", False), Column("tokens"), Column("steps"), Column("share of steps")]
-    return Chart(
+    return Drawing(
         "tokens-per-step",
-        "Tokens per step",
-        "Bar chart: share of the steps of each method by the number of tokens they kept.",
-        data,
-        {
-            "barmode": "group",
-            "xaxis": {"title": {"text": "tokens kept by a step"}, "dtick": 1},
-            "yaxis": {"title": {"text": "share of steps"}, "tickformat": ".0%"},
-        },
+        "Tokens kept by a step",
         Table("tokens-per-step", columns, rows),
-        "A step is one verifying pass of the model; plain decoding keeps exactly one token a step.",
+        panels=panels,
+        note="Bars: share of steps, from 0 to 100 %, by how many tokens they kept. A step is one verifying pass of the "
+        "model; plain decoding keeps exactly one token a step.",
     )
 
 
-def by_position(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Chart:
+def by_position(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]) -> Drawing:
     """Show conditional acceptance by draft position."""
-    drafting = {label: row for label, row in overall.items() if row.acceptance_given}
-    rows = [cells for label, row in drafting.items() for cells in _positions(row, styles[label])]
+    drafting = {label: overall[label] for label in ranked if overall[label].acceptance_given}
+    most = max((len(row.acceptance_given) for row in drafting.values()), default=1)
+    panels = [
+        Panel(
+            label,
+            styles[label].swatch,
+            picture=_dots(row.acceptance_given, most, styles[label]),
+            axis=_places(1, most),
+            text=f"first {percent(row.acceptance_given[0])}",
+        )
+        for label, row in drafting.items()
+    ]
     columns = [
         Column("method", False),
         Column("position"),
@@ -64,32 +73,75 @@ def by_position(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) 
         Column("accepted at", help=AT),
         Column("n"),
     ]
-    return Chart(
+    rows = [cells for label, row in drafting.items() for cells in _positions(row, styles[label])]
+    return Drawing(
         "acceptance",
         "Acceptance by draft position",
-        "Line chart: for each method, the share of steps that accept a draft position once the one before is accepted.",
-        [_line(row, styles[label]) for label, row in drafting.items()],
-        {
-            "xaxis": {"title": {"text": "draft position"}, "dtick": 1},
-            "yaxis": {"title": {"text": "accepted, given the one before"}, "tickformat": ".0%", "range": [0, 1.04]},
-        },
         Table("acceptance", columns, rows),
-        "Given that every earlier position was accepted. The table has the number of steps behind each point.",
+        panels=panels,
+        note="Dots: share of steps, from 0 to 100 %, that accept a draft position once the one before is accepted. The "
+        "table has the number of steps behind each dot.",
     )
 
 
-def _line(row: SummaryRow, style: Style) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": row.method,
-        "x": list(range(1, len(row.acceptance_given) + 1)),
-        "y": list(row.acceptance_given),
-        "customdata": list(row.acceptance_given_n),
-        "line": {"color": style.colour, "dash": style.dash, "width": 2},
-        "marker": {"color": style.colour, "symbol": style.symbol, "size": 9},
-        "hovertemplate": "position %{x}: %{y:.1%} (n = %{customdata:,})",
-    }
+def _bars(shares: Mapping[int, float], most: int, style: Style) -> Markup:
+    """Return a bar for each number of tokens from 1 to `most`."""
+    wide = 1 / most
+    bars = [
+        svg.element(
+            "rect",
+            x=svg.percent(wide * (tokens - 1 + GAP / 2)),
+            width=svg.percent(wide * (1 - GAP)),
+            y=svg.percent(1 - share),
+            height=svg.percent(share),
+            fill=f"var(--{style.css})",
+        )
+        for tokens, share in shares.items()
+        if tokens > 0
+    ]
+    return _plot(bars)
+
+
+def _dots(shares: Sequence[float], most: int, style: Style) -> Markup:
+    """Return a symbol for each draft position, joined by lines."""
+    places = [((i + 0.5) / most, 1 - share) for i, share in enumerate(shares)]
+    colour = f"var(--{style.css})"
+    lines = [
+        svg.element("line", **_ends(a, b), stroke=colour, stroke_width=1.5)
+        for a, b in zip(places, places[1:], strict=False)
+    ]
+    dots = [
+        svg.element("use", href=f"#sy-{style.symbol}", x=svg.percent(x), y=svg.percent(y), fill=colour)
+        for x, y in places
+    ]
+    return _plot([*lines, *dots])
+
+
+def _ends(a: tuple[float, float], b: tuple[float, float]) -> dict[str, str]:
+    return dict(zip(("x1", "y1", "x2", "y2"), map(svg.percent, (*a, *b)), strict=True))
+
+
+def _plot(content: Sequence[Markup]) -> Markup:
+    """Return a plot on the lines of `halves`."""
+    grid = svg.element("use", href="#grid-halves")
+    return svg.element("svg", grid, *content, class_="small-plot", aria_hidden="true")
+
+
+def halves() -> Markup:
+    """Return the definition of the lines at 0, a half and 1 of all these plots."""
+    drawn = (svg.element("line", class_="grid", x1=0, x2="100%", y1=y, y2=y) for y in ("0%", "50%", "100%"))
+    return svg.element("defs", svg.element("g", *drawn, id="grid-halves"))
+
+
+def _places(first: int, most: int) -> Markup:
+    """Return the numbers below a plot whose places are numbered from `first`."""
+    step = max(1, round(nice_step(from_zero([most]).high))) if most > 8 else 1
+    numbers = [n for n in range(first, most + 1) if n == first or n % step == 0]
+    texts = [
+        svg.element("text", str(n), x=svg.percent((n - first + 0.5) / most), y=12, text_anchor="middle")
+        for n in numbers
+    ]
+    return svg.element("svg", *texts, class_="scale", aria_hidden="true")
 
 
 def _positions(row: SummaryRow, style: Style) -> list[list[Cell]]:

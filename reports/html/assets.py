@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
+
+from specbench_ss.reports.html.visible_text import finalize
 
 FOLDER = Path(__file__).parent / "templates"
 
 
 @cache
 def plotly_js() -> str:
-    """Return Plotly's whole library, which is embedded once."""
+    """Return Plotly's whole library, which the page of an experiment embeds once."""
     from plotly.offline import get_plotlyjs
 
     return _newlines(str(get_plotlyjs()))
@@ -23,36 +27,58 @@ def plotly_js() -> str:
 
 @cache
 def asset(name: str) -> str:
-    """Return the text of report.css or report.js."""
+    """Return the text of a style or script in templates/."""
     return _newlines((FOLDER / name).read_text(encoding="utf-8"))
 
 
-def policy() -> str:
-    """Return the Content-Security-Policy: no network requests, and no scripts but the page's two, by their hashes.
+def joined(names: Sequence[str]) -> str:
+    """Return several scripts of templates/ as one."""
+    return "".join(map(asset, names))
 
-    Plotly sets style attributes and offers its image as a blob to download, so these are allowed.
+
+def policy(scripts: Sequence[str]) -> str:
+    """Return the Content-Security-Policy: no network requests, and no scripts but the page's own, by their hashes.
+
+    Rows and charts set style attributes, and Plotly offers its image as a blob to download, so these are allowed.
     """
-    scripts = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly_js(), asset("report.js")))
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
-        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def render(name: str, **values: Any) -> str:
-    """Fill a template. Every value is escaped unless the template says otherwise."""
+def render(name: str, scripts: Sequence[str], **values: Any) -> str:
+    """Fill a template. Every text is made visible and escaped unless the template says otherwise."""
     return (
         _templates()
         .get_template(name)
-        .render(policy=policy(), css=asset("report.css"), js=asset("report.js"), plotly=plotly_js(), **values)
+        .render(policy=policy(scripts), css=Markup(asset("report.css")), scripts=[Markup(s) for s in scripts], **values)
     )
 
 
 @cache
 def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=finalize,
     )
+    made.filters |= {"exact": _exact, "brief": _brief}
+    return made
+
+
+def _brief(value: float | str) -> float | str:
+    """Return a number with the digits that sorting needs."""
+    return value if isinstance(value, str) else f"{value:.7g}"
+
+
+def _exact(text: str) -> Markup:
+    """Return text for a file to download: escaped, its hidden characters as they are."""
+    return escape(text.encode("utf-8", "replace").decode())
 
 
 def _digest(script: str) -> str:

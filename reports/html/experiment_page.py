@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from specbench_ss import __version__
-from specbench_ss.reports.html import page_parts
+from specbench_ss.reports.html import assets, page_parts
 from specbench_ss.results.experiment import Column, Experiment, Grid, Plot, Result, Value
 from specbench_ss.results.experiment_output import cell
+
+HEIGHT = 390  # pixels of a chart
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A Plotly figure (data and layout) with its table. label: what a screen reader says instead of it."""
+
+    name: str
+    title: str
+    label: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    table: page_parts.Table
+    note: str = ""
+    height: int = HEIGHT
+
+    def spec(self) -> dict[str, Any]:
+        """Return the JSON data for the page."""
+        return {"data": self.data, "layout": {**self.layout, "height": self.height}}
+
+
+def scripts() -> list[str]:
+    """Return the scripts of the page, Plotly first."""
+    return [assets.plotly_js(), assets.joined(("tables.js", "plots.js"))]
 
 
 def page(experiment: Experiment, result: Result, facts: Mapping[str, str]) -> dict[str, Any]:
@@ -26,9 +52,8 @@ def page(experiment: Experiment, result: Result, facts: Mapping[str, str]) -> di
     }
 
 
-def _chart(plot: Plot) -> page_parts.Chart:
-    table = _table(plot.grid, plot.name)
-    return page_parts.Chart(plot.name, plot.title, plot.label, plot.data, plot.layout, table, plot.note, height=390)
+def _chart(plot: Plot) -> Chart:
+    return Chart(plot.name, plot.title, plot.label, plot.data, plot.layout, _table(plot.grid, plot.name), plot.note)
 
 
 def _table(grid: Grid, name: str) -> page_parts.Table:

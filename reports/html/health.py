@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specbench_ss.method_spec import REFERENCE
-from specbench_ss.reports.html.answers import VERDICTS
 from specbench_ss.reports.html.page_parts import Column, Notice, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
+from specbench_ss.reports.html.samples import VERDICTS
 from specbench_ss.results.run_health import Check, State, worst_first
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Run

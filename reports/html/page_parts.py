@@ -1,4 +1,4 @@
-"""The parts of a page: tables, charts and their cells. This module knows neither runs nor HTML."""
+"""The parts of a page: tables, drawings and their cells. This module knows no run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
+from markupsafe import Markup
+
 from specbench_ss.results.number_text import number
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table. sort: the raw value. small: quieter lines below. swatch: a method's colour class.
+    """One cell of a table. sort: the raw value. small: quieter lines below. swatch: a method's, as `Style.swatch`.
 
-    values: what stands in a CSV file, one for each of the column's `fields`.
+    values: what stands in a CSV file, one for each of the column's `fields`. tint: 'up' or 'down', of strength `share`
+    from 0 to 1. note: what is told of the cell where the reader points at it.
     """
 
     text: str
@@ -25,6 +28,9 @@ class Cell:
     strong: bool = False
     tag: str = ""  # 'good', 'bad', 'note', 'flat': the text stands in a pill of that kind
     values: Sequence[float | str | None] = ()
+    tint: str = ""
+    share: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +72,54 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    """A Plotly figure (data and layout) with its table. label: what a screen reader says instead of it."""
+class Line:
+    """One row of a drawing: a strip as wide as there is room. text: its number."""
+
+    label: str
+    swatch: str
+    strip: Markup
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One of several small drawings on the same axes. lines, or a whole picture. note: a sentence below it."""
+
+    label: str
+    swatch: str = ""
+    lines: Sequence[Line] = ()
+    picture: Markup = Markup()
+    axis: Markup = Markup()
+    text: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drawing with its table, unless another one has its numbers: rows on one axis, or panels.
+
+    key: what colours stand for, as (text, colour). grid: definitions that its strips refer to.
+    """
 
     name: str
     title: str
-    label: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    table: Table
+    table: Table | None
+    lines: Sequence[Line] = ()
+    panels: Sequence[Panel] = ()
+    axis: Markup = Markup()
+    key: Sequence[tuple[str, str]] = ()
     note: str = ""
-    height: int = 340
-
-    def spec(self) -> dict[str, Any]:
-        """Return the JSON data for the page."""
-        return {"data": self.data, "layout": {**self.layout, "height": self.height}}
+    grid: Markup = Markup()
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of the record of a run."""
+    """One line of the record of a run. main: it belongs to the printed page too."""
 
     name: str
     value: str
     code: bool = False
+    main: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,84 +1,78 @@
-"""The colours of methods. Colour-blind eyes can tell them apart, and a pattern or symbol always stands beside them."""
+"""Colour and symbol of a method. They come from its name, so that two reports of the same methods draw them alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.html import svg
 from specbench_ss.reports.html.page_parts import Cell
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-REFERENCE_COLOUR = "#7A8089"
-PATTERNS = ("", "/", "\\", "x", ".", "+")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
-DASHES = ("solid", "dash", "dot", "dashdot")
-
-# Where a step's time goes: not methods, so another scale: one hue, dark to light, with patterns.
-PARTS = {
-    "prefill": ("#3B4A63", "x"),
-    "draft": ("#5B6F94", "/"),
-    "verify": ("#8397BC", ""),
-    "accept": ("#AFBEDA", "\\"),
-    "host": ("#D3DCEC", "."),
+GREY = "#7A8089"  # plain decoding
+SYMBOLS = {  # around 0, five pixels to each side
+    "circle": "M-5 0A5 5 0 1 0 5 0A5 5 0 1 0 -5 0Z",
+    "square": "M-4.4 -4.4H4.4V4.4H-4.4Z",
+    "diamond": "M0 -6L6 0L0 6L-6 0Z",
+    "triangle": "M0 -5.6L5.6 4.6H-5.6Z",
+    "plus": "M-2 -5.5H2V-2H5.5V2H2V5.5H-2V2H-5.5V-2H-2Z",
+    "flag": "M-5.2 -5.2H5.2L0 0L5.2 5.2H-5.2L0 0Z",
 }
+
+# Where a step's time goes: not methods, so another scale: one hue, dark to light.
+PARTS = {"prefill": "#3B4A63", "draft": "#5B6F94", "verify": "#8397BC", "accept": "#AFBEDA", "host": "#D3DCEC"}
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one method is drawn. index: its CSS class is m<index>. again: how many methods before it have its colour."""
+    """How one method is drawn. index: its CSS class is m<index>, which sets --c. symbol: a name of `SYMBOLS`."""
 
     label: str
     index: int
     colour: str
-    pattern: str
     symbol: str
-    dash: str
-    again: int = 0
 
     @property
     def css(self) -> str:
-        """Return the CSS class of its swatch."""
+        """Return the CSS class that sets its colour."""
         return f"m{self.index}"
 
     @property
     def swatch(self) -> str:
-        """Return the CSS stripes over its swatch; each method that shares a colour has its own slope."""
-        if not self.again:
-            return "none"
-        stripes = "#fff 0 1.5px, transparent 1.5px 4px"
-        return f"repeating-linear-gradient({45 * (2 * self.again - 1)}deg, {stripes})"
+        """Return what a swatch needs: its class and its symbol, as 'm3 diamond'."""
+        return f"{self.css} {self.symbol}"
 
     def cell(self) -> Cell:
         """Return a table cell with the method's name."""
-        return Cell(self.label, self.label, swatch=self.css)
-
-    def marker(self) -> dict[str, object]:
-        """Return the Plotly marker of a bar."""
-        return {"color": self.colour, "pattern": hatch(self.pattern)}
-
-    def hollow(self) -> dict[str, object]:
-        """Return the Plotly marker of a bar that is not to be relied on: an outline, thinly hatched."""
-        lines = {"shape": self.pattern or "/", "fgcolor": self.colour, "bgcolor": "rgba(0,0,0,0)"}
-        return {
-            "color": self.colour,
-            "line": {"color": self.colour, "width": 1.5},
-            "pattern": {**lines, "fillmode": "replace", "size": 8, "solidity": 0.15},
-        }
+        return Cell(self.label, self.label, swatch=self.swatch)
 
 
-def hatch(shape: str) -> dict[str, object]:
-    """Return the Plotly pattern that is laid over a bar's own colour; '' is none."""
-    return {"shape": shape, "fillmode": "overlay", "fgcolor": "#fff", "fgopacity": 0.6, "size": 7, "solidity": 0.25}
+def styles(labels: Sequence[str], plain: Collection[str] = ()) -> dict[str, Style]:
+    """Return a style for each method, in order. plain: plain decodings of changed models, grey as the reference is."""
+    made: dict[str, tuple[str, str]] = {REFERENCE: (GREY, "circle")}
+    for label in sorted(set(labels) - {REFERENCE}):
+        made[label] = _free(label, (GREY,) if label in plain else COLOURS, list(made.values()))
+    return {label: Style(label, i, *made[label]) for i, label in enumerate(labels)}
 
 
-def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """Return a style for each method in order. The reference is grey; after six colours patterns and symbols change."""
-    drawn = [label for label in labels if label != REFERENCE]
-    made = {REFERENCE: Style(REFERENCE, 0, REFERENCE_COLOUR, "", "circle-open", "dot")}
-    for i, label in enumerate(drawn):
-        again, colour = divmod(i, len(COLOURS))
-        pattern, dash = PATTERNS[again % len(PATTERNS)], DASHES[again % len(DASHES)]
-        symbol = SYMBOLS[(i + again) % len(SYMBOLS)]
-        made[label] = Style(label, i + 1, COLOURS[colour], pattern, symbol, dash, again)
-    return {label: made[label] for label in labels}
+def _free(label: str, colours: Sequence[str], taken: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return colour and symbol: those of its name, or the next that fewest have."""
+    seed = zlib.crc32(label.encode("utf-8", "surrogatepass"))
+    used, both = Counter(colour for colour, _ in taken), Counter(taken)
+    colour = min(_turned(colours, seed), key=lambda one: used[one])
+    return colour, min(_turned(list(SYMBOLS), seed // 6), key=lambda one: both[colour, one])
+
+
+def _turned(values: Sequence[str], by: int) -> Iterator[str]:
+    """Yield the values in their order, beginning with that of number `by`."""
+    return (values[(by + i) % len(values)] for i in range(len(values)))
+
+
+def symbols() -> Markup:
+    """Return the shapes that swatches and marks refer to, to be put once into a page or picture."""
+    return svg.element("defs", *(svg.element("path", id=f"sy-{name}", d=path) for name, path in SYMBOLS.items()))

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.files.crash_safe import replacing
-from specbench_ss.reports.html import acceptance, answers, assets, bars, health, machine, run_record, speed, timing
+from specbench_ss.reports.html import (
+    acceptance,
+    assets,
+    forest,
+    health,
+    machine,
+    matrix,
+    palette,
+    ranking,
+    run_record,
+    samples,
+    speed,
+    timing,
+    waterfall,
+)
 from specbench_ss.reports.html import experiment_page as of_experiment
-from specbench_ss.reports.html.palette import styles
+from specbench_ss.reports.html.page_parts import Notice
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
@@ -19,24 +34,30 @@ from specbench_ss.results.machine_text import machine_lines
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
 from specbench_ss.results.run_health import checks
-from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.waterfall import waterfalls
 from specbench_ss.runs.rows import Run
+
+SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js")
+PRINTED = 5  # sentences of the printed page
+HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
 
 
 class HtmlReport(Report):
     """The report `html`."""
 
     name = "html"
-    summary = "one self-contained page: speed, acceptance, time, answers, health"
+    summary = "one self-contained page: ranking, causes, tasks, time, every sample, health"
     filename = "report.html"
 
     def write(self, run: Run, path: Path) -> None:
         """Write the page, whole or not at all."""
-        _write(assets.render("report.html.jinja", page=page(run, self.quality_margin)), path)
+        _write(assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=page(run, self.quality_margin)), path)
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
-        _write(assets.render("experiment.html.jinja", page=of_experiment.page(experiment, result, facts)), path)
+        made = of_experiment.page(experiment, result, facts)
+        _write(assets.render("experiment.html.jinja", of_experiment.scripts(), page=made), path)
 
 
 def _write(text: str, path: Path) -> None:
@@ -46,35 +67,77 @@ def _write(text: str, path: Path) -> None:
 
 def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     """Return everything that the template shows."""
-    manifest, look = run.manifest, styles(run.labels)
+    manifest = run.manifest
     config = {**manifest["config"], "repeats": run.repeats}
     summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
     overall = {s.method: s for s in summaries if s.category == OVERALL}
-    made, of_machine = checks(run, summaries), machine_rows(run)
+    look, ranked = palette.styles(run.labels, ranking.controls(overall)), ranking.order(overall)
+    made = checks(run, summaries)
+    notices, first = health.notices(made), _first_screen(overall, look, config)
+    contestants = [row.label for row in first["ranking"]]
     return {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
         "styles": list(look.values()),
+        "definitions": palette.symbols() + acceptance.halves(),
         "chips": run_record.chips(run),
         "finding": finding(summaries, made),
         "alerts": health.alerts(made),
+        "health": _counted(notices),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
-        "cards": speed.cards(cells, look, config),
-        "matrix": speed.matrix(cells, look, config),
-        "speedups": bars.speedups(cells, look),
+        **first,
+        **_why(run, look, contestants),
+        "matrix": matrix.matrix(cells, look, contestants),
+        "speedups": matrix.by_task(cells, look, contestants),
         "everything": speed.everything(cells, look, config),
         "others": speed.others(cells, look),
-        "acceptance": [acceptance.histogram(frames.tokens_per_step(run), look), acceptance.by_position(overall, look)],
-        "time": timing.per_token(overall, look),
+        "acceptance": [
+            acceptance.histogram(frames.tokens_per_step(run), overall, look, contestants),
+            acceptance.by_position(overall, look, contestants),
+        ],
+        "time": [timing.per_token(overall, look, contestants), timing.per_step(overall, look, contestants)],
         "latency": timing.latency(overall, look),
         "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
-        "machine": [machine.counted(of_machine, look), machine.read(of_machine, look)],
-        "machine_lines": machine_lines(of_machine, manifest),
-        "examples": answers.examples(run, overall, look),
-        "notices": health.notices(made),
+        **_machine(run, look),
+        "samples": samples.samples(run, overall, look, ranked),
+        "notices": notices,
         "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
         "sameness": health.sameness(overall, look),
         "facts": run_record.facts(run),
     }
+
+
+def _first_screen(
+    overall: Mapping[str, SummaryRow], look: Mapping[str, palette.Style], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    axis = ranking.axis_of(list(overall.values()), look)
+    rows = ranking.ranking(overall, look, config, axis)
+    notes = verdict_text.notes(list(overall.values()), config, short=True)
+    return {
+        "ranking": rows,
+        "ranking_grid": forest.grid_of(axis, ranking.GRID),
+        "scale": forest.scale(axis),
+        "ranking_notes": notes,
+    }
+
+
+def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
+    found = waterfalls(run)
+    order = [label for label in ranked if label in found]
+    sentences = [found[label].sentence() for label in order[:PRINTED]]
+    printed = waterfall.table(found, look, order, "why-printed")
+    return {"why": waterfall.why(found, look, order), "why_printed": printed, "sentences": sentences}
+
+
+def _machine(run: Run, look: Mapping[str, palette.Style]) -> dict[str, Any]:
+    rows = machine_rows(run)
+    tables = [machine.counted(rows, look), machine.read(rows, look)]
+    return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
+
+
+def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:
+    """Return how many checks ended how, the worst first, as (level, '2 to beware of')."""
+    counts = Counter(notice.level for notice in notices)
+    return [(level, f"{counts[level]} {word}") for level, word in HEALTH if counts[level]]

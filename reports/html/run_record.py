@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specbench_ss.method_spec import REFERENCE
@@ -14,6 +15,11 @@ from specbench_ss.results.number_text import parameters
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import machine_changes
 from specbench_ss.runs.rows import Run
+
+MAIN = (  # what a printed page has room for
+    "Command", "Version", "Started, ended", "Sessions", "Model", "Model hash", "Data type, device", "Layers", "Suite",
+    "Suite hash", "Settings", "Processor", "GPU", "Driver, CUDA", "System", "Packages", "Fingerprint",
+)  # fmt: skip
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
@@ -66,7 +72,7 @@ def facts(run: Run) -> list[Fact]:
         ),
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
-    return [fact for fact in known if fact.value]
+    return [replace(fact, main=fact.name in MAIN) for fact in known if fact.value]
 
 
 def _origin(origin: Mapping[str, Any]) -> str:

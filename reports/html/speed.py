@@ -1,26 +1,18 @@
-"""How fast the methods are: cards, a matrix of tasks and methods, the table with everything, and other measures."""
+"""How fast the methods are: the table with everything, and that of other measures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
+from specbench_ss.reports.html.ranking import PILLS
 from specbench_ss.results import frames, verdict_text
-from specbench_ss.results.number_text import interval, number, percent, times, title
-from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.results.number_text import interval, percent, times, title
+from specbench_ss.results.summary import SummaryRow
 
-PILLS = {
-    "faster": ("faster", "good"),
-    "slower": ("slower", "bad"),
-    "not distinguishable": ("not distinguishable", "flat"),
-    "too few": ("too few questions", "flat"),
-    "void": ("void", "flat"),
-    "reference": ("reference", "flat"),
-}
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
 JUDGED = f"Mean over questions of a judge's rating over ten; below it the paired difference to {REFERENCE}"
 QUALITY = (
@@ -32,21 +24,7 @@ Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
 SPEEDUP = ("speedup", "reference", "reference_speedup", "reference_speedup_low", "reference_speedup_high")
 ENDS = ("speedup_low", "speedup_high")
 DIFFERENCE = ("quality", "quality_difference", "quality_difference_low", "quality_difference_high", "quality_verdict")
-NO_INTERVAL = "no interval: too few questions"
 COUNTS = ("n_prompts", "n_questions", "n_failed")
-IN_MATRIX = ("speedup", *ENDS, "comparison", "tau", *COUNTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One method at a glance."""
-
-    label: str
-    style: Style
-    verdict: tuple[str, str]
-    speedup: str
-    interval: str
-    facts: Sequence[tuple[str, str]]
 
 
 def by_task(summaries: Sequence[SummaryRow]) -> Cells:
@@ -59,66 +37,8 @@ def tasks(cells: Cells) -> list[str]:
     return list(dict.fromkeys(task for _, task in cells))
 
 
-def cards(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> list[Card]:
-    """Return one card a method, the fastest first, the reference last. config: that of the manifest."""
-    found = [(cells[label, OVERALL], style) for label, style in styles.items()]
-    found.sort(key=lambda pair: (pair[0].comparison == "reference", -(pair[0].speedup or 0)))
-    return [_card(row, style, config) for row, style in found]
-
-
-def _card(row: SummaryRow, style: Style, config: Mapping[str, Any]) -> Card:
-    reference = row.comparison == "reference"
-    bounds = interval(row.speedup_interval)
-    under = f"95 % interval {bounds}" if bounds else "void" if row.comparison == "void" else NO_INTERVAL
-    facts = [
-        ("tokens per second", number(row.tokens_per_s, 1)),
-        ("tokens per step, τ", number(row.tau)),
-        ("output", verdict_text.output(row, config)),
-        ("quality", number(row.quality)),
-        ("prompts", verdict_text.n(row)),
-    ]
-    if row.quality_verdict is not None:
-        facts.append(("quality is", verdict_text.non_inferiority(row)))
-    if row.reference_speedup is not None:
-        facts.append((f"speedup over {row.reference}", verdict_text.own_model(row)))
-    return Card(
-        row.method, style, PILLS[row.comparison], times(row.speedup), "by definition" if reference else under, facts
-    )
-
-
-def matrix(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
-    """Return the table of tasks by methods, with speedups and intervals. config: that of the manifest."""
-    columns = [Column("task", False), *(_matrix_column(label, style) for label, style in styles.items())]
-    rows = [
-        [plain(title(task)), *(_matrix_cell(cells[label, task]) for label in styles), _prompts(cells, styles, task)]
-        for task in tasks(cells)
-    ]
-    notes = verdict_text.notes(list(cells.values()), config, outputs=False)
-    return Table("matrix", [*columns, Column("n", help=N)], rows, total=True, notes=notes)
-
-
-def _matrix_column(label: str, style: Style) -> Column:
-    return Column(label, swatch=style.css, fields=[f"{label} {name}" for name in IN_MATRIX])
-
-
-def _matrix_cell(row: SummaryRow) -> Cell:
-    values = _fields(row, IN_MATRIX)
-    if row.speedup is None:
-        return figure(None, values=values, small=("void",) if row.comparison == "void" else ())
-    sure = row.comparison in ("faster", "slower")
-    text = times(row.speedup) if sure else verdict_text.speedup(row)
-    return Cell(text, row.speedup, _matrix_details(row), strong=sure, values=values)
-
-
-def _matrix_details(row: SummaryRow) -> tuple[str, ...]:
-    if row.comparison == "reference":
-        return (f"{number(row.tokens_per_s, 1)} tokens/s",)
-    bounds = interval(row.speedup_interval) or "too few questions"
-    unsure = ("not distinguishable",) if row.comparison == "not distinguishable" else ()
-    return (f"{bounds} · τ {number(row.tau)}", *unsure, *_own(row))
-
-
-def _fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
+def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
+    """Return cells of a row of the summary, by the names that docs/api.md has for them."""
     return [frames.summary_value(row, name) for name in names]
 
 
@@ -127,13 +47,9 @@ def _own(row: SummaryRow) -> tuple[str, ...]:
     return () if row.reference_speedup is None else (f"over {row.reference} {verdict_text.own_model(row)}",)
 
 
-def _prompts(cells: Cells, styles: Mapping[str, Style], task: str) -> Cell:
-    return _n(max((cells[label, task] for label in styles), key=lambda row: row.n_prompts), failed=False)
-
-
 def _n(row: SummaryRow, failed: bool = True) -> Cell:
     small = [text for text in verdict_text.counts(row) if failed or "failed" not in text]
-    return figure(row.n_prompts, 0, small=small, values=_fields(row, COUNTS))
+    return figure(row.n_prompts, 0, small=small, values=fields(row, COUNTS))
 
 
 def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
@@ -206,13 +122,13 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], ju
             row.speedup,
             _own(row),
             strong=row.comparison in ("faster", "slower"),
-            values=_fields(row, SPEEDUP),
+            values=fields(row, SPEEDUP),
         ),
-        Cell(interval(bounds), bounds[0] if bounds else None, values=_fields(row, ENDS)),
+        Cell(interval(bounds), bounds[0] if bounds else None, values=fields(row, ENDS)),
         Cell(text, text, tag=tag),
         figure(row.tokens_per_s, 1),
         figure(row.tau),
-        figure(row.quality, small=_difference(row), values=_fields(row, DIFFERENCE)),
+        figure(row.quality, small=_difference(row), values=fields(row, DIFFERENCE)),
         *([figure(row.judged, small=_rating(row))] if judged else []),
         plain(verdict_text.output(row, config)),
         _n(row),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
 
 from specbench_ss.method_spec import REFERENCE
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, figure
-from specbench_ss.reports.html.palette import PARTS, Style, hatch
+from specbench_ss.reports.html import svg
+from specbench_ss.reports.html.axis import Axis, from_zero
+from specbench_ss.reports.html.forest import grid_of, scale, strip
+from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Table, figure
+from specbench_ss.reports.html.palette import PARTS, Style
 from specbench_ss.results.latency import QUANTILES
+from specbench_ss.results.number_text import number
 from specbench_ss.results.summary import SummaryRow
 
 STEP_PARTS = ("draft", "verify", "accept", "host")
@@ -26,32 +31,59 @@ WORDS = {
 }
 
 
-def per_token(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Chart:
+def per_token(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]) -> Drawing:
     """Show milliseconds per kept token as stacked bars."""
-    parts = {label: found for label, row in overall.items() if (found := _ms_per_token(row))}
-    rows = [
-        [
-            styles[label].cell(),
-            *(figure(found[part], 2) for part in PARTS),
-            figure(sum(found.values()), 2, strong=True),
-        ]
-        for label, found in parts.items()
-    ]
-    columns = [Column("method", False), *(Column(part, help=WORDS[part]) for part in PARTS), Column("sum")]
-    return Chart(
-        "time-per-token",
-        "Time per kept token",
-        "Stacked bars: milliseconds per kept token and method, by part of the work.",
-        [_layer(part, parts) for part in PARTS],
-        {
-            "barmode": "stack",
-            "xaxis": {"title": {"text": "milliseconds per kept token"}, "rangemode": "tozero"},
-            "yaxis": {"autorange": "reversed", "ticksuffix": "  ", "showgrid": False},
-            "legend": {"traceorder": "normal"},
-        },
-        Table("time-per-token", columns, rows, "Milliseconds per kept token"),
-        height=140 + 44 * len(parts),
+    parts = {label: found for label in ranked if (found := _ms_per_token(overall[label]))}
+    return _stacked("time-per-token", "Time per kept token", "Milliseconds per kept token", parts, styles)
+
+
+def per_step(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]) -> Drawing:
+    """Show the milliseconds of a step as stacked bars."""
+    parts = {label: found for label in ranked if (found := _ms_per_step(overall[label]))}
+    return _stacked("time-per-step", "Time of a step", "Milliseconds of a step", parts, styles)
+
+
+def _stacked(
+    name: str, title: str, caption: str, parts: Mapping[str, Mapping[str, float]], styles: Mapping[str, Style]
+) -> Drawing:
+    """Draw a bar for each method, on one axis. parts: milliseconds by part, by method."""
+    axis, shown = (
+        from_zero([sum(of.values()) for of in parts.values()]),
+        list(dict.fromkeys(p for of in parts.values() for p in of)),
     )
+    lines = [
+        Line(label, styles[label].swatch, _bar(of, axis, name), number(sum(of.values()))) for label, of in parts.items()
+    ]
+    rows = [
+        [styles[label].cell(), *(figure(of[part], 2) for part in shown), figure(sum(of.values()), 2, strong=True)]
+        for label, of in parts.items()
+    ]
+    columns = [Column("method", False), *(Column(part, help=WORDS[part]) for part in shown), Column("sum")]
+    return Drawing(
+        name,
+        title,
+        Table(name, columns, rows, caption),
+        lines,
+        axis=scale(axis, " ms") if parts else Markup(),
+        key=[(part, PARTS[part]) for part in shown],
+        note=f"{caption}, by part of the work.",
+        grid=grid_of(axis, name),
+    )
+
+
+def _bar(parts: Mapping[str, float], axis: Axis, grid: str) -> Markup:
+    pieces, at = [], 0.0
+    for part, ms in parts.items():
+        area = {"x": svg.percent(axis.at(at)), "width": svg.percent(axis.at(at + ms) - axis.at(at))}
+        pieces.append(svg.element("rect", **area, y="15%", height="70%", fill=PARTS[part]))
+        at += ms
+    return strip(grid, *pieces)
+
+
+def _ms_per_step(row: SummaryRow) -> dict[str, float]:
+    """Return the mean milliseconds of each part of a step; nothing where nothing was measured."""
+    seconds = (row.draft_s, row.verify_s, row.accept_s, row.host_s)
+    return {part: 1000 * (s or 0.0) for part, s in zip(STEP_PARTS, seconds, strict=True)} if row.step_s else {}
 
 
 def _ms_per_token(row: SummaryRow) -> dict[str, float]:
@@ -61,23 +93,6 @@ def _ms_per_token(row: SummaryRow) -> dict[str, float]:
     of_step = {"draft": row.draft_s, "verify": row.verify_s, "accept": row.accept_s, "host": row.host_s}
     per_token = {part: (seconds or 0.0) * row.target_calls / row.tokens * 1000 for part, seconds in of_step.items()}
     return {"prefill": row.prefill_s / row.tokens * 1000, **per_token}
-
-
-def _layer(part: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    colour, pattern = PARTS[part]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": part,
-        "y": list(parts),
-        "x": [found[part] for found in parts.values()],
-        "marker": {
-            "color": colour,
-            "line": {"color": "var(--raised)", "width": 1},
-            "pattern": hatch(pattern),
-        },
-        "hovertemplate": "%{x:.2f} ms per token",
-    }
 
 
 def latency(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Table:

@@ -16,7 +16,8 @@ DISBELIEVE = ("impossible", "void", "mismatch", "failed", "incomplete")  # check
 
 def finding(summaries: Sequence[SummaryRow], made: Sequence[Check]) -> str:
     """Return the finding over all tasks. made: the checks of the run; what is wrong is named before the numbers."""
-    rows = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
+    measured = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
+    rows = [row for row in measured if not row.reference_of] or measured  # plain decodings of changed models are none
     wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
     said = _fastest(rows) if rows else f"Only {REFERENCE} was measured: there is nothing to compare it with."
     return (

@@ -1,0 +1,130 @@
+"""The rows of the first screen: every method by its speedup, why, and how far to believe it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from markupsafe import Markup
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.html import forest
+from specbench_ss.reports.html.axis import Axis
+from specbench_ss.reports.html.palette import Style
+from specbench_ss.results import verdict_text
+from specbench_ss.results.number_text import interval, number, times
+from specbench_ss.results.summary import SummaryRow
+
+Badge = tuple[str, str]  # text, kind of pill
+GRID = "ranking"
+QUALITY: dict[str, Badge] = {
+    "non-inferior": ("quality no worse", "good"),
+    "inferior": ("quality worse", "bad"),
+    "not shown": ("quality not settled", "flat"),
+}
+PILLS: dict[str, Badge] = {
+    "faster": ("faster", "good"),
+    "slower": ("slower", "bad"),
+    "not distinguishable": ("not distinguishable", "flat"),
+    "too few": ("too few questions", "flat"),
+    "void": ("void", "bad"),
+    "reference": ("reference", "flat"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One method of the ranking. place: 1 for the fastest; None for the reference and where there is no speedup.
+
+    cost: its step over the reference's. other: what tau and cost leave unexplained. controls: plain decodings of its
+    own model, folded below it.
+    """
+
+    label: str
+    style: Style
+    place: int | None
+    strip: Markup
+    speedup: str
+    interval: str
+    tau: str
+    cost: str
+    other: str
+    rate: str
+    badges: Sequence[Badge]
+    own_model: str = ""
+    controls: Sequence[Ranked] = field(default=())
+
+
+def order(overall: Mapping[str, SummaryRow]) -> list[str]:
+    """Return the methods from the fastest on; those without a speedup come last, in the order of the run."""
+    return sorted(overall, key=lambda label: -(overall[label].speedup or 0.0))
+
+
+def controls(overall: Mapping[str, SummaryRow]) -> set[str]:
+    """Return the methods that are measured only because others are compared with them."""
+    return {label for label, row in overall.items() if row.reference_of}
+
+
+def axis_of(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> Axis:
+    """Return the axis of speedups that holds all of them."""
+    return forest.axis_of([mark(row, styles[row.method]) for row in rows])
+
+
+def mark(row: SummaryRow, style: Style) -> forest.Mark:
+    """Return how a method's speedup is drawn."""
+    return forest.Mark(row.speedup, row.speedup_interval, f"var(--{style.css})", style.symbol)
+
+
+def ranking(
+    overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], config: Mapping[str, Any], axis: Axis
+) -> list[Ranked]:
+    """Return the methods in order, controls under the first method that is compared with them."""
+    rows = {label: _ranked(overall[label], styles[label], config, axis) for label in order(overall)}
+    places, folded, made = 0, controls(overall), []
+    left = set(folded)
+    for label in (label for label in rows if label not in folded):
+        row, own = overall[label], overall[label].reference
+        counts = row.speedup is not None and row.comparison != "reference"
+        places += counts
+        made.append(replace(rows[label], place=places if counts else None, controls=[rows[own]] if own in left else []))
+        left.discard(own)
+    return [*made, *(rows[label] for label in rows if label in left)]
+
+
+def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis) -> Ranked:
+    cost = None if not row.step_ratio else 1 / row.step_ratio
+    return Ranked(
+        label=row.method,
+        style=style,
+        place=None,
+        strip=forest.strip(GRID, forest.drawn(mark(row, style), axis)),
+        speedup="void" if row.comparison == "void" else times(row.speedup),
+        interval=interval(row.speedup_interval),
+        tau=number(row.tau),
+        cost=number(cost),
+        other=number(None if row.comparison == "void" else row.residual),
+        rate=number(row.tokens_per_s, 1),
+        badges=badges(row, config),
+        own_model=f"{verdict_text.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
+    )
+
+
+def badges(row: SummaryRow, config: Mapping[str, Any]) -> list[Badge]:
+    """Return how far to believe a method, the worst first: void, differing, failed, or sure and identical."""
+    found = [PILLS[row.comparison]] if row.method != REFERENCE else [PILLS["reference"]]
+    found += [(f"{row.n_failed:,} failed", "bad")] if row.n_failed else []
+    found += [_output(row, config)] if row.comparison != "reference" else []
+    found += [("unstable timing", "note")] if row.unstable else []
+    found += [QUALITY[row.quality_verdict]] if row.quality_verdict is not None else []
+    return sorted(found, key=lambda badge: badge[0] != "void" and badge[1] != "bad")
+
+
+def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
+    """Say how the answers compare with those that they must equal."""
+    said = verdict_text.short_output(row, config)
+    if row.sameness.get("mismatch"):
+        return f"differs: {said}", "bad"
+    if row.sameness.get("near-tie") or row.sameness.get("length"):
+        return said, "note"
+    return said, "good" if row.sameness.get("identical") else "flat"

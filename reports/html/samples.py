@@ -1,0 +1,177 @@
+"""Every prompt with what every method made of it, in columns: what the list of samples and the dots are drawn from.
+
+A text that several methods gave is stored once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.html.palette import Style
+from specbench_ss.reports.html.visible_text import visible
+from specbench_ss.results import verdict_text
+from specbench_ss.results.number_text import title
+from specbench_ss.results.summary import SummaryRow
+from specbench_ss.runs.rows import Row, Run, Sameness
+
+VERDICTS = {
+    "identical": ("same output", "good"),
+    "near-tie": ("near-tie", "note"),
+    "length": ("other length", "note"),
+    "mismatch": ("mismatch", "bad"),
+    "not compared": ("not compared", ""),
+}
+REFERENCE_PILL = ("reference", "")
+DIGITS = 5  # significant ones of packed numbers
+MOST = 60_000  # characters of a text that are packed; docs/report.md says so
+
+Prompt = tuple[str, int]  # question id, turn from 0
+
+
+class Store:
+    """Values that are kept once; a value stands for itself by its number."""
+
+    def __init__(self) -> None:
+        self._places: dict[Any, int] = {}
+
+    def __call__(self, value: Any) -> int:
+        """Return the number of a value."""
+        return self._places.setdefault(value, len(self._places))
+
+    def values(self) -> list[Any]:
+        """Return all values by their numbers."""
+        return list(self._places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """A method's samples of one prompt: the first repeat, and means over the good ones. ms: per token."""
+
+    first: Row
+    ms: float | None
+    tau: float | None
+
+
+def samples(
+    run: Run, overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]
+) -> dict[str, Any]:
+    """Return the data of the page as JSON-ready columns: prompts, and a column of each method's samples of them."""
+    texts, verdicts, finishes = Store(), Store(), Store()
+    of = _means(run.rows)
+    prompts = _prompts(run, of)
+    judged = {verdict.key: verdict for verdict in run.sameness}
+    asked = {question.id: question for question in run.questions}
+
+    def column(label: str) -> dict[str, list[Any]]:
+        found = [of.get((*prompt, label)) for prompt in prompts]
+        rows = [mean.first if mean else None for mean in found]
+        pills = [row and pill(row, judged.get(row.key), overall[label], run.manifest["config"]) for row in rows]
+        return {
+            "text": [-1 if row is None else texts(_shown(row.text if row.ok else row.error)) for row in rows],
+            "verdict": [-1 if pill is None else verdicts(pill) for pill in pills],
+            "tokens": [row and row.tokens for row in rows],
+            "finish": [-1 if row is None or not row.finish else finishes(row.finish) for row in rows],
+            "quality": [row and _short(row.quality) for row in rows],
+            "tau": [mean and _short(mean.tau) for mean in found],
+            "ms": [mean and _short(mean.ms) for mean in found],
+        }
+
+    made = {label: column(label) for label in ranked}
+    return {
+        "reference": ranked.index(REFERENCE) if REFERENCE in ranked else -1,
+        "methods": [
+            {
+                "label": visible(label),
+                "css": styles[label].css,
+                "symbol": styles[label].symbol,
+                "void": overall[label].comparison == "void",
+                **made[label],
+            }
+            for label in ranked
+        ],
+        "prompts": {
+            "id": [visible(id) for id, _ in prompts],
+            "turn": [turn for _, turn in prompts],
+            "task": [visible(title(_category(of, prompt, ranked))) for prompt in prompts],
+            "asked": [texts(_shown(_turn(asked, prompt, "turns"))) for prompt in prompts],
+            "expected": [texts(_shown(_expected(asked, prompt))) for prompt in prompts],
+        },
+        "repeats": run.repeats,
+        "verdicts": verdicts.values(),
+        "finishes": [visible(one) for one in finishes.values()],
+        "texts": texts.values(),
+    }
+
+
+def _means(rows: Sequence[Row]) -> dict[tuple[str, int, str], _Mean]:
+    grouped: dict[tuple[str, int, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row.question_id, row.turn, row.method].append(row)
+    return {key: _mean(sorted(own, key=lambda row: row.repeat)) for key, own in grouped.items()}
+
+
+def _mean(rows: Sequence[Row]) -> _Mean:
+    good = [row for row in rows if row.ok and row.tokens]
+    seconds, tokens = sum(row.wall_s or 0.0 for row in good), sum(row.tokens or 0 for row in good)
+    steps = sum(row.steps or 0 for row in good)
+    kept = tokens - sum(row.prefill_tokens or 0 for row in good)
+    return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, kept / steps if steps else None)
+
+
+def _prompts(run: Run, of: Mapping[tuple[str, int, str], _Mean]) -> list[Prompt]:
+    """Return the prompts that have a sample, in the order of the suite; those of no known question come last."""
+    sampled = dict.fromkeys((id, turn) for id, turn, _ in of)
+    known = [(q.id, turn) for q in run.questions for turn in range(len(q.turns)) if (q.id, turn) in sampled]
+    return list(dict.fromkeys([*known, *sampled]))
+
+
+def _category(of: Mapping[tuple[str, int, str], _Mean], prompt: Prompt, labels: Sequence[str]) -> str:
+    return next(of[(*prompt, label)].first.category for label in labels if (*prompt, label) in of)
+
+
+def _turn(asked: Mapping[str, Any], prompt: Prompt, name: str) -> str:
+    id, turn = prompt
+    values = getattr(asked[id], name) if id in asked else ()
+    return values[turn] if turn < len(values) else ""
+
+
+def _expected(asked: Mapping[str, Any], prompt: Prompt) -> str:
+    """Return the expected answers of a turn: a text, or several."""
+    found = _turn(asked, prompt, "references")
+    return found if isinstance(found, str) else "\n".join(found)
+
+
+def _shown(text: str | None) -> str:
+    """Return a text as the page holds it: visible, and not longer than it can show well."""
+    whole = text or ""
+    rest = len(whole) - MOST
+    return visible(whole[:MOST]) + (f"\n⟨{rest:,} more characters are in the run directory⟩" if rest > 0 else "")
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def pill(row: Row, verdict: Sameness | None, summary: SummaryRow, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return (text, kind of pill) of how the answer compares with its reference's; None where nothing is known.
+
+    The text names a reference that is not the run's own.
+    """
+    if not row.ok:
+        return ("failed", "bad")
+    if row.method == REFERENCE:
+        return REFERENCE_PILL
+    if verdict is None:
+        return None
+    if verdict.verdict == verdict_text.NOT_COMPARED:
+        sampled = summary.lossless and config["temperature"]
+        named = verdict_text.output(summary, config) if summary.reference_of else verdict_text.NOT_COMPARED
+        return (verdict_text.SAMPLED if sampled else named, "")
+    text, kind = VERDICTS[verdict.verdict]
+    if summary.reference == REFERENCE:
+        return (text, kind)
+    return (f"{text} {'as' if verdict.verdict == 'identical' else 'against'} {summary.reference}", kind)

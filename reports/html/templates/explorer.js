@@ -1,0 +1,162 @@
+"use strict";
+// The samples: filters, a list that draws only the rows that are seen, the answers to one prompt, and the address.
+const Explorer = (() => {
+  const { make, swatch } = Page;
+  const data = JSON.parse(document.getElementById("samples-data").textContent);
+  const { prompts, methods, texts } = data, reference = methods[data.reference];
+  const form = document.getElementById("filters"), list = document.getElementById("list"), rows = document.getElementById("rows");
+  const detail = document.getElementById("detail"), shown = document.getElementById("shown");
+  const HEIGHT = 46, WORST = 5, NONE = "–";
+  const number = (value, digits = 2) => (value === null || value === undefined ? NONE : value.toFixed(digits));
+  const speedup = (method, p) => (method.void || !reference?.ms[p] || !method.ms[p] ? null : reference.ms[p] / method.ms[p]);
+  const verdict = (method, p) => data.verdicts[method.verdict[p]] ?? null;
+  const name = (p) => `${prompts.id[p]}.${prompts.turn[p]}`;
+  const places = new Map(prompts.id.map((_, p) => [name(p), p]));
+  const all = prompts.id.map((_, p) => p);
+  const SORTS = {
+    asked: ["as asked", (p) => p],
+    slowest: ["slowest first", (p) => speedup(method(), p) ?? Infinity],
+    fastest: ["fastest first", (p) => -(speedup(method(), p) ?? -Infinity)],
+    accepted: ["tokens per step", (p) => -(method().tau[p] ?? -Infinity)],
+  };
+  const contestant = methods.findIndex((m) => m !== reference && !m.void && m.ms.some((ms) => ms !== null));
+  const state = { method: Math.max(contestant, 0), task: "", verdict: "", sort: "asked", view: "all", sample: null };
+  const method = () => methods[state.method];
+  let found = [], heard = () => {};
+
+  const choose = () => {
+    const mine = all.filter((p) => method().text[p] >= 0
+      && (!state.task || prompts.task[p] === state.task)
+      && (!state.verdict || verdict(method(), p)?.[0] === state.verdict));
+    const key = SORTS[state.view === "worst" ? "slowest" : state.sort][1];
+    mine.sort((a, b) => key(a) - key(b) || a - b);
+    found = state.view === "worst" ? mine.filter((p) => speedup(method(), p) !== null).slice(0, WORST) : mine;
+  };
+
+  const pill = (given) => (given ? [make("span", { class: `pill ${given[1]}` }, given[0])] : []);
+  const row = (p, i) => {
+    const made = make("div", { class: "row", role: "option", id: `row-${p}`, "aria-selected": p === state.sample,
+      "aria-setsize": found.length, "aria-posinset": i + 1, style: `top:${i * HEIGHT}px`, "data-p": p });
+    const speed = speedup(method(), p);
+    made.append(
+      make("div", {}, make("b", {}, make("bdi", {}, name(p))), make("span", { class: "what" }, prompts.task[p]),
+        make("span", { class: "end" }, `${method().void ? "void" : speed === null ? NONE : `${number(speed)}×`} · τ ${number(method().tau[p])}`)),
+      make("div", {}, make("bdi", { class: "what" }, texts[prompts.asked[p]].slice(0, 160)),
+        make("span", { class: "end" }, ...pill(verdict(method(), p)))));
+    return made;
+  };
+  const draw = () => {
+    const first = Math.max(0, Math.floor(list.scrollTop / HEIGHT) - 4);
+    const last = Math.min(found.length, Math.ceil((list.scrollTop + list.clientHeight) / HEIGHT) + 4);
+    rows.style.height = `${Math.max(found.length, 1) * HEIGHT}px`;
+    rows.replaceChildren(...found.slice(first, last).map((p, i) => row(p, first + i)));
+    if (!found.length) rows.append(make("div", { class: "row", role: "option" }, "No sample is like this."));
+    const at = found.indexOf(state.sample);
+    if (at >= first && at < last) list.setAttribute("aria-activedescendant", `row-${state.sample}`);
+    else list.removeAttribute("aria-activedescendant");
+  };
+  const reveal = () => {
+    const top = found.indexOf(state.sample) * HEIGHT;
+    if (top < 0) return;
+    if (top < list.scrollTop) list.scrollTop = top;
+    else if (top + HEIGHT > list.scrollTop + list.clientHeight) list.scrollTop = top + HEIGHT - list.clientHeight;
+  };
+
+  // Equal answers stand once. Of another answer than the reference's, all from the first difference on is marked.
+  const answer = (text, whole) => {
+    let at = 0;
+    if (whole !== null && whole !== text) while (at < text.length && text[at] === whole[at]) at += 1;
+    else at = text.length;
+    return make("pre", { tabindex: 0, dir: "auto" }, text.slice(0, at), ...(at < text.length ? [make("mark", {}, text.slice(at))] : []));
+  };
+  const answers = (p) => {
+    const groups = new Map();
+    methods.forEach((m) => { if (m.text[p] >= 0) groups.set(m.text[p], [...(groups.get(m.text[p]) ?? []), m]); });
+    const whole = reference && reference.text[p] >= 0 ? reference.text[p] : null;
+    const order = [...groups].sort(([a], [b]) => (b === whole) - (a === whole));
+    return order.flatMap(([text, own]) => [
+      make("div", { class: "who" }, ...own.map((m) => make("span", {}, swatch(m.css, m.symbol), make("bdi", {}, m.label)))),
+      answer(texts[text], whole === null ? null : texts[whole]),
+    ]);
+  };
+  const table = (p) => {
+    const head = ["method", "against its reference", "speedup", "τ", "ms/token", "tokens", "quality", "ended by"];
+    const body = methods.filter((m) => m.text[p] >= 0).map((m) => {
+      const speed = speedup(m, p), cells = [m.void ? "void" : speed === null ? NONE : `${number(speed)}×`, number(m.tau[p]),
+        number(m.ms[p]), m.tokens[p] ?? NONE, number(m.quality[p])];
+      return make("tr", m === method() ? { class: "now" } : {}, make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.label)),
+        make("td", {}, ...pill(verdict(m, p))), ...cells.map((c) => make("td", { class: "num" }, String(c))),
+        make("td", {}, data.finishes[m.finish[p]] ?? NONE));
+    });
+    return make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "This prompt by method" }, make("table", {},
+      make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { scope: "col", class: i > 1 && i < 7 ? "num" : "" }, text)))),
+      make("tbody", {}, ...body)));
+  };
+  const open = (p) => {
+    if (p === null) { detail.replaceChildren(make("p", { class: "nothing" }, "Choose a sample.")); return; }
+    const expected = texts[prompts.expected[p]], repeats = data.repeats > 1 ? ` Numbers are means over ${data.repeats} repeats, answers those of the first.` : "";
+    detail.replaceChildren(
+      make("h3", {}, make("bdi", {}, name(p))), make("p", { class: "lead" }, `${prompts.task[p]}, turn ${prompts.turn[p] + 1}.${repeats}`),
+      make("h4", {}, "Asked"), answer(texts[prompts.asked[p]], null),
+      ...(expected ? [make("h4", {}, "Expected"), answer(expected, null)] : []),
+      make("h4", {}, "Answered"), ...answers(p), make("h4", {}, "Measured"), table(p));
+  };
+
+  const address = () => {
+    const given = { sample: state.sample === null ? "" : name(state.sample), method: method()?.label ?? "", task: state.task,
+      verdict: state.verdict, sort: state.sort === "asked" ? "" : state.sort, view: state.view === "all" ? "" : state.view };
+    const words = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
+    history.replaceState(null, "", `#${words}`);
+  };
+  const show = () => {
+    form.method.value = state.method; form.task.value = state.task; form.verdict.value = state.verdict; form.sort.value = state.sort;
+    choose();
+    if (state.sample === null && found.length) state.sample = found[0];
+    shown.textContent = `${found.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} prompts`;
+    reveal(); draw(); open(state.sample); heard();
+  };
+  const change = (given) => { Object.assign(state, given); show(); address(); };
+  const read = () => {
+    if (!location.hash.includes("=")) return false;
+    const words = new URLSearchParams(location.hash.slice(1)), m = methods.findIndex((one) => one.label === words.get("method"));
+    Object.assign(state, { method: m < 0 ? state.method : m, task: words.get("task") ?? "", verdict: words.get("verdict") ?? "",
+      sort: SORTS[words.get("sort")] ? words.get("sort") : "asked", view: words.get("view") === "worst" ? "worst" : "all",
+      sample: places.get(words.get("sample")) ?? null });
+    return true;
+  };
+
+  const option = (value, text) => make("option", { value }, text);
+  const filled = (select, options) => select.append(...options.map(([value, text]) => option(value, text)));
+  filled(form.method, methods.map((m, i) => [i, m.label]));
+  filled(form.task, [["", "all"], ...[...new Set(prompts.task)].map((t) => [t, t])]);
+  filled(form.verdict, [["", "all"], ...[...new Set(data.verdicts.map(([text]) => text))].map((v) => [v, v])]);
+  filled(form.sort, Object.entries(SORTS).map(([key, [text]]) => [key, text]));
+  form.addEventListener("change", () => change({ method: Number(form.method.value), task: form.task.value,
+    verdict: form.verdict.value, sort: form.sort.value, view: "all" }));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("click", (event) => {
+    const view = event.target.dataset.view;
+    if (!view) return;
+    change(view === "worst" ? { view } : { view, task: "", verdict: "", sort: "asked" });
+    if (view === "worst" && found.length) change({ sample: found[0] });
+  });
+  list.addEventListener("scroll", () => requestAnimationFrame(draw));
+  list.addEventListener("click", (event) => {
+    const p = event.target.closest("[data-p]")?.dataset.p;
+    if (p !== undefined) change({ sample: Number(p) });
+  });
+  const page = () => Math.max(1, Math.floor(list.clientHeight / HEIGHT) - 1);
+  const STEPS = { ArrowDown: () => 1, ArrowUp: () => -1, PageDown: page, PageUp: () => -page(), Home: () => -Infinity, End: () => Infinity };
+  list.addEventListener("keydown", (event) => {
+    if (!STEPS[event.key] || !found.length) return;
+    event.preventDefault();
+    const next = found.indexOf(state.sample) + STEPS[event.key]();
+    change({ sample: found[Math.min(Math.max(next, 0), found.length - 1)] });
+  });
+  addEventListener("hashchange", () => { if (read()) show(); });
+  addEventListener("resize", () => { draw(); heard(); });
+  const given = methods.length && read();
+  if (methods.length) show();
+  if (given) document.getElementById("samples").scrollIntoView();
+  return { data, state, method, speedup, name, found: () => found, change, listen: (then) => { heard = then; then(); } };
+})();

@@ -1,0 +1,73 @@
+"""Drawings of why: for each method a waterfall from the reference's milliseconds per token to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.html import svg
+from specbench_ss.reports.html.axis import Axis
+from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Panel, Table, figure
+from specbench_ss.reports.html.palette import Style
+from specbench_ss.results.number_text import number
+from specbench_ss.results.waterfall import Waterfall
+
+HELP = {
+    "passes saved": f"The pass of {REFERENCE}, made less often",
+    "verifying widened": f"What the method's passes take beyond those of {REFERENCE}",
+    "drafting added": "Making drafts",
+    "other": "Accepting, the host's part, reading the prompt",
+}
+
+
+def why(found: Mapping[str, Waterfall], styles: Mapping[str, Style], order: Sequence[str]) -> Drawing:
+    """Return a panel for each method, in the given order, with the table."""
+    return Drawing(
+        "why",
+        f"From {REFERENCE} to the method, in milliseconds per token",
+        table(found, styles, order),
+        panels=[_panel(found[label], styles[label]) for label in order],
+        key=(("time", "var(--total)"), ("less", "var(--less)"), ("more", "var(--more)")),
+    )
+
+
+def table(
+    found: Mapping[str, Waterfall], styles: Mapping[str, Style], order: Sequence[str], name: str = "why"
+) -> Table:
+    """Return the numbers, a row for each method."""
+    columns = [
+        Column("method", False),
+        Column(REFERENCE, help=f"Milliseconds per token of {REFERENCE} on the same prompts"),
+        *(Column(part, help=help) for part, help in HELP.items()),
+        Column("method's", help="Milliseconds per token of the method: the sum of all before"),
+        Column("pass ratio", help=f"The method's verifying pass over a pass of {REFERENCE}"),
+    ]
+    rows = [_row(found[label], styles[label]) for label in order]
+    return Table(name, columns, rows, f"Milliseconds per token, from {REFERENCE} to the method", name == "why")
+
+
+def _row(one: Waterfall, style: Style) -> list[Cell]:
+    ends = (one.reference_ms, *one.parts.values(), one.method_ms)
+    return [style.cell(), *(figure(x, 2) for x in ends[:-1]), figure(ends[-1], 2, strong=True), figure(one.pass_ratio)]
+
+
+def _panel(one: Waterfall, style: Style) -> Panel:
+    at, bars = one.reference_ms, [(REFERENCE, 0.0, one.reference_ms, "total", number(one.reference_ms))]
+    for name, part in one.parts.items():
+        signed = f"{part:+.2f}".replace("-", "−")
+        bars.append((name, at, at + part, "more" if part > 0 else "less", signed))
+        at += part
+    bars.append((one.method, 0.0, one.method_ms, "total", number(one.method_ms)))
+    ends = [x for _, start, end, _, _ in bars for x in (start, end)]
+    axis = Axis(min(0.0, *ends), max(ends))
+    lines = [Line(name, "", _bar(axis, start, end, kind), text) for name, start, end, kind, text in bars]
+    return Panel(style.label, style.swatch, lines, note=one.sentence())
+
+
+def _bar(axis: Axis, start: float, end: float, kind: str) -> Markup:
+    left, right = sorted((axis.at(start), axis.at(end)))
+    area = {"x": svg.percent(left), "width": svg.percent(max(right - left, 0.003)), "y": "18%", "height": "64%"}
+    bar = svg.element("rect", fill=f"var(--{kind})", **area)
+    return svg.element("svg", bar, class_="strip", aria_hidden="true")

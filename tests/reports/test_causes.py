@@ -1,0 +1,50 @@
+"""Why a method is as fast as it is: the parts add up, and the sentence says the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.waterfall import waterfalls
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import MakeRun
+
+
+def test_the_parts_lead_from_the_reference_to_the_method_and_give_its_speedup(make_run: MakeRun) -> None:
+    run = read_run(make_run(failing=("medusa",), repeats=2))
+    found, rows = waterfalls(run), {r.method: r for r in summarise(run) if r.category == OVERALL}
+    assert set(found) == {"ss", "medusa"}
+    for label, one in found.items():
+        assert one.reference_ms + sum(one.parts.values()) == pytest.approx(one.method_ms)
+        assert one.reference_ms / one.method_ms == pytest.approx(rows[label].speedup)
+        assert one.tau == pytest.approx(rows[label].tau)
+
+
+def test_passes_saved_are_the_references_passes_less_often_made(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss")))
+    one = waterfalls(run)["ss"]
+    by = {label: [row for row in run.rows if row.method == label] for label in run.labels}
+    passes = {label: sum(r.steps or 0 for r in own) / sum(r.tokens or 0 for r in own) for label, own in by.items()}
+    verify = {label: run.steps.together([r.key for r in own]).verify_s.mean() * 1000 for label, own in by.items()}
+    assert one.passes_saved == pytest.approx(verify["ar"] * (passes["ss"] - passes["ar"]))
+    assert one.verifying == pytest.approx((verify["ss"] - verify["ar"]) * passes["ss"])
+    assert one.pass_ratio == pytest.approx(verify["ss"] / verify["ar"])
+
+
+def test_the_sentence_has_the_numbers_of_the_drawing(make_run: MakeRun) -> None:
+    one = waterfalls(read_run(make_run(labels=("ar", "ss"))))["ss"]
+    said = one.sentence()
+    assert said.startswith(f"ss keeps {one.tau:.2f} tokens a pass, which saves {-one.passes_saved:.2f} ms a token")
+    assert said.endswith(f"{one.reference_ms:.2f} ms a token become {one.method_ms:.2f}.")
+    for name, part in (("Verifying", one.verifying), ("drafting", one.drafting), ("the other work", one.other)):
+        told = re.search(rf"{name} (adds nothing|adds|saves)", said)
+        assert told is not None
+        assert told[1] == ("adds nothing" if abs(part) < 0.005 else "adds" if part > 0 else "saves")
+
+
+def test_without_steps_or_pairs_there_is_no_waterfall(make_run: MakeRun) -> None:
+    assert waterfalls(read_run(make_run(labels=("ar",)))) == {}
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1, failing=("ss",)))
+    assert waterfalls(run) == {}
