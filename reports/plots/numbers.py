@@ -45,5 +45,6 @@ def numbers_of(run: Run, wanted: Collection[str] = ()) -> Numbers:
         if label not in run.labels:
             raise UserError(f"the run has no method {label!r}{known_words(label, run.labels)}")
     rows = [row for row in summarise(run) if row.category == OVERALL]
-    kept = [row for row in rows if (row.method in wanted if wanted else not row.reference_of)]
-    return Numbers(run, sorted(kept, key=lambda row: -(row.speedup or 0.0)), styles(run.labels))
+    plain = {row.method for row in rows if row.reference_of}
+    kept = [row for row in rows if (row.method in wanted if wanted else row.method not in plain)]
+    return Numbers(run, sorted(kept, key=lambda row: -(row.speedup or 0.0)), styles(run.labels, plain))
