@@ -24,6 +24,7 @@ from specbench_ss.reports.html import (
     timing,
     waterfall,
 )
+from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html import experiment_page as of_experiment
 from specbench_ss.reports.html.page_parts import Notice
 from specbench_ss.results import frames, verdict_text
@@ -49,10 +50,16 @@ class HtmlReport(Report):
     name = "html"
     summary = "one self-contained page: ranking, causes, tasks, time, every sample, health"
     filename = "report.html"
+    filename_of_several = "comparison.html"
 
     def write(self, run: Run, path: Path) -> None:
         """Write the page, whole or not at all."""
         _write(assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=page(run, self.quality_margin)), path)
+
+    def write_runs(self, runs: Sequence[Run], path: Path) -> None:
+        """Write the page of several runs, whole or not at all."""
+        made = of_several.page(runs)
+        _write(assets.render("comparison.html.jinja", [assets.joined(SCRIPTS[:2])], page=made), path)
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""

@@ -42,10 +42,7 @@ def command(
     """Draw one figure of a run for a paper: vector graphics with fixed fonts."""
     from specbench_ss.runs.run_directory import read_run
 
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError("ssbench plot needs matplotlib: pip install 'specbench-ss[plot]'") from None
+    check_matplotlib()
     from specbench_ss.method_spec import split_methods
     from specbench_ss.reports.plots.kinds import write_plot
 
@@ -53,3 +50,11 @@ def command(
     path = out or done.path / f"{kind}.pdf"
     write_plot(done, kind, path, split_methods(methods), width, height)
     print(f"figure: {path}")
+
+
+def check_matplotlib() -> None:
+    """Raise UserError where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError("figures need matplotlib: pip install 'specbench-ss[plot]'") from None
