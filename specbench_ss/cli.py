@@ -27,6 +27,7 @@ from specbench_ss.commands import (
     suites,
     train,
     tune,
+    watch,
 )
 from specbench_ss.commands.shared import literal
 from specbench_ss.deferred_imports import deferred_imports
@@ -48,6 +49,7 @@ app.command("new-method")(new_method.command)
 app.command("judge")(judge.command)
 app.command("doctor")(doctor.command)
 app.command("report")(report.command)
+app.command("watch")(watch.command)
 app.command("compare")(compare.command)
 app.command("export")(export.command)
 app.command("import-specbench")(import_specbench.command)
