@@ -106,7 +106,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "time": [timing.per_token(overall, look, contestants), timing.per_step(overall, look, contestants)],
         "latency": timing.latency(overall, look),
         "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
-        **_machine(run, look),
+        **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"]),
         "samples": samples.samples(run, overall, look, ranked),
         "notices": notices,
         "differences": health.differences(run, overall),
@@ -126,7 +126,7 @@ def _first_screen(
         "ranking": rows,
         "ranking_grid": forest.grid_of(axis, ranking.GRID),
         "scale": forest.scale(axis),
-        "ranking_notes": notes,
+        "ranking_notes": [note for note in notes if not note.startswith("n counts")],  # it shows no n
     }
 
 
@@ -138,8 +138,8 @@ def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> 
     return {"why": waterfall.why(found, look, order), "why_printed": printed, "sentences": sentences}
 
 
-def _machine(run: Run, look: Mapping[str, palette.Style]) -> dict[str, Any]:
-    rows = machine_rows(run)
+def _machine(run: Run, look: Mapping[str, palette.Style], void: Sequence[str]) -> dict[str, Any]:
+    rows = machine_rows(run, void)
     tables = [machine.counted(rows, look), machine.read(rows, look)]
     return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
 

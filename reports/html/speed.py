@@ -100,7 +100,7 @@ def others(cells: Cells, styles: Mapping[str, Style]) -> Table:
 def _other(row: SummaryRow, task: str, style: Style, memory: bool) -> list[Cell]:
     mebibytes = None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20
     return [
-        plain(title(task)),
+        plain(title(task), task),
         style.cell(),
         Cell(times(row.speedup_geomean), row.speedup_geomean),
         Cell(times(row.speedup_specbench), row.speedup_specbench),
@@ -115,7 +115,7 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], ju
     text, tag = PILLS[row.comparison]
     bounds = row.speedup_interval
     return [
-        plain(title(task)),
+        plain(title(task), task),
         style.cell(),
         Cell(
             verdict_text.speedup(row),

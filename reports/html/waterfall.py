@@ -29,7 +29,7 @@ def why(found: Mapping[str, Waterfall], styles: Mapping[str, Style], order: Sequ
         f"From {REFERENCE} to the method, in milliseconds per token",
         table(found, styles, order),
         panels=[_panel(found[label], styles[label]) for label in order],
-        key=(("time", "var(--total)"), ("less", "var(--less)"), ("more", "var(--more)")),
+        key=(("milliseconds per token", "var(--total)"), ("saved", "var(--less)"), ("added", "var(--more)")),
     )
 
 

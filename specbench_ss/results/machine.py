@@ -5,7 +5,7 @@ docs/metrics.md has the definitions. No method is known by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,17 @@ class MachineRow:
     trace_launches_per_token: float | None
 
 
-def machine_rows(run: Run) -> list[MachineRow]:
-    """Return a row for each method, in the order in which the methods were asked for."""
+def machine_rows(run: Run, void: Collection[str] | None = None) -> list[MachineRow]:
+    """Return a row for each method, in the order in which the methods were asked for.
+
+    void: the methods without a speedup over all tasks, where the summaries are known; they are found out otherwise.
+    """
     rows = {label: [row for row in run.rows if row.method == label] for label in run.labels}
     found = []
     for label in run.labels:
         own, ref = paired(rows[label], rows.get(REFERENCE, []))
-        found.append(_Of(run, label, own).row(_Of(run, REFERENCE, ref), void=bool(disbelieved(run, label))))
+        untold = bool(disbelieved(run, label)) if void is None else label in void
+        found.append(_Of(run, label, own).row(_Of(run, REFERENCE, ref), void=untold))
     return found
 
 

@@ -21,9 +21,12 @@
   };
   const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
   const resolved = (value) => {
-    if (typeof value === "string") return value.startsWith("var(") ? css(value.slice(4, -1)) : value;
+    // Plotly reads HTML in labels; here they are text.
+    if (typeof value === "string") return value.startsWith("var(") ? css(value.slice(4, -1)) : value.replaceAll("<", "&lt;");
     if (Array.isArray(value)) return value.map(resolved);
-    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, resolved(v)]));
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, k === "hovertemplate" ? v : resolved(v)]));
+    }
     return value;
   };
   const charts = [...document.querySelectorAll(".experiment-plot")].map((box) => ({

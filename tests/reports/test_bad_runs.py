@@ -1,0 +1,65 @@
+"""Runs of which little or nothing is known: a report that says so, never a blank page or a traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specbench_ss.commands import report
+from specbench_ss.errors import UserError
+from specbench_ss.reports.html import assets
+from specbench_ss.reports.html.report import SCRIPTS, page
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import MakeRun
+from tests.reports.bad_runs import (
+    half_done,
+    methods_fail,
+    no_questions,
+    no_steps,
+    nothing_works,
+    only_the_reference,
+)
+
+SAID: dict[Callable[[Run], None], str] = {
+    nothing_works: "failed",
+    methods_fail: "failed",
+    half_done: "not complete",
+    no_questions: "is 1.",
+    no_steps: "Something is wrong (impossible",
+    only_the_reference: "not complete",
+}
+
+
+@pytest.mark.parametrize("harm", SAID, ids=lambda harm: harm.__name__)
+def test_there_is_a_page_that_says_what_is_lacking(make_run: MakeRun, harm: Callable[[Run], None]) -> None:
+    run = read_run(make_run(categories=("qa", "writing"), questions=4))
+    harm(run)
+    made = page(run)
+    text = assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=made)
+    above = text[text.index('class="finding"') : text.index('id="tasks"')]
+    assert made["finding"] and (SAID[harm] in above or SAID[harm] in made["finding"])
+    assert len(made["ranking"]) == 3 and made["samples"]["methods"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("rows.jsonl", "", "none of the run's"),
+        ("steps.jsonl", "", "none of the run's"),
+        ("manifest.json", '{"format": 99}', ""),
+        ("manifest.json", "{", ""),
+    ],
+)
+def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file: str, text: str, told: str) -> None:
+    path: Path = make_run(categories=("qa",), questions=1)
+    if '"format"' in text:
+        text = json.dumps({**json.loads((path / file).read_text()), **json.loads(text)})
+    (path / file).write_text(text)
+    with pytest.raises(UserError) as raised:
+        report.command(path)
+    assert len(str(raised.value).splitlines()) == 1 and told in str(raised.value)
+    assert not (path / "report.html").exists()

@@ -1,0 +1,244 @@
+"""The report in real headless Chromium, as people use it: by keyboard, by address, printed, with hostile texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from specbench_ss import load_run
+from specbench_ss.reports.html.report import HtmlReport
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import fabricate
+from tests.reports.bad_runs import half_done, nothing_works, only_the_reference
+from tests.reports.chromium import EXTRA, Watched, browser, needs_chromium
+
+pytestmark = [needs_chromium, pytest.mark.xdist_group("chromium")]
+EVIL = '</script><img src=x onerror=alert(1)> "quoted" \u202etxt.exe \x1b[31m שלום 👩\u200d👧'
+LABEL = "ss[<a href=//x>\u202eevil</a>]"
+LABELS = ("ar", "medusa", LABEL, "ss-shared", "ss-shared-ar")
+LONG = "word " * 10_000
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five methods, one of them with a hostile name, and hostile answers."""
+    path = fabricate(
+        tmp_path_factory.mktemp("browser") / "run", LABELS, questions=10, references={"ss-shared": "ss-shared-ar"}
+    )
+    run = read_run(path)
+    for row in run.rows:
+        row.text = LONG if row.question_id == "qa-1" else f"{EVIL} {row.question_id}"
+        if row.method == "medusa" and row.question_id == "qa-2":
+            row.text = f"{EVIL} another end"
+    run.manifest["model"]["name"] = f"model {EVIL}"
+    HtmlReport().write(run, path / "report.html")
+    return path
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def seen(running: Any, made: Path) -> Watched:
+    return Watched(running, made / "report.html")
+
+
+def rows_of(page: Any) -> list[str]:
+    return page.eval_on_selector_all("#matrix-table tbody th", "found => found.map(th => th.textContent)")
+
+
+def test_it_opens_from_a_file_without_an_error_or_a_request(seen: Watched) -> None:
+    assert seen.errors == []
+    assert [url for url in seen.requests if not url.startswith("file:")] == [] and len(seen.requests) == 1
+
+
+def test_every_drawing_has_marks_that_can_be_seen(seen: Watched) -> None:
+    for name in ("why", "tokens-per-step", "acceptance", "time-per-token", "time-per-step"):
+        wide = seen.eval_on_selector_all(
+            f"#{name} svg rect, #{name} svg line, #{name} svg use", "all => all.map(one => one.getBoundingClientRect())"
+        )
+        assert len(wide) > 8 and max(one["width"] for one in wide) > 20, name
+    assert seen.locator("#ranking-table .strip use[href^='#sy-']").count() == len(LABELS)
+    assert seen.locator("#scatter [role=option]").count() == 40
+    assert seen.locator("#matrix-table td").count() == 4 * 5
+
+
+def test_the_page_is_not_wider_than_the_screen(running: Any, made: Path) -> None:
+    for width in (1280, 768, 390):
+        page = Watched(running, made / "report.html")
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_phone_shows_one_task_at_a_time(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert page.locator("#matrix-table tbody tr:first-child td:visible").count() == 1
+    page.select_option("#task-of-matrix", label="qa")
+    note = page.locator("#matrix-table tbody tr:first-child td:visible").get_attribute("data-note")
+    assert ", qa: " in note
+
+
+def test_the_matrix_is_sorted_and_read_by_keyboard(running: Any, made: Path) -> None:
+    page, frame = Watched(running, made / "report.html"), load_run(made).summary()
+    button = page.locator("#matrix-table thead button", has_text="qa")
+    button.focus()
+    page.keyboard.press("Enter")
+    names = {"ss-shared", "ar", "medusa", LABEL}
+    qa = frame[(frame.category == "qa") & frame.method.isin(names)].sort_values("speedup", ascending=False)
+    assert len(rows_of(page)) == 4 and [name.split("[")[0] for name in rows_of(page)] == [
+        name.split("[")[0] for name in qa.method
+    ]
+    assert button.locator("xpath=..").get_attribute("aria-sort") == "descending"
+    page.locator("#matrix-table td[tabindex='0']").focus()
+    first = page.locator("#matrix-note").text_content()
+    page.keyboard.press("ArrowRight")
+    second = page.locator("#matrix-note").text_content()
+    assert "overall" in first + second and "interval" in first + second and first != second
+
+
+def test_controls_are_folded_and_unfold_by_keyboard(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    control = page.locator("#ranking-table tr.control")
+    assert control.count() == 1 and not control.is_visible()
+    page.locator("#ranking-table .fold").focus()
+    page.keyboard.press("Enter")
+    assert control.is_visible() and "ss-shared-ar" in control.text_content()
+
+
+def test_the_theme_is_switched_and_kept(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html", color_scheme="light")
+
+    def colour() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = colour()
+    page.locator("#theme").focus()
+    for _ in range(2):
+        page.keyboard.press("Enter")
+    assert page.locator("#theme").text_content() == "Theme: dark" and colour() != light
+    page.reload()
+    assert page.locator("#theme").text_content() == "Theme: dark" and colour() != light
+
+
+def test_samples_are_filtered_sorted_and_opened_by_keyboard(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    assert page.locator("#shown").text_content() == "40 of 40 prompts"
+    page.locator("#filters select[name=task]").select_option("qa")
+    assert page.locator("#shown").text_content() == "10 of 40 prompts"
+    page.locator("#filters select[name=sort]").select_option("slowest")
+    speeds = [float(text.split("×")[0]) for text in page.locator(".row .end:has-text('×')").all_text_contents()]
+    assert speeds == sorted(speeds) and len(speeds) == 10
+    page.locator("#list").focus()
+    page.keyboard.press("End")
+    shown = page.locator("#detail h3").text_content()
+    assert shown == page.locator(".row[aria-selected=true] b").text_content()
+    page.locator("button[data-view=worst]").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#shown").text_content() == "5 of 40 prompts"
+    assert page.errors == []
+
+
+def test_the_list_draws_only_what_is_seen(seen: Watched) -> None:
+    assert 5 < seen.locator("#rows .row").count() < 30
+
+
+def test_an_address_shows_what_it_showed_when_it_was_sent(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    page.locator("#filters select[name=method]").select_option(label="medusa")
+    page.locator("#filters select[name=task]").select_option("qa")
+    page.locator("#list").focus()
+    page.keyboard.press("ArrowDown")
+    address, shown = page.evaluate("location.hash"), page.locator("#detail h3").text_content()
+    assert "sample=" in address and "method=medusa" in address
+    again = Watched(running, made / "report.html", address)
+    assert again.locator("#detail h3").text_content() == shown
+    assert again.locator("#filters select[name=task]").input_value() == "qa"
+    assert again.locator("#detail tr.now th").text_content() == "medusa"
+    odd = Watched(running, made / "report.html", "#sample=no-such.7&method=none&sort=odd&task=%22%3E%3Cb%3E")
+    assert odd.errors == [] and odd.locator("#shown").text_content() == "0 of 40 prompts"
+
+
+def test_a_dot_opens_its_sample_by_keyboard(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    page.locator("#scatter").focus()
+    page.keyboard.press("End")
+    name = page.locator("#scatter-note").text_content().split(":")[0]
+    page.keyboard.press("Enter")
+    assert page.locator("#detail h3").text_content() == name
+    assert page.locator(f"#scatter [aria-label^='{name}:']").get_attribute("aria-selected") == "true"
+
+
+def test_hostile_texts_are_text(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html", "#sample=qa-2.0&method=medusa")
+    said = page.locator("#detail").text_content()
+    assert "</script><img src=x onerror=alert(1)>" in said and "⟨RIGHT-TO-LEFT OVERRIDE⟩txt.exe ⟨ESC⟩[31m" in said
+    assert "שלום 👩\u200d👧" in said
+    assert page.locator("#detail mark").text_content() == "another end", "from the first difference on"
+    assert page.locator("a[href*='//x'], img, iframe").count() == 0
+    ranked = page.locator("#ranking-table").text_content()
+    assert "ss[<a href=//x>⟨RIGHT-TO-LEFT OVERRIDE⟩evil</a>]" in ranked
+    page.goto((made / "report.html").as_uri() + "#sample=qa-1.0")
+    page.reload()
+    assert LONG.strip() in page.locator("#detail").text_content()
+    assert page.errors == []
+
+
+@pytest.mark.parametrize("harm", [nothing_works, half_done, only_the_reference], ids=lambda harm: harm.__name__)
+def test_a_run_that_lacks_something_opens_too(running: Any, tmp_path: Path, harm: Callable[[Run], None]) -> None:
+    run = read_run(fabricate(tmp_path / "run", questions=2))
+    harm(run)
+    HtmlReport().write(run, tmp_path / "report.html")
+    page = Watched(running, tmp_path / "report.html")
+    assert page.errors == [] and page.locator(".finding").text_content()
+    page.locator("#filters select[name=method]").select_option(label="ss")
+    page.locator("button[data-view=worst]").click()
+    assert page.errors == [] and page.locator("#detail").text_content()
+
+
+def test_a_download_equals_the_frame_of_the_run(running: Any, made: Path, tmp_path: Path) -> None:
+    page = Watched(running, made / "report.html")
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    with page.expect_download() as started:
+        page.locator("button[data-csv=everything]").click()
+    started.value.save_as(tmp_path / "everything.csv")
+    got = pd.read_csv(tmp_path / "everything.csv").set_index(["task", "method"])
+    frame = load_run(made).summary().set_index(["category", "method"])
+    assert len(got) == len(frame)
+    for column in ("speedup", "speedup_low", "speedup_high", "n_prompts"):
+        for task, method in got.index:
+            want = frame.loc[(task, method), column]
+            assert got.loc[(task, method), column] == pytest.approx(want, nan_ok=True) if pd.notna(want) else True
+
+
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
+def test_it_prints_on_two_pages_with_the_winner_on_the_first(seen: Watched, paper: str) -> None:
+    pypdf = pytest.importorskip("pypdf", reason=f"the package pypdf is not installed: {EXTRA}")
+    import io
+
+    pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(seen.pdf(format=paper))).pages]
+    assert len(pages) == 2
+    winner = seen.locator("#ranking-table tbody tr:first-child th bdi").text_content()
+    assert winner.split("[")[0] in pages[0] and "Ranking" in pages[0] and "Record of the run" not in pages[0]
+    assert "passes saved" in pages[1] and "Record of the run" in pages[1] and "Fingerprint" in pages[1]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing(running: Any, made: Path, scheme: str, width: int) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason=f"the package axe-playwright-python is not installed: {EXTRA}"
+    )
+    page = Watched(running, made / "report.html", color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    found = axe.Axe().run(page.page).response["violations"]
+    told = [(one["id"], one["impact"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]
+    assert told == []
