@@ -18,6 +18,7 @@ from specbench_ss.reports.html import (
     matrix,
     palette,
     ranking,
+    replay,
     run_record,
     samples,
     speed,
@@ -39,7 +40,7 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.waterfall import waterfalls
 from specbench_ss.runs.rows import Run
 
-SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js")
+SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js")
 PRINTED = 5  # sentences of the printed page
 HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
 
@@ -108,6 +109,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
         **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"]),
         "samples": samples.samples(run, overall, look, ranked),
+        **_replay(run, look, ranked),
         "notices": notices,
         "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
@@ -142,6 +144,11 @@ def _machine(run: Run, look: Mapping[str, palette.Style], void: Sequence[str]) -
     rows = machine_rows(run, void)
     tables = [machine.counted(rows, look), machine.read(rows, look)]
     return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
+
+
+def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
+    drafts = replay.recorded(run)
+    return {"replay": replay.replay(run, drafts, look, ranked), "kinds": replay.kinds(drafts, look, ranked)}
 
 
 def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:
