@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.files.crash_safe import replacing
+from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html import (
     acceptance,
     assets,
@@ -28,7 +30,8 @@ from specbench_ss.reports.html import (
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html import experiment_page as of_experiment
 from specbench_ss.reports.html.page_parts import Notice
-from specbench_ss.results import frames, verdict_text
+from specbench_ss.reports.html.visible_text import visible
+from specbench_ss.results import frames, verdict_text, what_if
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
 from specbench_ss.results.machine import machine_rows
@@ -40,7 +43,7 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.waterfall import waterfalls
 from specbench_ss.runs.rows import Run
 
-SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js")
+SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 PRINTED = 5  # sentences of the printed page
 HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
 
@@ -110,6 +113,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"]),
         "samples": samples.samples(run, overall, look, ranked),
         **_replay(run, look, ranked),
+        "what_if": _what_if(run, look),
         "notices": notices,
         "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
@@ -149,6 +153,19 @@ def _machine(run: Run, look: Mapping[str, palette.Style], void: Sequence[str]) -
 def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
     drafts = replay.recorded(run)
     return {"replay": replay.replay(run, drafts, look, ranked), "kinds": replay.kinds(drafts, look, ranked)}
+
+
+def _what_if(run: Run, look: Mapping[str, palette.Style]) -> dict[str, Any] | None:
+    """Return the measured parts of every method's step, for the page's prediction; None where they are not known."""
+    found = what_if.parts(run)
+    if REFERENCE not in {one.method for one in found} or len(found) < 2:
+        return None
+    looks = [look[one.method] for one in found]
+    methods = [
+        asdict(one) | {"method": visible(one.method), "css": style.css, "symbol": style.symbol}
+        for one, style in zip(found, looks, strict=True)
+    ]
+    return {"reference": [one.method for one in found].index(REFERENCE), "methods": methods}
 
 
 def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:
