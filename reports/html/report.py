@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html import (
     acceptance,
     assets,
+    beside_published,
     forest,
     health,
     machine,
@@ -113,7 +114,8 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"]),
         "samples": samples.samples(run, overall, look, ranked),
         **_replay(run, look, ranked),
-        "what_if": _what_if(run, look),
+        "what_if": _what_if(run, look, ranking.controls(overall)),
+        "published": beside_published.published_beside(run, overall, look, contestants),
         "notices": notices,
         "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
@@ -155,9 +157,9 @@ def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) 
     return {"replay": replay.replay(run, drafts, look, ranked), "kinds": replay.kinds(drafts, look, ranked)}
 
 
-def _what_if(run: Run, look: Mapping[str, palette.Style]) -> dict[str, Any] | None:
+def _what_if(run: Run, look: Mapping[str, palette.Style], controls: Collection[str]) -> dict[str, Any] | None:
     """Return the measured parts of every method's step, for the page's prediction; None where they are not known."""
-    found = what_if.parts(run)
+    found = [one for one in what_if.parts(run) if one.method not in controls]
     if REFERENCE not in {one.method for one in found} or len(found) < 2:
         return None
     looks = [look[one.method] for one in found]
