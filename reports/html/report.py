@@ -22,6 +22,7 @@ from specbench_ss.reports.html import (
     palette,
     ranking,
     replay,
+    roofline,
     run_record,
     samples,
     speed,
@@ -30,7 +31,7 @@ from specbench_ss.reports.html import (
 )
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html import experiment_page as of_experiment
-from specbench_ss.reports.html.page_parts import Notice
+from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import frames, verdict_text, what_if
 from specbench_ss.results.experiment import Experiment, Result
@@ -39,6 +40,7 @@ from specbench_ss.results.machine import machine_rows
 from specbench_ss.results.machine_text import machine_lines
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
+from specbench_ss.results.roofline import points, roof_of
 from specbench_ss.results.run_health import checks
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.waterfall import waterfalls
@@ -115,6 +117,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "samples": samples.samples(run, overall, look, ranked),
         **_replay(run, look, ranked),
         "what_if": _what_if(run, look, ranking.controls(overall)),
+        "roofline": _roofline(run, look, ranked),
         "published": beside_published.published_beside(run, overall, look, contestants),
         "notices": notices,
         "differences": health.differences(run, overall),
@@ -155,6 +158,11 @@ def _machine(run: Run, look: Mapping[str, palette.Style], void: Sequence[str]) -
 def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
     drafts = replay.recorded(run)
     return {"replay": replay.replay(run, drafts, look, ranked), "kinds": replay.kinds(drafts, look, ranked)}
+
+
+def _roofline(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> Drawing | None:
+    roof, found = roof_of(run), points(run)
+    return roofline.drawing(roof, found, look, ranked) if roof and found else None
 
 
 def _what_if(run: Run, look: Mapping[str, palette.Style], controls: Collection[str]) -> dict[str, Any] | None:

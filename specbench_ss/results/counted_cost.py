@@ -15,12 +15,16 @@ from specbench_ss.runs.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What some steps cost in all. drafter_bytes: of `bytes`, what the drafter reads; None where that is not known."""
+    """What some steps cost in all.
+
+    drafter_bytes, drafter_flops: of `bytes` and `flops`, the drafter's; bytes are None where they are not known.
+    """
 
     steps: int
     flops: float
     bytes: float
     drafter_bytes: float | None
+    drafter_flops: float = 0.0
 
     @property
     def intensity(self) -> float | None:
@@ -54,7 +58,8 @@ def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
         return Cost(steps, flops, moved, None)  # what is called has weights: they are where nobody looked
     calls = sum(row.draft_calls or row.steps or 0 for row in good)
     read = float(calls * drafter["weight_bytes"])
-    return Cost(steps, flops + calls * 2.0 * drafter["matrix_parameters"], moved + read, read)
+    drafting = calls * 2.0 * drafter["matrix_parameters"]
+    return Cost(steps, flops + drafting, moved + read, read, drafting)
 
 
 def _rows_of(row: Row) -> int:

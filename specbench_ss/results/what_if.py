@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.machine import machine_rows
+from specbench_ss.results.roofline import roof_of
 from specbench_ss.results.step_tally import tally
 from specbench_ss.runs.rows import Run
 
@@ -49,15 +50,14 @@ class Change:
 
 def parts(run: Run) -> list[Parts]:
     """Return the parts of every method that can be predicted; none where the machine's limits are not known."""
-    limits = (run.manifest.get("machine") or {}).get("limits") or {}
-    rate, peak = limits.get("read_bytes_per_s"), (limits.get("flops_per_s") or {}).get(run.manifest["model"]["dtype"])
-    if not rate or not peak:
+    roof = roof_of(run)
+    if roof is None:
         return []
     found = []
     for row in machine_rows(run):
         own = tally([r for r in run.rows if r.method == row.method], run.steps)
         if row.step_s and row.bytes_per_step and row.flops_per_step and own.tau and own.steps:
-            read, product = row.bytes_per_step / rate, row.flops_per_step / peak
+            read, product = row.bytes_per_step / roof.read, row.flops_per_step / roof.products
             nodes = sum(r.verified or 0 for r in run.rows if r.method == row.method) / own.steps
             found.append(Parts(row.method, own.tau, nodes, read, product, row.step_s - max(read, product)))
     return found

@@ -19,10 +19,13 @@ from matplotlib.figure import Figure
 
 from specbench_ss.reports.plots.kinds import KINDS, write_plot
 from specbench_ss.reports.plots.numbers import numbers_of
+from specbench_ss.results.machine import machine_rows
+from specbench_ss.results.roofline import points
 from specbench_ss.results.waterfall import waterfalls
 
 LIMITS = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
 SHAPE = {"weight_bytes": 1e7, "matrix_parameters": 2e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}
+DRAFTER = {"weight_bytes": 1e6, "matrix_parameters": 2e5}
 
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "roofline"])
@@ -80,14 +83,30 @@ def test_points_of_the_pareto_figure_are_tau_and_cost(make_run: MakeRun) -> None
 
 def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:
     run, figure = read_run(make_run()), Figure()
-    run.manifest["machine"] = {"limits": LIMITS, "shapes": {label: {**SHAPE, "drafter": None} for label in run.labels}}
+    shapes = {label: {**SHAPE, "drafter": None if label == "ar" else DRAFTER} for label in run.labels}
+    run.manifest["machine"] = {"limits": LIMITS, "shapes": shapes}
     KINDS["roofline"].draw(figure, numbers_of(run))
-    roof, *points = figure.axes[0].lines
+    roof, *drawn = figure.axes[0].lines
     assert max(roof.get_ydata()) == pytest.approx(200)
-    assert {line.get_label() for line in points} == set(run.labels)
+    assert len(drawn) == 1 + 2 * 2, "plain decoding drafts nothing"
+    for point in points(run):
+        assert point.rate <= 2e11
     run.manifest["machine"] = None
     with pytest.raises(UserError, match="limits"):
         KINDS["roofline"].draw(Figure(), numbers_of(run))
+
+
+def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    shapes = {label: {**SHAPE, "drafter": None if label == "ar" else DRAFTER} for label in run.labels}
+    run.manifest["machine"] = {"limits": LIMITS, "shapes": shapes}
+    parts = {(point.method, point.part): point for point in points(run)}
+    for row in machine_rows(run):
+        own = [parts[row.method, part] for part in ("verifying", "drafting") if (row.method, part) in parts]
+        seconds = [row.step_s * row.verify_share, row.step_s * row.draft_share][: len(own)]
+        assert sum(p.rate * s for p, s in zip(own, seconds, strict=True)) == pytest.approx(row.flops_per_step)
+        moved = [p.rate * s / p.intensity for p, s in zip(own, seconds, strict=True)]
+        assert sum(moved) == pytest.approx(row.bytes_per_step)
 
 
 def test_methods_are_chosen_by_name(make_run: MakeRun) -> None:

@@ -1,0 +1,98 @@
+"""The roofline: each method's verifying and drafting under the machine's measured limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from specbench_ss.reports.html import svg
+from specbench_ss.reports.html.axis import Axis
+from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Panel, Table, figure, plain
+from specbench_ss.reports.html.palette import Style
+from specbench_ss.results.number_text import number, percent
+from specbench_ss.results.roofline import Point, Roof
+
+ROOM = 1.6  # factor beyond the outermost points
+COLUMNS = (
+    ("FLOP/byte", "Arithmetic intensity: operations for each byte that is read, counted from shapes"),
+    ("GFLOP/s", "Counted operations over the measured seconds of that part"),
+    ("of the limit", "Of what this machine could do at most with so many operations a byte"),
+)
+
+
+def drawing(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style], ranked: Sequence[str]) -> Drawing:
+    """Return a panel for each method, in the order of `ranked`, with the table."""
+    of = {label: [point for point in found if point.method == label] for label in ranked}
+    intensity = _axis([roof.ridge, *(point.intensity for point in found)])
+    rate = _axis([roof.products, *(point.rate for point in found)])
+    panels = [
+        Panel(
+            label,
+            styles[label].swatch,
+            picture=_plot(roof, points, styles[label], intensity, rate),
+            text=_said(roof, points),
+        )
+        for label, points in of.items()
+        if points
+    ]
+    columns = [Column("method", False), Column("part", False), *(Column(name, help=help) for name, help in COLUMNS)]
+    rows = [_row(roof, point, styles[label]) for label, points in of.items() for point in points]
+    return Drawing(
+        "roofline",
+        "Under the machine's limits",
+        Table("roofline", columns, rows),
+        panels=panels,
+        note=(
+            "To the right operations a byte, up operations a second, both logarithmic, the same in all panels. The line "
+            f"is this machine's limit: reading {number(roof.read / 1e9, 1)} GB/s, then "
+            f"{number(roof.products / 1e9, 0)} GFLOP/s; the number is the share of it that verifying reached. Filled: "
+            "verifying; hollow: drafting, where a drafter has weights."
+        ),
+    )
+
+
+def _axis(values: Sequence[float]) -> Axis:
+    return Axis(min(values) / ROOM, max(values) * ROOM, log=True)
+
+
+def _said(roof: Roof, points: Sequence[Point]) -> str:
+    return percent(points[0].rate / roof.at(points[0].intensity))
+
+
+def _row(roof: Roof, point: Point, style: Style) -> list[Cell]:
+    share = point.rate / roof.at(point.intensity)
+    return [
+        style.cell(),
+        plain(point.part),
+        figure(point.intensity),
+        figure(point.rate / 1e9),
+        Cell(percent(share, 1), share),
+    ]
+
+
+def _plot(roof: Roof, points: Sequence[Point], style: Style, intensity: Axis, rate: Axis) -> Markup:
+    """Return the roof and the points of one method."""
+    corners = [intensity.low, roof.ridge, intensity.high]
+    ends = [(intensity.at(x), 1 - rate.at(roof.at(x))) for x in corners]
+    lines = [
+        svg.element("line", x1=svg.percent(a), y1=svg.percent(b), x2=svg.percent(c), y2=svg.percent(d), class_="one")
+        for (a, b), (c, d) in zip(ends, ends[1:], strict=False)
+    ]
+    return svg.element(
+        "svg",
+        *lines,
+        *(_mark(point, style, intensity, rate) for point in points),
+        class_="small-plot",
+        aria_hidden="true",
+    )
+
+
+def _mark(point: Point, style: Style, intensity: Axis, rate: Axis) -> Markup:
+    colour = f"var(--{style.css})"
+    hollow: dict[str, Any] = (
+        {} if point.part == "verifying" else {"fill_opacity": 0, "stroke": colour, "stroke_width": 1.5}
+    )
+    place = {"x": svg.percent(intensity.at(point.intensity)), "y": svg.percent(1 - rate.at(point.rate))}
+    return svg.element("use", href=f"#sy-{style.symbol}", fill=colour, **place, **hollow)
