@@ -1,9 +1,10 @@
-"""Pictures of a report for the README, made in headless Chromium.
+"""Pictures of a run's report for the README, taken in real headless Chromium.
 
-    python benchmarks/pictures.py runs/MY-RUN docs/images
+    pip install -e '.[browser]'; apt-get install chromium
+    python benchmarks/pictures.py RUN [--out docs/images] [--replay "replay=ID.TURN&of=ss&against=ar&step=9"]
 
-writes report-light.png and report-dark.png, the first screen of the run's report. It takes Chromium and the extra
-`browser`.
+It writes report.png (the first screen) and replay.png (two answers side by side), from the page that `ssbench report`
+makes of the run.
 """
 
 from __future__ import annotations
@@ -12,36 +13,44 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from specbench_ss.reports.html.report import HtmlReport
+from specbench_ss.commands.report import write_report
 from specbench_ss.runs.run_directory import read_run
 
-SIZE = {"width": 1280, "height": 1000}  # pixels
-
-
-def shoot(page: Path, folder: Path) -> None:
-    """Write a picture of the page in each theme."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for theme in ("light", "dark"):
-            tab = browser.new_page(viewport=SIZE, color_scheme=theme)
-            tab.goto(page.as_uri())
-            tab.screenshot(path=folder / f"report-{theme}.png")
-        browser.close()
+WIDE, HIGH = 1180, 760  # pixels of the first screen
 
 
 def main() -> None:
-    """Make the report, take the pictures."""
+    """Write the page, open it, take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--replay", default="", help="address of what is replayed; default: the first recorded answer")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "report.html"
-        HtmlReport().write(read_run(arguments.run), page)
-        shoot(page, arguments.folder)
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        page_file = write_report(read_run(arguments.run), "html", Path(folder) / "report.html")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDE, "height": HIGH}, color_scheme="light")
+        page.goto(page_file.as_uri())
+        page.screenshot(path=arguments.out / "report.png")
+        take_replay(page, f"{page_file.as_uri()}#{arguments.replay}", arguments.out / "replay.png")
+        browser.close()
+
+
+def take_replay(page: Any, address: str, out: Path) -> None:
+    """Take the picture of two answers, at the step that the address names or in the middle."""
+    page.goto("about:blank")
+    page.goto(address)
+    stage = page.locator("#replay-stage")
+    if "step=" not in address:
+        stage.focus()
+        for _ in range(8):
+            page.keyboard.press("ArrowRight")
+    stage.screenshot(path=out)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def load_model(
     """A target: a causal language model with its tokenizer, ready for decoding methods.
 
     model: `lab`, which is part of the package, `smollm2`, once it is fetched, a folder, a GGUF file, or a hub id.
-    dtype: auto (float32 on a CPU, else bfloat16), float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N.
-    chat_template: plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own. Raises UserError where the
-    model cannot be loaded.
+    dtype: float32, bfloat16, float16, or auto: bfloat16 on a GPU, on a CPU the faster one of it and float32. device:
+    auto, cpu, cuda or cuda:N. chat_template: plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own.
+    Raises UserError where the model cannot be loaded.
 
     A model that is loaded already becomes a target by `Target(hf_model, tokenizer)`.
     """

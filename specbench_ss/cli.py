@@ -27,6 +27,7 @@ from specbench_ss.commands import (
     suites,
     train,
     tune,
+    watch,
 )
 from specbench_ss.commands.shared import literal
 from specbench_ss.deferred_imports import deferred_imports
@@ -48,6 +49,7 @@ app.command("new-method")(new_method.command)
 app.command("judge")(judge.command)
 app.command("doctor")(doctor.command)
 app.command("report")(report.command)
+app.command("watch")(watch.command)
 app.command("compare")(compare.command)
 app.command("export")(export.command)
 app.command("import-specbench")(import_specbench.command)
@@ -66,8 +68,11 @@ def _own_names() -> set[str]:
 @cache
 def _add_plugin_commands() -> None:
     """Commands that come with a plugin, as `datastore` comes with the method `rest`."""
-    for name, group in registry.load_commands(_own_names()).items():
-        app.add_typer(group, name=name)
+    for name, found in registry.load_commands(_own_names()).items():
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
 
 
 def _version(asked: bool) -> None:

@@ -46,7 +46,7 @@ METHODS = Group("specbench_ss.methods", "specbench_ss.decoding.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.runs.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.results.report:Report")
 EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.results.experiment:Experiment")
-COMMANDS = "specbench_ss.commands"  # entry points of whole `typer.Typer` groups, which are objects and not classes
+COMMANDS = "specbench_ss.commands"  # entry points of functions and of `typer.Typer` groups, which are no classes
 TRAINERS = Group("specbench_ss.trainers", "specbench_ss.training.trainer:Trainer")
 
 
@@ -118,9 +118,9 @@ def load_all(group: Group) -> dict[str, type[Any]]:
 
 
 def load_commands(taken: Collection[str]) -> dict[str, Any]:
-    """Return {name: `typer.Typer`} with every command group that plugins add to `ssbench`.
+    """Return every command that plugins add to `ssbench`, by name: a function, or a `typer.Typer` with several.
 
-    One that does not load, is no `typer.Typer`, or has a name that is taken, is named in a PluginWarning and left out.
+    One that does not load, is neither, or has a name that is taken, is named in a PluginWarning and left out.
     """
     import typer
 
@@ -134,10 +134,10 @@ def load_commands(taken: Collection[str]) -> dict[str, Any]:
         except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
             _warn(f"command {point.name!r} does not load: {first_line(error)}")
             continue
-        if isinstance(found, typer.Typer):
+        if isinstance(found, typer.Typer) or inspect.isfunction(found):
             loaded[point.name] = found
         else:
-            _warn(f"command {point.name!r}: {point.value} is not a typer.Typer")
+            _warn(f"command {point.name!r}: {point.value} is neither a function nor a typer.Typer")
     return loaded
 
 

@@ -98,7 +98,7 @@ def target_beside(target: Target, folder: Path) -> Target:
 def _beside(target: Target, folder: Path) -> Target:
     model = load_model(str(folder), target.dtype, str(target.device))
     own = Target(model, target.tokenizer, target.name, target.folder)
-    own.is_lab, own.weights_hash = target.is_lab, hash_weights(model)
+    own.is_lab, own.companions, own.weights_hash = target.is_lab, target.companions, hash_weights(model)
     check_target(own)
     return own
 

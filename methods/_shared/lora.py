@@ -105,7 +105,7 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"{method}: the LoRA in {folder} does not fit: {first}") from error
     own = Target(merged, target.tokenizer, target.name, target.folder)
-    own.is_lab, own.weights_hash = target.is_lab, f"{target.weights_hash}+{digest}"
+    own.is_lab, own.companions, own.weights_hash = target.is_lab, target.companions, f"{target.weights_hash}+{digest}"
     return own
 
 

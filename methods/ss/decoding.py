@@ -82,10 +82,12 @@ class SpeculativeStreaming(Decoder):
     def check(cls, options: Any, base: Outline) -> None:
         """The streams' file and shapes, and the settings."""
         base.check_taken_apart(cls.name)
-        folder = drafter_here(options.weights, cls.name, base, cls.companion)
+        folder = drafter_here(options.weights, cls.name, base, cls.companion_of(options))
         if folder is None:
             return
         config, shape = cls.read_shape(folder)
+        if shape.root_rank:
+            base.check_square(f"{cls.name}[root=on]")
         with torch.device("meta"):
             cls.read_streams(folder, shape, base, read_shapes)
         cls.settle(cls.step_options(options), shape, config.get("advice", {}), base)
@@ -93,7 +95,7 @@ class SpeculativeStreaming(Decoder):
     @classmethod
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
         """Streams from the folder that the user named, or those that came with the model."""
-        folder = drafter_folder(options.weights, cls.name, target, cls.companion)
+        folder = drafter_folder(options.weights, cls.name, target, cls.companion_of(options))
         config, shape = cls.read_shape(folder)
         check_base(config, target, cls.name)
         streams = cls.read_streams(folder, shape, target, read_tensors)
@@ -105,6 +107,11 @@ class SpeculativeStreaming(Decoder):
         from specbench_ss.methods.ss.examples import shapes
 
         return shapes(cls, target)
+
+    @classmethod
+    def companion_of(cls, options: Any) -> str:
+        """The folder beside a model that has the weights: lossless streams that learn their root have their own."""
+        return "ss-root" if cls.mode == "lossless" and options.root == "on" else cls.companion
 
     @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:
@@ -216,7 +223,8 @@ class SpeculativeStreaming(Decoder):
 
     def propose(self, state: State) -> DraftTree:
         """The tree that the last step's streams predict, under the token the main stream decided."""
-        logits = self.target.logits(self.next_streams)  # [gamma, V]
+        streams = self.streams.told_root(self.target, self.next_streams, state.root[0])
+        logits = self.target.logits(streams)  # [gamma, V]
         return draft_tree(state.root, logits, self.settings.k, self.settings.n_draft)
 
     def forward(self, state: State, tree: DraftTree) -> Output:

@@ -81,6 +81,13 @@ class SSOptions(Bounded):
         default="auto",
         metadata={"help": "What tells streams apart. Only as trained, else an error. auto: as trained."},
     )
+    root: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={
+            "help": "Whether streams learn the token that the main stream has decided, which is not in the papers. on: "
+            "the weights of that kind that came with the model. Only as trained, else an error. auto: as trained."
+        },
+    )
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
@@ -90,6 +97,9 @@ def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
         asked["main_attends_streams"] = options.main_attends_streams == "on"
     if options.stream_init != "auto":
         asked["stream_init"] = options.stream_init
+    if options.root != "auto" and (options.root == "on") != bool(config.root_rank):
+        learnt = "do not learn" if options.root == "on" else "learn"
+        raise UserError(f"{name}: these streams {learnt} their root: root={options.root} is not as they were trained")
     for field_name, value in asked.items():
         have = getattr(config, field_name)
         if have != value:

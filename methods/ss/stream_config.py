@@ -20,7 +20,8 @@ class StreamConfig(Bounded):
     init_rank: of f_eta (eq. 4), 0 = identity. prune_layer -1 = N - N_s. stream_init: what tells streams apart,
     embeddings P_j (eq. 4) or values turned by rotation_step * j radians (eq. 8; 0 = the largest, pi / 2 N_max).
     mode shared: LoRA of lora_rank in every layer, used by main and stream alike; main_attends_streams: eq. 3 of the
-    ACL text (False = eq. 1 of 2024).
+    ACL text (False = eq. 1 of 2024). root_rank: of the map by which finished streams learn the token that the main
+    stream has decided meanwhile; 0 = they do not, as in the papers.
     """
 
     owner: ClassVar[str] = "ss"
@@ -35,6 +36,7 @@ class StreamConfig(Bounded):
     mode: Literal["lossless", "shared"] = "lossless"
     main_attends_streams: bool = False
     lora_rank: Annotated[int, Ge(0)] = 0
+    root_rank: Annotated[int, Ge(0)] = 0
 
     def check_together(self) -> None:
         """What each mode has."""

@@ -24,7 +24,8 @@ from specbench_ss.methods.ss.stream_config import StreamConfig
 class Streams(nn.Module):
     """P_j, f_eta, the stream adapters and o_theta.
 
-    gamma*h (P_j) + 2*R_s*h*N_s (adapters) + 2*eta*h (f_eta) + 2*theta*h (pruning) parameters; each where configured.
+    gamma*h (P_j) + 2*R_s*h*N_s (adapters) + 2*eta*h (f_eta) + 2*theta*h (pruning) parameters, and 2*rank*h
+    (root, not in the papers); each where configured.
     """
 
     def __init__(self, config: StreamConfig, hidden: int) -> None:
@@ -38,6 +39,9 @@ class Streams(nn.Module):
         if c.init_rank:
             self.init_down = nn.Parameter(torch.randn(c.init_rank, hidden) * hidden**-0.5)
             self.init_up = nn.Parameter(torch.zeros(hidden, c.init_rank))
+        if c.root_rank:
+            self.root_down = nn.Parameter(torch.randn(c.root_rank, hidden) * hidden**-0.5)
+            self.root_up = nn.Parameter(torch.zeros(hidden, c.root_rank))
         self.prune_down = nn.Parameter(torch.randn(c.prune_rank, hidden) * hidden**-0.5)
         self.prune_up = nn.Parameter(torch.zeros(hidden, c.prune_rank))
 
@@ -55,6 +59,21 @@ class Streams(nn.Module):
     def early_exit(self, x: Tensor) -> Tensor:
         """o_theta (sec. 2.3): the main state at the pruning layer, mapped to what the LM head can read."""
         return x + F.linear(F.linear(x, self.prune_down), self.prune_up)
+
+    def told_root(self, target: Target, x: Tensor, roots: Tensor | None) -> Tensor:
+        """Final, normed streams x [.., gamma, h] with what their roots, int64 [..], say; x itself where none is learnt.
+
+        Not in the papers. The token that follows the main row is decided before its streams reach the LM head; here
+        they learn it, as EAGLE's and Hydra's drafts do. Only the direction of its embedding counts. A root below 0 is
+        none: what such streams guess counts nowhere. Raises ValueError where roots are missing.
+        """
+        if not self.config.root_rank:
+            return x
+        if roots is None:
+            raise ValueError("these streams learn their roots: give them")
+        known = target.model.get_input_embeddings()(roots.clamp_min(0)).to(x.dtype)
+        known = F.rms_norm(known, known.shape[-1:])
+        return x + F.linear(F.linear(known, self.root_down), self.root_up)[..., None, :]
 
     def pass_layer(self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor) -> Tensor:
         """After attention: the first `mains` rows through the layer's MLP, the stream rows through the adapter.

@@ -65,6 +65,13 @@ class StreamsOptions(Bounded):
         default=0.0,
         metadata={"help": "With rotation: angle in radians from one stream to the next. 0: the largest possible."},
     )
+    root_rank: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={
+            "help": "Rank of the map by which streams learn the token that the main stream has decided, which is not "
+            "in the papers. 0: they do not learn it."
+        },
+    )
     alpha: Annotated[float, Gt(0)] = field(
         default=0.1, metadata={"help": "Weight of each stream's loss in shared mode, where the next token's has 1."}
     )
@@ -120,6 +127,7 @@ class StreamsTrainer(DrafterTrainer):
             rotation_step=o.rotation_step,
             mode=o.mode,
             main_attends_streams=shared if o.main_attends_streams is None else o.main_attends_streams,
+            root_rank=o.root_rank,
             lora_rank=(SHARED_RANK if o.lora_rank < 0 else o.lora_rank) if shared else 0,
         )
 

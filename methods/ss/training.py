@@ -65,27 +65,31 @@ class StreamsTrainee(Trainee):
         g, anchors = self.config.gamma, batch.anchors
         labels = anchors.labels[..., 1 : g + 1]
         step = self.segment or labels.shape[1]
-        parts = [self._segment(states, anchors.at[:, i : i + step], labels[:, i : i + step])
-                 for i in range(0, labels.shape[1], step)]  # fmt: skip
+        pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
+        roots = anchors.labels[..., 0]
+        parts = [self._segment(states, anchors.at[:, piece], labels[:, piece], roots[:, piece]) for piece in pieces]
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
         total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
         low = states.at(states.taps[self.prune_layer], anchors)
         loss: Tensor = total + self.prune_weight * prune_loss(self.target, self.module, low, batch)
         return loss, right
 
-    def _segment(self, states: BaseStates, at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _segment(self, states: BaseStates, at: Tensor, labels: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of a segment's loss and right guesses; its streams and logits are not kept for the backward pass."""
 
         def run(at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            return head_sums(self.stream_logits(states, at), labels)
+            return head_sums(self.stream_logits(states, at, roots), labels)
 
         if not self.segment:
             return run(at, labels)
         sums: tuple[Tensor, Tensor] = checkpoint(run, at, labels, use_reentrant=False)
         return sums
 
-    def stream_logits(self, states: BaseStates, at: Tensor) -> Tensor:
-        """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V]."""
+    def stream_logits(self, states: BaseStates, at: Tensor, roots: Tensor | None = None) -> Tensor:
+        """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V].
+
+        roots int64 [B, a]: the token after each position, for streams that learn it.
+        """
         target, g = self.target, self.config.gamma
         low = states.taps[self.lo]
         x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g).to(
@@ -96,7 +100,8 @@ class StreamsTrainee(Trainee):
         masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
         cache, rotary = StreamCache(states.kv), target.rotary(positions)
         x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
-        logits: Tensor = target.logits(target.family.norm(x)).unflatten(1, (at.shape[1], g))
+        x = self.module.told_root(target, target.family.norm(x).unflatten(1, (at.shape[1], g)), roots)
+        logits: Tensor = target.logits(x)
         return logits
 
     def _masks(self, at: Tensor, t: int, dtype: torch.dtype, documents: Documents | None) -> list[Tensor]:
@@ -141,9 +146,13 @@ def stream_groups(module: Streams, lr: float, embedding_lr: float) -> list[dict[
 
 @torch.no_grad()
 def start_embedding(module: Streams, low: Tensor) -> None:
-    """P_j starts random at half the scale of the residual stream `low`, or streams would look alike for long."""
+    """P_j starts random at half the scale of the residual stream low [B, T, h], or streams would look alike for long.
+
+    The scale is that of the middle position: the first one is a hundred times larger in many models, since attention
+    rests on it where it has nothing to look at.
+    """
     if module.config.stream_init == "embedding":
-        scale = 0.5 * low.float().pow(2).mean().sqrt()
+        scale = 0.5 * low.float().pow(2).mean(-1).sqrt().median()
         p = module.embedding
         p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
 

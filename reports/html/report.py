@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.files.crash_safe import replacing
+from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html import (
     acceptance,
     assets,
+    beside_published,
     forest,
     health,
     machine,
     matrix,
     palette,
     ranking,
+    replay,
     run_record,
     samples,
     speed,
     timing,
     waterfall,
 )
+from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html import experiment_page as of_experiment
 from specbench_ss.reports.html.page_parts import Notice
-from specbench_ss.results import frames, verdict_text
+from specbench_ss.reports.html.visible_text import visible
+from specbench_ss.results import frames, verdict_text, what_if
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
 from specbench_ss.results.machine import machine_rows
@@ -38,7 +44,7 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.waterfall import waterfalls
 from specbench_ss.runs.rows import Run
 
-SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js")
+SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 PRINTED = 5  # sentences of the printed page
 HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
 
@@ -49,10 +55,16 @@ class HtmlReport(Report):
     name = "html"
     summary = "one self-contained page: ranking, causes, tasks, time, every sample, health"
     filename = "report.html"
+    filename_of_several = "comparison.html"
 
     def write(self, run: Run, path: Path) -> None:
         """Write the page, whole or not at all."""
         _write(assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=page(run, self.quality_margin)), path)
+
+    def write_runs(self, runs: Sequence[Run], path: Path) -> None:
+        """Write the page of several runs, whole or not at all."""
+        made = of_several.page(runs)
+        _write(assets.render("comparison.html.jinja", [assets.joined(SCRIPTS[:2])], page=made), path)
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
@@ -104,6 +116,9 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
         **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"]),
         "samples": samples.samples(run, overall, look, ranked),
+        **_replay(run, look, ranked),
+        "what_if": _what_if(run, look, ranking.controls(overall)),
+        "published": beside_published.published_beside(run, overall, look, contestants),
         "notices": notices,
         "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
@@ -139,6 +154,24 @@ def _machine(run: Run, look: Mapping[str, palette.Style], void: Sequence[str]) -
     rows = sorted(machine_rows(run, void), key=lambda row: order.index(row.method))
     tables = [machine.counted(rows, look), machine.read(rows, look)]
     return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
+
+
+def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
+    drafts = replay.recorded(run)
+    return {"replay": replay.replay(run, drafts, look, ranked), "kinds": replay.kinds(drafts, look, ranked)}
+
+
+def _what_if(run: Run, look: Mapping[str, palette.Style], controls: Collection[str]) -> dict[str, Any] | None:
+    """Return the measured parts of every method's step, for the page's prediction; None where they are not known."""
+    found = [one for one in what_if.parts(run) if one.method not in controls]
+    if REFERENCE not in {one.method for one in found} or len(found) < 2:
+        return None
+    looks = [look[one.method] for one in found]
+    methods = [
+        asdict(one) | {"method": visible(one.method), "css": style.css, "symbol": style.symbol}
+        for one, style in zip(found, looks, strict=True)
+    ]
+    return {"reference": [one.method for one in found].index(REFERENCE), "methods": methods}
 
 
 def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:

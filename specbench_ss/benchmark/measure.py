@@ -114,7 +114,7 @@ def _load(plan: Plan) -> Target:
     config = plan.config
     return load_target(
         config.model,
-        dtype=config.dtype,
+        dtype=plan.dtype,
         device=config.device,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ def check(
     """
     from specbench_ss.benchmark.requests import check_ids, check_room, check_texts, stop_ids
     from specbench_ss.models.chat_templates import check_template
+    from specbench_ss.models.devices import resolve_device, resolve_dtype
     from specbench_ss.models.model_folder import check_model
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
     from specbench_ss.runs.run_directory import check_out, read_run
@@ -61,14 +62,20 @@ def check(
     config = with_references(config)
     options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)
-    device, dtype = _place(config, loaded)
+    device, begun = resolve_device(config.device) if loaded is None else str(loaded.device), None
+    resolve_dtype(config.dtype, device)
     if check_out(where):
-        check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
+        begun = read_run(where.out).manifest
+        check_same_config(where.out, begun["config"], config.as_dict())
     elif where.resume:
         note(f"nothing to resume in {where.out}: the run begins")
     if loaded is None:
         check_model(config.model)
     outline = check_methods(config, loaded)
+    dtype, why = _dtype(config, device, outline, loaded, begun)
+    if why:
+        note(why)
+        notes = (*notes, why)
     check_template(outline.tokenizer, outline.name)
     stop_ids(outline.tokenizer, config.stop)
     data = _questions(config, suite, outline)
@@ -141,13 +148,17 @@ def _outline(config: RunConfig, loaded: Target | None) -> Outline:
     return outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
 
 
-def _place(config: RunConfig, loaded: Target | None) -> tuple[str, str]:
-    """(device, dtype) of the model: 'cpu', 'float32'."""
-    from specbench_ss.models.devices import resolve_device, resolve_dtype
+def _dtype(
+    config: RunConfig, device: str, outline: Outline, loaded: Target | None, begun: Mapping[str, Any] | None
+) -> tuple[str, str]:
+    """The name of the dtype to compute in, and words where it was measured. begun: manifest of the run that goes on."""
+    from specbench_ss.models.faster_dtype import chosen_dtype
 
-    device = resolve_device(config.device) if loaded is None else str(loaded.device)
-    dtype = resolve_dtype(config.dtype, device) if loaded is None else loaded.dtype
-    return device, str(dtype).removeprefix("torch.")
+    if loaded is not None:
+        return str(loaded.dtype).removeprefix("torch."), ""
+    if begun is not None and config.dtype == "auto":
+        return str(begun["model"]["dtype"]), ""
+    return chosen_dtype(config.dtype, device, config.model, lambda: outline.config)
 
 
 def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:

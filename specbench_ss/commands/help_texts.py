@@ -6,7 +6,10 @@ MODEL = (
     "Target model: lab (it comes with ssbench), smollm2 (after `ssbench models fetch smollm2`), the folder or hub id "
     "of a Hugging Face causal language model, or a GGUF file."
 )
-DTYPE = "Number format of the model's weights and arithmetic. auto: float32 on a CPU, bfloat16 on a GPU."
+DTYPE = (
+    "Number format of the model's weights and arithmetic. auto: bfloat16 on a GPU; on a "
+    "CPU the faster one of float32 and bfloat16, which is measured where the processor has both (the lab: float32)."
+)
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
 CHAT_TEMPLATE = "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file."
 TRUST = "Allow Python code that comes with the model to run. Only for models whose authors you trust."

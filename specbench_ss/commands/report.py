@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +19,19 @@ if TYPE_CHECKING:
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.")],
-    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Kind of report.")] = "html",
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Directory of the run. Of several, the others are compared with the first."
+        ),
+    ],
+    name: Annotated[
+        str,
+        typer.Option("--format", "--as", metavar="NAME", help="Kind of report: html, md, csv, json, parquet or png."),
+    ] = "html",
     out: Annotated[
-        Path | None, typer.Option("--out", help="File to write the report to, in place of one in the run directory.")
+        Path | None,
+        typer.Option("--out", help="File to write the report to, in place of one in the (first) run's directory."),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
     quality_margin: Annotated[
@@ -33,20 +43,23 @@ def command(
     ] = Report.quality_margin,
     fail_on: FailOn = None,
 ) -> None:
-    """Write the report of an earlier run again. The report says so where the run is not complete."""
+    """Write the report of an earlier run again, or of several beside each other. It says so where one is unfinished."""
     from specbench_ss.results.health import unfinished
     from specbench_ss.results.quality import checked_margin
     from specbench_ss.runs.run_directory import read_run
 
-    done = read_run(run)
-    path = write_report(done, name, out, checked_margin(quality_margin))
-    lacking = unfinished(done)
-    if lacking:
-        print(f"ssbench: warning: {run} is {lacking}", file=sys.stderr)
+    if len(runs) > 1 and fail_on:
+        raise UserError("--fail-on looks at one run; `ssbench compare --fail-on` judges what changed between two")
+    done = [read_run(run) for run in runs]
+    margin = checked_margin(quality_margin)
+    path = write_report(done[0], name, out, margin) if len(done) == 1 else write_comparison(done, name, out, margin)
+    for run in done:
+        if lacking := unfinished(run):
+            print(f"ssbench: warning: {run.path} is {lacking}", file=sys.stderr)
     print(f"report: {path}")
     if open_it:
         open_in_browser(path)
-    fail(done, fail_on)
+    fail(done[0], fail_on)
 
 
 def write_report(
@@ -56,17 +69,36 @@ def write_report(
 
     Raises UserError where it cannot be written there, or where no sample has been made yet.
     """
+    report = _report(name, [run], quality_margin)
+    return _written(out or run.path / report.filename, lambda path: report.write(run, path))
+
+
+def write_comparison(runs: Sequence[Run], name: str, out: Path | None, quality_margin: float) -> Path:
+    """Write the report `name` of several runs, into the directory of the first unless `out` is given; return its path.
+
+    Raises UserError as `write_report` does, and where such a report shows one run.
+    """
+    report = _report(name, runs, quality_margin)
+    path = out or runs[0].path / (report.filename_of_several or report.filename)
+    return _written(path, lambda path: report.write_runs(runs, path))
+
+
+def _report(name: str, runs: Sequence[Run], quality_margin: float) -> Report:
     from specbench_ss.registry import load_report
 
     report = load_report(name)
     report.quality_margin = quality_margin
-    path = out or run.path / report.filename
-    if not run.rows:
-        raise UserError(f"nothing to report: {run.path} has none of the run's {run.samples:,} samples")
+    for run in runs:
+        if not run.rows:
+            raise UserError(f"nothing to report: {run.path} has none of the run's {run.samples:,} samples")
+    return report
+
+
+def _written(path: Path, write: Callable[[Path], None]) -> Path:
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
     try:
-        report.write(run, path)
+        write(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {os_reason(error)}") from error
     return path

@@ -23,6 +23,7 @@ class Outline:
         self.name = name
         self.folder = folder
         self.is_lab = False
+        self.companions: Path | None = None  # folder with a folder for each method whose weights came with this model
         self.origin: dict[str, Any] = {}  # where its weights come from, and what was done to them, as far as is known
         self.n_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
@@ -67,7 +68,5 @@ class Outline:
 
     def companion(self, method: str) -> Path | None:
         """The folder with a method's weights that came along with this model, if there is one."""
-        if self.folder is None:
-            return None
-        path = self.folder.parent / method
-        return path if self.is_lab and path.is_dir() else None
+        path = None if self.companions is None else self.companions / method
+        return path if path is not None and path.is_dir() else None

@@ -30,7 +30,10 @@ def resolve_device(device: str) -> str:
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
-    """Return the torch dtype of a name; 'auto' is float32 on a CPU and bfloat16 elsewhere."""
+    """Return the torch dtype of a name; 'auto' is float32 on a CPU and bfloat16 elsewhere.
+
+    Raises UserError for an unknown name.
+    """
     import torch
 
     if dtype not in DTYPES:

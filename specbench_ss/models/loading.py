@@ -15,7 +15,7 @@ from specbench_ss.files.user_files import read_json
 from specbench_ss.models.chat_templates import template_text
 from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks, gguf_file, source_arguments
-from specbench_ss.models.model_folder import check_model, find_folder, is_lab, model_origin
+from specbench_ss.models.model_folder import check_model, companions, find_folder, is_lab, model_origin
 from specbench_ss.models.weight_files import check_files
 from specbench_ss.models.weight_hash import hash_weights
 
@@ -41,7 +41,7 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     source = _source(model, folder)
     outline = Outline(config_of(source, trust_remote_code), None, model, folder)
     outline.tokenizer = tokenizer_of(source, trust_remote_code, template)
-    outline.is_lab = is_lab(model)
+    outline.is_lab, outline.companions = is_lab(model), companions(model)
     return outline
 
 
@@ -58,6 +58,9 @@ def load_target(
 
     Raises UserError where it cannot be loaded.
 
+    dtype: 'auto' is bfloat16 on a GPU; on a CPU the faster one of float32 and bfloat16, measured once where the
+    processor has products in bfloat16, for the lab always float32.
+
     It answers a short prompt once: a model whose logits are not finite is refused.
 
     chat_template: name or Jinja file of a template that replaces the tokenizer's own. nf4: hold linear layers in 4 bits
@@ -65,17 +68,19 @@ def load_target(
     """
     from specbench_ss.decoding.finite import check_target
     from specbench_ss.decoding.target import Target
+    from specbench_ss.models.faster_dtype import chosen_dtype
 
     template = None if chat_template is None else template_text(chat_template)
     where = resolve_device(device)
-    kind = resolve_dtype(dtype, where)
+    resolve_dtype(dtype, where)
     check_model(model)
     folder = find_folder(model)
     source = _source(model, folder)
+    kind, _ = chosen_dtype(dtype, where, model, lambda: config_of(source, trust_remote_code))
     tokenizer = tokenizer_of(source, trust_remote_code, template)
-    weights = load_model(source, kind, where, trust_remote_code, nf4)
+    weights = load_model(source, resolve_dtype(kind, where), where, trust_remote_code, nf4)
     target = Target(weights, tokenizer, name=model, folder=folder)
-    target.is_lab, target.origin = is_lab(model), model_origin(model)
+    target.is_lab, target.origin, target.companions = is_lab(model), model_origin(model), companions(model)
     target.weights_hash = hash_weights(weights)
     check_target(target)
     return target

@@ -59,7 +59,7 @@ def device_name(device: torch.device) -> str:
 def known_limits(device: torch.device) -> MachineLimits | None:
     """Return the limits that were measured of this device, with as many threads; None where there are none."""
     try:
-        return records.decoder(MachineLimits)(_file(device).read_bytes())
+        return records.decoder(MachineLimits)(device_file(device).read_bytes())
     except (OSError, ValueError):
         return None
 
@@ -75,7 +75,7 @@ def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS, bu
         if not out_of_memory(error):
             raise
         raise UserError(f"there is too little free memory on {device} to measure its limits") from None
-    file = _file(device)
+    file = device_file(device)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         crash_safe.write_json(file, limits.as_dict())
@@ -147,8 +147,11 @@ def _launch(device: torch.device, times: int) -> float:
     return best_time(row, device) / times
 
 
-def best_time(work: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds that the work takes at its fastest, the device idle before and after."""
+def best_time(work: Callable[[], Any], device: torch.device, least_s: float = LEAST_S) -> float:
+    """Return the seconds that the work takes at its fastest, the device idle before and after.
+
+    least_s: seconds for which it is repeated.
+    """
 
     def once() -> float:
         _wait(device)
@@ -159,7 +162,7 @@ def best_time(work: Callable[[], Any], device: torch.device) -> float:
 
     once()
     times: list[float] = []
-    while len(times) < LEAST_TIMES or sum(times) < LEAST_S:
+    while len(times) < LEAST_TIMES or sum(times) < least_s:
         times.append(once())
     return min(times)
 
@@ -177,7 +180,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _file(device: torch.device) -> Path:
+def device_file(device: torch.device) -> Path:
+    """Return the file that keeps what was measured of this device, with as many threads."""
     name, threads = device_name(device), _threads(device)
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "device"
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

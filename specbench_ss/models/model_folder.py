@@ -16,6 +16,7 @@ from specbench_ss.models.packages import fetched_folder, packaged
 from specbench_ss.models.weight_files import check_folder
 
 LAB = Path(__file__).parents[1] / "lab"
+DRAFTERS = Path(__file__).parents[1] / "drafters"  # a folder for each fetched model that drafters were trained for
 ORIGIN = "origin.json"  # in a model's folder: where its weights come from, and what was done to them
 
 
@@ -57,6 +58,18 @@ def is_lab(model: str) -> bool:
     """Say, without loading it, whether the model is one of the project's own family."""
     folder = find_folder(model)
     return folder is not None and (folder.parent / "lab.json").exists()
+
+
+def companions(model: str) -> Path | None:
+    """Return the folder with the weights of methods that came with this model; None where none did.
+
+    A fetched model is known by its `origin.json`, wherever its folder lies.
+    """
+    folder = find_folder(model)
+    if folder is None or is_lab(model):
+        return folder and folder.parent
+    name = model_origin(model).get("name")
+    return DRAFTERS / name if isinstance(name, str) and name in packaged() else None
 
 
 def check_model(model: str) -> None:

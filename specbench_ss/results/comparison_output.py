@@ -36,7 +36,7 @@ def print_comparison(made: RunComparison, console: Console) -> None:
             _print_metric(metric, shown, console)
     for said in _notes(made):
         console.print(escape(said), highlight=False, soft_wrap=True)
-    console.print(escape(finding(made)), style="bold", highlight=False, soft_wrap=True)
+    console.print(escape(finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
 
 
 def _shown(row: ComparedRow, metric: str) -> bool:
@@ -116,9 +116,9 @@ def _notes(made: RunComparison) -> Iterator[str]:
     yield from (f"Warning: {said}" for said in made.warnings)
 
 
-def finding(made: RunComparison) -> str:
+def finding(rows: Sequence[ComparedRow]) -> str:
     """Return the finding over all tasks in a sentence."""
-    rows = [row for row in made.rows if row.category == OVERALL and row.method != REFERENCE]
+    rows = [row for row in rows if row.category == OVERALL and row.method != REFERENCE]
     told = [(row, row.changes["speedup"]) for row in rows if row.changes["speedup"].interval]
     if not told:
         return "Too few questions are in both runs to tell whether a speedup changed."

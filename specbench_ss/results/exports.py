@@ -24,11 +24,12 @@ LEFT = ("task", "method", "verdict", "output")
 def write_csv(run: Run, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
     for name in ("samples", "steps", "sameness", "summary"):
-        _plain(getattr(frames, name)(run)).to_csv(folder / f"{name}.csv", index=False, errors="replace")
+        plain(getattr(frames, name)(run)).to_csv(folder / f"{name}.csv", index=False, errors="replace")
     return []
 
 
-def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame for CSV: lists as JSON texts."""
     lists = [name for name in frame if str(frame[name].dtype) == "object"]
     return frame.assign(**{name: frame[name].map(_json) for name in lists})
 
@@ -64,12 +65,11 @@ def markdown(run: Run) -> str:
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[str]) -> str:
     """Return a Markdown table; what would end a cell or begin HTML is escaped."""
     rule = ["---" if column in left else "---:" for column in head]
-    return "".join(
-        f"| {' | '.join(cells)} |\n" for cells in (head, rule, *([_safe(c) for c in line] for line in lines))
-    )
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *([safe(c) for c in line] for line in lines)))
 
 
-def _safe(cell: str) -> str:
+def safe(cell: str) -> str:
+    """Return text that is neither HTML nor the end of a cell in Markdown."""
     return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 

@@ -14,7 +14,7 @@ import torch
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.models.chat_templates import check_template
-from specbench_ss.models.devices import resolve_device
+from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.options import value_text
@@ -200,7 +200,7 @@ def load_base(config: TrainConfig, device: str) -> Target:
         check_four_bits(device)
     return load_target(
         config.model,
-        dtype=config.dtype,
+        dtype=str(resolve_dtype(config.dtype, device)).removeprefix("torch."),  # not the one that decodes faster
         device=device,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,

@@ -133,7 +133,7 @@ def test_limits_are_kept_by_device_and_read_again(tmp_path: Path, monkeypatch: p
 
 def test_damaged_limits_are_unknown_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
-    file = machine_limits._file(torch.device("cpu"))
+    file = machine_limits.device_file(torch.device("cpu"))
     file.parent.mkdir(parents=True)
     file.write_text('{"device": 3}')
     assert machine_limits.known_limits(torch.device("cpu")) is None

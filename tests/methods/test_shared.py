@@ -94,18 +94,19 @@ def chosen(options: SSOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("k", "n_keep", "prune", "mode", "gamma")}
 
 
-@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize(("attends", "root_rank"), [(True, 0), (False, 0), (True, 4)])
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
-def test_training_sees_what_decoding_sees(kind: str, attends: bool, tmp_path: Path) -> None:
+def test_training_sees_what_decoding_sees(kind: str, attends: bool, root_rank: int, tmp_path: Path) -> None:
     """Main logits and stream logits at every answer position, teacher-forced, equal those of decoding steps."""
-    target, trainee = trained(kind, config(attends))
+    target, trainee = trained(kind, config(attends, root_rank=root_rank))
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
     first = 4
     one = answers_of(ids, first)
     with torch.no_grad():
         low, _ = trainee._lower(ids)
         carriers, real = carriers_of(one.labels[..., 0] != -100)
-        logits, _ = trainee.upper(low, 0, carriers, real, [], 3)  # [1, c, 4, V]
+        roots = ids.gather(1, carriers + 1)
+        logits, _ = trainee.upper(low, 0, carriers, real, [], 3, None, roots)  # [1, c, 4, V]
     assert carriers.tolist() == [[3, 4, 5, 6, 7, 8]]
     save_shared(tmp_path, trainee, {})
     decoder = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), k=1, prune="off"))
@@ -114,7 +115,8 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, tmp_path: Pa
         state = State(ids[0, :first].tolist(), first, ids[0, first - 1 : first], cache, Sampling())
         out = decoder.prefill(state, ids[:, :first])
         for column in range(len(carriers[0])):
-            streams = decoder.target.logits(decoder.next_streams)
+            told = decoder.streams.told_root(decoder.target, decoder.next_streams, roots[0, column])
+            streams = decoder.target.logits(told)
             decoded = torch.cat((out.logits[0], streams))
             torch.testing.assert_close(logits[0, column], decoded, atol=5e-3, rtol=5e-3)  # LoRA was rounded to half
             root = DraftTree.root_only(ids[0, first + column : first + column + 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -22,10 +23,10 @@ from specbench_ss.methods.ss.layout import stream_visibility
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams
-from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.ss.training import StreamsTrainee, start_embedding
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states
-from tests.methods.decoders import TWO_LAYERS, randomise, streaming
+from tests.methods.decoders import ROOTED, TWO_LAYERS, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 
 
@@ -70,6 +71,50 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
         torch.testing.assert_close(trained[0, column], decoded, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", SOME)
+def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
+    """The same root gives the same guesses in both, and another root others."""
+    target = Target(tiny_model(kind))
+    trainee = StreamsTrainee(target, ROOTED)
+    randomise(trainee.module, 2)
+    decoder = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
+    ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
+    states = base_states(target, torch.tensor([ids]), trainee.taps, trainee.kv_from)
+    guesses = set()
+    for root in range(3, 40):
+        with torch.no_grad():
+            trained = trainee.stream_logits(states, torch.tensor([[at]]), torch.tensor([[root]]))[0, 0]
+        with torch.inference_mode():
+            state = replace(prefilled(decoder, ids[: at + 1]), root=torch.tensor([root]))
+            drafted = decoder.propose(state).tokens[1:].tolist()
+        assert drafted == trained.argmax(-1).tolist()
+        guesses.add(tuple(drafted))
+    assert len(guesses) > 1
+
+
+def test_streams_that_learn_their_root_are_told_it() -> None:
+    target = Target(tiny_model("llama"))
+    trainee = StreamsTrainee(target, ROOTED)
+    states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.taps, trainee.kv_from)
+    with pytest.raises(ValueError, match="learn their roots"):
+        trainee.stream_logits(states, torch.tensor([[2]]))
+
+
+@pytest.mark.parametrize(("config", "root"), [(TWO_LAYERS, "on"), (ROOTED, "off")])
+def test_streams_are_used_as_they_were_trained(config: StreamConfig, root: str) -> None:
+    with pytest.raises(UserError, match=f"root={root} is not as they were trained"):
+        streaming(Target(tiny_model("llama")), config, SSOptions(root=root))  # type: ignore[arg-type]
+
+
+def test_streams_start_at_the_scale_of_ordinary_positions() -> None:
+    """Real models hold a state a hundred times larger at their first token."""
+    low = torch.randn(2, 30, 32) * 3
+    low[:, 0] *= 100
+    module = Streams(TWO_LAYERS, 32)
+    start_embedding(module, low)
+    torch.testing.assert_close(module.embedding.pow(2).mean(-1).sqrt(), torch.full((3,), 1.5), atol=0.3, rtol=0)
+
+
 def test_segments_change_neither_loss_nor_gradients() -> None:
     target = Target(tiny_model("llama"))
     torch.manual_seed(0)
@@ -78,7 +123,7 @@ def test_segments_change_neither_loss_nor_gradients() -> None:
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(4)], -1)
     found = []
     for segment in (0, 12, 5, 1):
-        trainee = StreamsTrainee(target, TWO_LAYERS, segment=segment)
+        trainee = StreamsTrainee(target, replace(TWO_LAYERS, root_rank=2), segment=segment)
         randomise(trainee.module, 3)
         batch = Batch(ids, labels, Anchors(at, labels))
         loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 
 from specbench_ss import load_run
 from specbench_ss.reports.html.report import HtmlReport
+from specbench_ss.results import what_if
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import fabricate
 from tests.reports.bad_runs import half_done, nothing_works, only_the_reference
 from tests.reports.chromium import EXTRA, Watched, browser, needs_chromium
+from tests.reports.drafts_made import record
 
 pytestmark = [needs_chromium, pytest.mark.xdist_group("chromium")]
 EVIL = '</script><img src=x onerror=alert(1)> "quoted" \u202etxt.exe \x1b[31m שלום 👩\u200d👧'
@@ -36,6 +39,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if row.method == "medusa" and row.question_id == "qa-2":
             row.text = f"{EVIL} another end"
     run.manifest["model"]["name"] = f"model {EVIL}"
+    for question in ("qa-1", "qa-2"):
+        record(path, question, f" {EVIL}")
+    shape = {"weight_bytes": 2e7, "matrix_parameters": 5e6, "attention_flops": 9.0, "kv_bytes": 64, "windows": [None]}
+    drafter = {"weight_bytes": 1e6, "matrix_parameters": 2e5}
+    run.manifest["machine"] = {
+        "limits": {"read_bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11}},
+        "shapes": {label: shape | {"drafter": None if label.endswith("ar") else drafter} for label in LABELS},
+    }
     HtmlReport().write(run, path / "report.html")
     return path
 
@@ -256,3 +267,63 @@ def test_axe_finds_nothing(running: Any, made: Path, scheme: str, width: int) ->
     found = axe.Axe().run(page.page).response["violations"]
     told = [(one["id"], one["impact"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]
     assert told == []
+
+
+def lanes(page: Any) -> list[str]:
+    return page.eval_on_selector_all(
+        "#replay-stage .lane .told:first-of-type", "all => all.map(one => one.textContent)"
+    )
+
+
+def test_the_replay_goes_from_step_to_step_by_keyboard_and_its_address_survives(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    page.select_option("#replay-form [name=prompt]", index=1)
+    page.select_option("#replay-form [name=first]", label="medusa")
+    page.focus("#replay-stage")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert "after 3 of" in lanes(page)[0]
+    page.keyboard.press("ArrowLeft")
+    address = page.evaluate("location.hash")
+    assert "replay=" in address and "of=medusa" in address and "step=2" in address
+    again = Watched(running, made / "report.html", address)
+    assert lanes(again) == lanes(page) and "after 2 of" in lanes(again)[0]
+    assert page.errors == again.errors == []
+    page.keyboard.press("End")
+    assert len(page.query_selector_all("#replay-stage .lane:first-child .word")) > 10
+    assert page.locator("#replay-stage .node.refused").count() > 0
+
+
+def test_the_replay_plays_and_the_slider_moves_it(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    page.select_option("#replay-form [name=pace]", "1")
+    page.click("#replay-form [name=play]")
+    page.wait_for_function("document.querySelector('#replay-form [name=play]').textContent === 'Play'", timeout=60_000)
+    ended = lanes(page)
+    page.fill("#replay-form [name=time]", "0")
+    assert lanes(page) != ended and "1 token after 0 of" in lanes(page)[0]
+    assert page.errors == []
+
+
+def test_the_samples_and_the_replay_share_the_address(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html", "#replay=qa-2.0&of=medusa&against=ar&step=1")
+    page.focus("#list")
+    page.keyboard.press("ArrowDown")
+    address = page.evaluate("location.hash")
+    assert "sample=" in address and "replay=qa-2.0" in address
+
+
+def test_the_page_predicts_as_the_library_does(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    found = page.evaluate("JSON.parse(document.getElementById('what-if-data').textContent)")
+    names = [field.name for field in fields(what_if.Parts)]
+    parts = {one["method"]: what_if.Parts(*(one[name] for name in names)) for one in found["methods"]}
+    for change in ({}, {"size": 8.0, "launch": 0.25}, {"acceptance": 0.5, "nodes": 4.0, "products": 2.0}):
+        expected = what_if.speedup(parts["medusa"], parts["ar"], what_if.Change(**change))
+        assert page.evaluate("change => WhatIf.speedup('medusa', change)", change) == pytest.approx(expected)
+    page.fill("#what-if-form [name=size]", "3")
+    page.dispatch_event("#what-if-form [name=size]", "change")
+    assert "×8.00" in page.inner_text("#what-if-form") and "if-size=3" in page.evaluate("location.hash")
+    again = Watched(running, made / "report.html", page.evaluate("location.hash"))
+    assert again.inner_text("#what-if-table") == page.inner_text("#what-if-table")
+    assert page.errors == again.errors == []

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from specbench_ss.reports.html.report import page
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.waterfall import waterfalls
 from specbench_ss.runs.run_directory import read_run
@@ -48,3 +49,11 @@ def test_without_steps_or_pairs_there_is_no_waterfall(make_run: MakeRun) -> None
     assert waterfalls(read_run(make_run(labels=("ar",)))) == {}
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1, failing=("ss",)))
     assert waterfalls(run) == {}
+
+
+def test_published_numbers_stand_beside_the_runs_and_say_what_compares(make_run: MakeRun) -> None:
+    found = page(read_run(make_run()))
+    table = found["published"]
+    assert {row[0].text for row in table.rows} == {"medusa"}, "nobody has published code of ss"
+    row, overall = table.rows[0], {row.label: row for row in found["ranking"]}
+    assert row[1].text == overall["medusa"].tau and row[7].text == "nothing" and row[5].text.startswith("✕ vicuna")

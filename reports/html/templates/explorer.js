@@ -105,8 +105,7 @@ const Explorer = (() => {
   const address = () => {
     const given = { sample: state.sample === null ? "" : name(state.sample), method: method()?.label ?? "", task: state.task,
       verdict: state.verdict, sort: state.sort === "asked" ? "" : state.sort, view: state.view === "all" ? "" : state.view };
-    const words = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
-    history.replaceState(null, "", `#${words}`);
+    Page.address(given);
   };
   const show = () => {
     form.method.value = state.method; form.task.value = state.task; form.verdict.value = state.verdict; form.sort.value = state.sort;
@@ -117,8 +116,9 @@ const Explorer = (() => {
   };
   const change = (given) => { Object.assign(state, given); show(); address(); };
   const read = () => {
-    if (!location.hash.includes("=")) return false;
-    const words = new URLSearchParams(location.hash.slice(1)), m = methods.findIndex((one) => one.label === words.get("method"));
+    const words = Page.parameters();
+    if (!["sample", "method", "task", "verdict", "sort", "view"].some((name) => words.has(name))) return false;
+    const m = methods.findIndex((one) => one.label === words.get("method"));
     Object.assign(state, { method: m < 0 ? state.method : m, task: words.get("task") ?? "", verdict: words.get("verdict") ?? "",
       sort: SORTS[words.get("sort")] ? words.get("sort") : "asked", view: words.get("view") === "worst" ? "worst" : "all",
       sample: places.get(words.get("sample")) ?? null });

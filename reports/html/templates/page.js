@@ -34,5 +34,13 @@ const Page = (() => {
   };
   const swatch = (css, symbol) => make("svg", { svg: 1, class: `swatch ${css}`, "aria-hidden": "true" },
     make("use", { svg: 1, href: `#sy-${symbol}` }));
-  return { make, swatch };
+
+  // What the address says: every part of the page has words of its own, and leaves the others' alone.
+  const parameters = () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
+  const address = (given) => {
+    const all = parameters();
+    for (const [name, value] of Object.entries(given)) if (value) all.set(name, value); else all.delete(name);
+    history.replaceState(null, "", `#${all}`);
+  };
+  return { make, swatch, parameters, address };
 })();

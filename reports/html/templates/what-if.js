@@ -1,0 +1,40 @@
+"use strict";
+// Predicted speedups: the formula of specbench_ss/results/what_if.py.
+const WhatIf = (() => {
+  const { make, swatch } = Page, holder = document.getElementById("what-if-data");
+  if (!holder) return null;
+  const data = JSON.parse(holder.textContent), form = document.getElementById("what-if-form");
+  const body = document.querySelector("#what-if-table tbody"), plain = data.methods[data.reference];
+  const sliders = [...form.querySelectorAll("input")], factor = (input) => 2 ** Number(input.value);
+  const change = () => Object.fromEntries(sliders.map((input) => [input.name, factor(input)]));
+  const step = (m, c) => {
+    const wider = (1 + c.nodes * m.nodes) / (1 + m.nodes);
+    return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * c.size * wider / c.products) + m.overhead_s * c.launch;
+  };
+  const speedup = (m, c) => (1 + (m.tau - 1) * c.acceptance) * step(plain, c) / step(m, c);
+  const even = (m, c) => (m.tau <= 1 ? null : Math.max(0, (step(m, c) / step(plain, c) - 1) / (m.tau - 1)));
+  const NEUTRAL = { size: 1, bandwidth: 1, products: 1, launch: 1, acceptance: 1, nodes: 1 };
+  const shown = (value) => (value === null ? "–" : value >= 100 ? value.toFixed(0) : value.toFixed(2));
+  const draw = () => {
+    const c = change();
+    sliders.forEach((input) => { input.nextElementSibling.textContent = `×${shown(factor(input))}`; });
+    const rows = data.methods.filter((m) => m !== plain).map((m) => [m, speedup(m, c)]).sort((a, b) => b[1] - a[1]);
+    body.replaceChildren(...rows.map(([m, value]) => make("tr", value < 1 ? { class: "loses" } : {},
+      make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.method)),
+      make("td", { class: "num" }, make("strong", {}, `${shown(value)}×`)), make("td", { class: "num" }, `${shown(speedup(m, NEUTRAL))}×`),
+      make("td", { class: "num" }, even(m, c) === null ? "–" : `×${shown(even(m, c))}`))));
+  };
+  const keep = () => Page.address(Object.fromEntries(sliders.map((input) => [`if-${input.name}`, Number(input.value) ? input.value : ""])));
+  const read = () => {
+    const words = Page.parameters();
+    sliders.forEach((input) => { input.value = words.get(`if-${input.name}`) ?? "0"; });
+    draw();
+  };
+  form.addEventListener("input", draw);
+  form.addEventListener("change", keep);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.back.addEventListener("click", () => { sliders.forEach((input) => { input.value = 0; }); draw(); keep(); });
+  addEventListener("hashchange", read);
+  read();
+  return { speedup: (name, c) => speedup(data.methods.find((m) => m.method === name), { ...NEUTRAL, ...c }) };
+})();

@@ -1,0 +1,112 @@
+"""Reports that are the summary of a run as a file: Markdown, CSV, JSON, Parquet, or a picture of the ranking."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from specbench_ss.errors import UserError
+from specbench_ss.files.crash_safe import replacing
+from specbench_ss.results import exports, frames
+from specbench_ss.results.finding import finding
+from specbench_ss.results.report import Report
+from specbench_ss.results.run_health import checks
+from specbench_ss.results.summary import SummaryRow, summarise
+from specbench_ss.runs.rows import Run
+
+
+class _File(Report):
+    """A report whose whole file is made at once."""
+
+    def write(self, run: Run, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        content = self.content(run, summarise(run, self.quality_margin))
+        with replacing(path) as file:
+            file.write(content)
+
+    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
+        """Return the bytes of the file. rows: the summary."""
+        raise NotImplementedError
+
+
+class MarkdownReport(_File):
+    """The report `md`."""
+
+    name = "md"
+    summary = "the finding, what is wrong, and the summary as a Markdown table"
+    filename = "report.md"
+
+    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
+        """Return the bytes of the file. rows: the summary."""
+        made = checks(run, rows)
+        model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
+        wrong = [check.sentence for check in made if check.state in ("wrong", "warning")]
+        lines = [f"# {model} on {suite}", "", finding(rows, made), "", *(f"- {sentence}" for sentence in wrong)]
+        return "\n".join([*map(exports.safe, lines), "", exports.markdown(run)]).encode("utf-8", "replace")
+
+
+class CsvReport(_File):
+    """The report `csv`."""
+
+    name = "csv"
+    summary = "the summary, a row for each task and method; every frame: ssbench export --form csv"
+    filename = "summary.csv"
+
+    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
+        """Return the bytes of the file. rows: the summary."""
+        text: str = exports.plain(frames.summary(run, self.quality_margin)).to_csv(index=False)
+        return text.encode("utf-8", "replace")
+
+
+class ParquetReport(_File):
+    """The report `parquet`."""
+
+    name = "parquet"
+    summary = "the summary, a row for each task and method; every frame: ssbench export --form parquet"
+    filename = "summary.parquet"
+
+    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
+        """Return the bytes of the file. rows: the summary."""
+        file = io.BytesIO()
+        frames.summary(run, self.quality_margin).to_parquet(file, index=False)
+        return file.getvalue()
+
+
+class JsonReport(_File):
+    """The report `json`."""
+
+    name = "json"
+    summary = "the finding, the checks, the summary and the run's manifest, for other programs"
+    filename = "report.json"
+
+    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
+        """Return the bytes of the file. rows: the summary."""
+        made = checks(run, rows)
+        said = [{"name": c.name, "state": c.state, "sentence": c.sentence, "lines": list(c.lines)} for c in made]
+        whole = {
+            "finding": finding(rows, made),
+            "checks": said,
+            "summary": [row.as_dict() for row in rows],
+            "manifest": run.manifest,
+        }
+        return json.dumps(whole, indent=1, ensure_ascii=False).encode("utf-8", "replace")
+
+
+class PngReport(Report):
+    """The report `png`."""
+
+    name = "png"
+    summary = "a picture of the ranking; other figures: ssbench plot"
+    filename = "ranking.png"
+
+    def write(self, run: Run, path: Path) -> None:
+        """Write the picture. Raises UserError without matplotlib, and for a name that does not end in .png."""
+        from specbench_ss.reports.plots.command import check_matplotlib
+
+        if path.suffix != ".png":
+            raise UserError(f"cannot draw {path}: the name must end in .png")
+        check_matplotlib()
+        from specbench_ss.reports.plots.kinds import write_plot
+
+        write_plot(run, "ranking", path)

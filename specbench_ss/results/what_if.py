@@ -1,0 +1,90 @@
+"""What speedups might be on another model or machine: a prediction from the measured parts and the counted shapes.
+
+A step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an overhead that the
+shapes do not explain (starting operators, above all), which is what was measured beyond that. docs/metrics.md has the
+formula, and docs/results how far it is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.results.machine import machine_rows
+from specbench_ss.results.step_tally import tally
+from specbench_ss.runs.rows import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One method's step. flops, bytes: counted from shapes. overhead_s: measured time beyond the limits' floor.
+
+    nodes: verified drafted nodes a step. read_s, product_s: seconds that bytes and operations take at the limits.
+    """
+
+    method: str
+    tau: float
+    nodes: float
+    read_s: float
+    product_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Factors on what was measured; 1 leaves it as it is.
+
+    size: of the model, and of drafters with it. bandwidth, products: of the machine. launch: of the overhead.
+    acceptance: of accepted drafted tokens a step. nodes: of verified nodes, acceptance unchanged.
+    """
+
+    size: float = 1.0
+    bandwidth: float = 1.0
+    products: float = 1.0
+    launch: float = 1.0
+    acceptance: float = 1.0
+    nodes: float = 1.0
+
+
+def parts(run: Run) -> list[Parts]:
+    """Return the parts of every method that can be predicted; none where the machine's limits are not known."""
+    limits = (run.manifest.get("machine") or {}).get("limits") or {}
+    rate, peak = limits.get("read_bytes_per_s"), (limits.get("flops_per_s") or {}).get(run.manifest["model"]["dtype"])
+    if not rate or not peak:
+        return []
+    found = []
+    for row in machine_rows(run):
+        own = tally([r for r in run.rows if r.method == row.method], run.steps)
+        if row.step_s and row.bytes_per_step and row.flops_per_step and own.tau and own.steps:
+            read, product = row.bytes_per_step / rate, row.flops_per_step / peak
+            nodes = sum(r.verified or 0 for r in run.rows if r.method == row.method) / own.steps
+            found.append(Parts(row.method, own.tau, nodes, read, product, row.step_s - max(read, product)))
+    return found
+
+
+def step_s(one: Parts, change: Change) -> float:
+    """Return the predicted seconds of a step."""
+    wider = (1 + change.nodes * one.nodes) / (1 + one.nodes)
+    read = one.read_s * change.size / change.bandwidth
+    return max(read, one.product_s * change.size * wider / change.products) + one.overhead_s * change.launch
+
+
+def speedup(one: Parts, plain: Parts, change: Change) -> float:
+    """Return the predicted speedup of decoding over plain decoding."""
+    tau = 1 + (one.tau - 1) * change.acceptance
+    return tau * step_s(plain, change) / step_s(one, change)
+
+
+def breaks_even(one: Parts, plain: Parts, change: Change) -> float | None:
+    """Return the factor of acceptance below which the method does not pay; None for one that keeps no draft."""
+    if one.tau <= 1:
+        return None
+    return max(0.0, (step_s(one, change) / step_s(plain, change) - 1) / (one.tau - 1))
+
+
+def predictions(found: Iterable[Parts], change: Change) -> Mapping[str, float]:
+    """Return the predicted speedup of every method; nothing without the reference."""
+    of = {one.method: one for one in found}
+    plain = of.pop(REFERENCE, None)
+    return {} if plain is None else {method: speedup(one, plain, change) for method, one in of.items()}

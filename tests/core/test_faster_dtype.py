@@ -1,0 +1,108 @@
+"""`--dtype auto` on a CPU: the faster dtype is measured, kept, told, and does not change in the middle of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from specbench_ss import load_run
+from specbench_ss.cli import main
+from specbench_ss.models import faster_dtype
+from specbench_ss.models.faster_dtype import Choice, chosen_dtype
+from tests.architectures import random_model
+from tests.methods.train.tokenizers_made import made_tokenizer
+
+CONFIG = SimpleNamespace(hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[torch.dtype, float]:
+    """A processor with products in bfloat16; how long its passes take, by dtype."""
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+    made = {torch.float32: 40.0, torch.bfloat16: 21.0}
+    monkeypatch.setattr(faster_dtype, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(faster_dtype, "_pass_ms", lambda dtype, *_: {"1": made[dtype], "16": made[dtype] + 4})
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model that is not the lab's."""
+    path, tokenizer = tmp_path / "model", made_tokenizer("gpt", "chatml")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    random_model(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_the_faster_dtype_is_chosen_and_told_in_words(times: dict[torch.dtype, float]) -> None:
+    name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
+    assert name == "bfloat16"
+    assert "takes bfloat16" in why and "40.0 and 44.0 ms in float32, 21.0 and 25.0 ms in bfloat16" in why
+
+
+def test_the_first_choice_of_a_machine_stays(times: dict[torch.dtype, float]) -> None:
+    first = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
+    times[torch.bfloat16] = 100.0
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == first
+    other = SimpleNamespace(hidden_size=32, intermediate_size=128, num_hidden_layers=2)
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: other)[0] == "float32"
+
+
+def test_nothing_is_measured_where_there_is_no_choice(times: dict[torch.dtype, float]) -> None:
+    def never() -> Any:
+        raise AssertionError("measured")
+
+    assert chosen_dtype("float32", "cpu", "some/model", never) == ("float32", "")
+    assert chosen_dtype("auto", "cuda", "some/model", never) == ("bfloat16", "")
+    assert chosen_dtype("auto", "cpu", "lab", never) == ("float32", "")
+
+
+def test_a_processor_without_such_products_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faster_dtype, "has_bfloat16", lambda: False)
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == ("float32", "")
+
+
+def test_a_configuration_without_sizes_stays_in_float32(times: dict[torch.dtype, float]) -> None:
+    assert chosen_dtype("auto", "cpu", "some/model", SimpleNamespace) == ("float32", "")
+
+
+def test_passes_are_measured_for_real() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        ms = faster_dtype._pass_ms(dtype, 1, 16, 32)
+        assert set(ms) == {"1", "16"} and min(ms.values()) > 0
+    assert faster_dtype.has_bfloat16() in (True, False)
+
+
+def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[torch.dtype, float]) -> None:
+    chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
+    for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
+        file.write_text("{")
+    assert faster_dtype.faster_dtype(64, 128, 2) == Choice(
+        "bfloat16", {"float32": {"1": 40.0, "16": 44.0}, "bfloat16": {"1": 21.0, "16": 25.0}}
+    )
+
+
+def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
+    times: dict[torch.dtype, float], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Good morning"}\n')
+    command = ["run", "--model", str(folder), "--methods", "ar", "--suite", "jsonl", "--data", str(prompts)]
+    command += ["--warmup", "0", "--max-new-tokens", "4", "--out", str(out)]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "--dtype auto takes bfloat16" in " ".join((captured.out + captured.err).split())
+    assert load_run(out).manifest["model"]["dtype"] == "bfloat16"
+    for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
+        file.unlink()
+    times[torch.bfloat16] = 100.0
+    assert main([*command, "--resume"]) == 0

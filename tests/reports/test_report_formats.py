@@ -1,0 +1,102 @@
+"""`ssbench report`: other formats than the page, and several runs beside each other."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specbench_ss import load_run
+from specbench_ss.cli import main
+from specbench_ss.reports.html import comparison_page
+from specbench_ss.runs.run_directory import read_run
+from tests.cli import failing
+from tests.conftest import EVIL, MakeRun
+
+
+def written(run: Path, name: str, file: str) -> bytes:
+    assert main(["report", str(run), "--format", name]) == 0
+    return (run / file).read_bytes()
+
+
+def test_csv_and_parquet_are_the_summary(make_run: MakeRun) -> None:
+    run = make_run()
+    expected = load_run(run).summary()
+    read = pd.read_csv(io.BytesIO(written(run, "csv", "summary.csv")))
+    stored = pd.read_parquet(io.BytesIO(written(run, "parquet", "summary.parquet")))
+    for found in (read, stored):
+        assert list(found.columns) == list(expected.columns)
+        assert found.speedup.dropna().tolist() == pytest.approx(expected.speedup.dropna().tolist())
+
+
+def test_json_holds_finding_checks_summary_and_manifest(make_run: MakeRun) -> None:
+    whole = json.loads(written(make_run(failing=("ss",)), "json", "report.json"))
+    assert "rely on this" in whole["finding"]
+    assert {"name", "state", "sentence", "lines"} == set(whole["checks"][0])
+    assert {row["method"] for row in whole["summary"]} == {"ar", "ss", "medusa"}
+    assert whole["manifest"]["suite"]["prompts"] > 0
+
+
+def test_markdown_says_what_was_found_and_what_is_wrong(make_run: MakeRun) -> None:
+    text = written(make_run(failing=("ss",)), "md", "report.md").decode()
+    head, _, table = text.partition("| task |")
+    assert head.startswith("# lab-s on ") and "failed" in head and table.count("\n") > 4
+
+
+def test_a_picture_of_the_ranking(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
+    run = make_run()
+    assert written(run, "png", "ranking.png").startswith(b"\x89PNG")
+    out = str(tmp_path / "figure.pdf")
+    assert "must end in .png" in failing(["report", str(run), "--format", "png", "--out", out], capsys)
+
+
+def test_several_runs_stand_beside_each_other(make_run: MakeRun) -> None:
+    runs = [make_run(seed=seed) for seed in range(3)]
+    assert main(["report", *map(str, runs)]) == 0
+    text = (runs[0] / "comparison.html").read_text(encoding="utf-8")
+    made = comparison_page.page([read_run(run) for run in runs])
+    assert made["title"] in text
+    assert [line[:7] for line in made["findings"]] == ["A to B:", "A to C:"]
+    assert len(made["speedups"].lines) == 2 * 3  # two methods beside ar, three runs
+    tables = {table.name: table for table in made["changes"]}
+    rows = {row[0].text: row for row in tables["change-speedup-c"].rows}
+    for at, run in ((1, runs[0]), (2, runs[2])):
+        summary = load_run(run).summary().set_index(["category", "method"])
+        assert rows["ss"][at].sort == pytest.approx(summary.loc[("overall", "ss"), "speedup"])
+    assert "src=" not in text.replace("data-src", "")
+
+
+def test_runs_that_do_not_compare_are_shown_without_changes(make_run: MakeRun) -> None:
+    runs = [read_run(make_run()) for _ in range(2)]
+    runs[1].manifest["model"]["hash"] = "another"
+    made = comparison_page.page(runs)
+    assert made["changes"] == [] and made["tasks"] == []
+    assert made["differences"].rows[0][0].text.startswith("✕ model hash")
+    assert any("differ in model hash" in line for notice in made["notices"] for line in notice.lines)
+    assert made["speedups"].lines
+
+
+def test_what_differs_has_a_column_for_every_run(make_run: MakeRun) -> None:
+    runs = [read_run(make_run()) for _ in range(3)]
+    runs[2].manifest["model"]["device"] = "cuda"
+    (row,) = [r for r in comparison_page.page(runs)["differences"].rows if r[0].text == "device"]
+    assert [cell.text for cell in row[1:]] == ["cpu", "cpu", "cuda"]
+
+
+def test_hostile_names_are_text(make_run: MakeRun) -> None:
+    runs = [make_run(categories=(EVIL, "qa"), questions=2) for _ in range(2)]
+    assert main(["report", *map(str, runs)]) == 0
+    text = (runs[0] / "comparison.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text and "&lt;script&gt;alert" in text
+
+
+def test_mistakes_are_one_line(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(make_run()) for _ in range(2)]
+    assert "shows one run at a time" in failing(["report", *runs, "--format", "csv"], capsys)
+    assert "--fail-on looks at one run" in failing(["report", *runs, "--fail-on", "failed"], capsys)
+    assert "no report 'pdf'" in failing(["report", runs[0], "--format", "pdf"], capsys)
+    assert "at most 26" in failing(["report", *(runs[:1] * 27)], capsys)
