@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 NICE = (1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 7.5, 8, 9)  # times a power of ten: ticks of a logarithmic axis
-APART = 0.09  # of the axis, between two ticks
+APART = 0.12  # of the axis, between two ticks
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,11 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     config = {**manifest["config"], "repeats": run.repeats}
     summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
-    overall = {s.method: s for s in summaries if s.category == OVERALL}
-    look, ranked = palette.styles(run.labels, ranking.controls(overall)), ranking.order(overall)
+    found = {s.method: s for s in summaries if s.category == OVERALL}
+    ranked = ranking.order(found)
+    overall = {label: found[label] for label in ranked}
+    drawn = palette.styles(run.labels, ranking.controls(overall))
+    look = {label: drawn[label] for label in ranked}
     made = checks(run, summaries)
     notices, first = health.notices(made), _first_screen(overall, look, config)
     contestants = [row.label for row in first["ranking"]]
@@ -150,7 +153,8 @@ def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> 
 
 
 def _machine(run: Run, look: Mapping[str, palette.Style], void: Sequence[str]) -> dict[str, Any]:
-    rows = machine_rows(run, void)
+    order = list(look)
+    rows = sorted(machine_rows(run, void), key=lambda row: order.index(row.method))
     tables = [machine.counted(rows, look), machine.read(rows, look)]
     return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
 

@@ -20,26 +20,23 @@ from specbench_ss.runs.steps import Array, StepColumns, Steps
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
 ENOUGH = 4  # times of the same work, to say that they do not spread
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
-Check = Callable[[Row, StepColumns], bool]
 
-CHECKS: dict[str, Check] = {  # what must not be, in words, and how to see it
-    "tokens of prefill and steps do not add up": lambda r, s: (
-        r.tokens != (r.prefill_tokens or 0) + s.tokens.sum() or r.tokens != len(r.token_ids or ())
+STEP_CHECKS: dict[str, Callable[[StepColumns], Array]] = {  # what no step may be, in words, and which steps [n] are
+    "more accepted than the depth of the draft": lambda s: s.accepted > s.depth,
+    "more accepted than drafted": lambda s: s.accepted > s.nodes,
+    "more nodes verified than drafted": lambda s: s.verified > s.nodes,
+    "a step kept more tokens than it accepted plus one": lambda s: s.tokens > s.accepted + 1,
+    "a negative time": lambda s: np.any([part < 0 for part in (*_parts(s), s.total_s)], axis=0),
+    "the parts of a step exceed its time": lambda s: sum(_parts(s)) > 1.01 * s.total_s + CLOCKS,
+}
+SUM_CHECKS: dict[str, Callable[[Row, int, float], bool]] = {  # the same of a sample and its steps' tokens and seconds
+    "tokens of prefill and steps do not add up": lambda r, tokens, _: (
+        r.tokens != (r.prefill_tokens or 0) + tokens or r.tokens != len(r.token_ids or ())
     ),
-    "more accepted than the depth of the draft": lambda r, s: _any(s.accepted > s.depth),
-    "more accepted than drafted": lambda r, s: _any(s.accepted > s.nodes),
-    "more nodes verified than drafted": lambda r, s: _any(s.verified > s.nodes),
-    "a step kept more tokens than it accepted plus one": lambda r, s: _any(s.tokens > s.accepted + 1),
-    "a negative time": lambda r, s: any(_any(part < 0) for part in (*_parts(s), s.total_s)),
-    "the parts of a step exceed its time": lambda r, s: _any(sum(_parts(s)) > 1.01 * s.total_s + CLOCKS),
-    "steps and prefill do not add up to the wall time": lambda r, s: (
-        not math.isclose(r.wall_s or 0, (r.prefill_s or 0) + s.total_s.sum(), rel_tol=1e-6, abs_tol=1e-9)
+    "steps and prefill do not add up to the wall time": lambda r, _, seconds: (
+        not math.isclose(r.wall_s or 0, (r.prefill_s or 0) + seconds, rel_tol=1e-6, abs_tol=1e-9)
     ),
 }
-
-
-def _any(found: Array) -> bool:
-    return bool(found.any())
 
 
 def _parts(steps: StepColumns) -> tuple[Array, ...]:
@@ -48,13 +45,28 @@ def _parts(steps: StepColumns) -> tuple[Array, ...]:
 
 def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
     """Report samples whose numbers contradict each other."""
-    bad: dict[str, list[Row]] = {text: [] for text in CHECKS}
-    for row in rows:
-        own = steps.of(row.key)
-        for text, broken in CHECKS.items():
-            if broken(row, own):
-                bad[text].append(row)
+    bad = {**_bad_sums(rows, steps), **_bad_steps(rows, steps)}
     return [f"impossible: {text} ({_samples(found)})" for text, found in bad.items() if found]
+
+
+def _bad_sums(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
+    """Return the samples that each of `SUM_CHECKS` finds."""
+    tokens, seconds = steps.totals.tokens.tolist(), steps.totals.total_s.tolist()
+    at = [steps.place.get(row.key) for row in rows]
+    sums = [(0, 0.0) if i is None else (tokens[i], seconds[i]) for i in at]
+    return {
+        text: [row for row, own in zip(rows, sums, strict=True) if broken(row, *own)]
+        for text, broken in SUM_CHECKS.items()
+    }
+
+
+def _bad_steps(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
+    """Return the samples that have a step that one of `STEP_CHECKS` finds."""
+    made = [row for row in rows if row.key in steps.place]
+    places = steps.places(row.key for row in made)
+    own = steps.columns.take(steps.steps_of(places))
+    sample = np.repeat(np.arange(len(made)), steps.counts[places])  # [steps], which of `made` each belongs to
+    return {text: [made[i] for i in np.unique(sample[broken(own)]).tolist()] for text, broken in STEP_CHECKS.items()}
 
 
 def changed_target(run: Run) -> list[str]:

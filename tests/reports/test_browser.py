@@ -167,7 +167,8 @@ def test_an_address_shows_what_it_showed_when_it_was_sent(running: Any, made: Pa
     page.locator("#filters select[name=method]").select_option(label="medusa")
     page.locator("#filters select[name=task]").select_option("qa")
     page.locator("#list").focus()
-    page.keyboard.press("ArrowDown")
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowUp")
     address, shown = page.evaluate("location.hash"), page.locator("#detail h3").text_content()
     assert "sample=" in address and "method=medusa" in address
     again = Watched(running, made / "report.html", address)
@@ -239,7 +240,20 @@ def test_it_prints_on_two_pages_with_the_winner_on_the_first(seen: Watched, pape
     assert len(pages) == 2
     winner = seen.locator("#ranking-table tbody tr:first-child th bdi").text_content()
     assert winner.split("[")[0] in pages[0] and "Ranking" in pages[0] and "Record of the run" not in pages[0]
-    assert "passes saved" in pages[1] and "Record of the run" in pages[1] and "Fingerprint" in pages[1]
+    assert (
+        "identical" in pages[0]
+        and "passes saved" in pages[1]
+        and "Record of the run" in pages[1]
+        and "Fingerprint" in pages[1]
+    )
+
+
+def test_nothing_printed_is_wider_than_the_paper(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 900})  # A4 at 96 dots an inch, without its margins
+    right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+    assert page.eval_on_selector_all("table, .pill, dd, p", right) <= 700
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
