@@ -45,8 +45,8 @@ def drawing(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style], ran
         Table("roofline", columns, rows),
         panels=panels,
         note=(
-            "To the right operations a byte, up operations a second, both logarithmic, the same in all panels. The line "
-            f"is this machine's limit: reading {number(roof.read / 1e9, 1)} GB/s, then "
+            "To the right operations a byte, up operations a second, both logarithmic, the same in all panels. The "
+            f"line is this machine's limit: reading {number(roof.read / 1e9, 1)} GB/s, then "
             f"{number(roof.products / 1e9, 0)} GFLOP/s; the number is the share of it that verifying reached. Filled: "
             "verifying; hollow: drafting, where a drafter has weights."
         ),
