@@ -79,7 +79,7 @@ def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_told(
     for text in damaged():
         (run / MANIFEST).write_text(text, encoding="utf-8")
         try:
-            report.command(run)
+            report.command([run])
         except UserError as error:
             refused += len(str(error).splitlines()) == 1
         else:

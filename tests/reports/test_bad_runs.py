@@ -60,6 +60,6 @@ def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file
         text = json.dumps({**json.loads((path / file).read_text()), **json.loads(text)})
     (path / file).write_text(text)
     with pytest.raises(UserError) as raised:
-        report.command(path)
+        report.command([path])
     assert len(str(raised.value).splitlines()) == 1 and told in str(raised.value)
     assert not (path / "report.html").exists()
