@@ -28,10 +28,14 @@ class _Figure:
 
 
 COUNTED = (
-    _Figure("measured", "decode_speedup", f"τ times the step of {REFERENCE} over the method's: no prefill", unit="×"),
-    _Figure("predicted", "predicted_speedup", f"τ times the fastest step of {REFERENCE} over the method's", unit="×"),
-    _Figure("step", "step_s", "Mean milliseconds of a step, as measured", 1e-3),
-    _Figure("fastest", "fastest_step_s", "Milliseconds of a step that reaches the nearer limit", 1e-3),
+    _Figure(
+        "decoding speedup", "decode_speedup", f"τ times the step of {REFERENCE} over the method's: no prefill", unit="×"
+    ),
+    _Figure(
+        "at the limits", "predicted_speedup", f"τ times the fastest step of {REFERENCE} over the method's", unit="×"
+    ),
+    _Figure("step, ms", "step_s", "Mean milliseconds of a step, as measured", 1e-3),
+    _Figure("fastest step, ms", "fastest_step_s", "Milliseconds of a step that reaches the nearer limit", 1e-3),
     _Figure(
         "bandwidth",
         "bandwidth_share",

@@ -33,7 +33,8 @@ def replay(
 
     A step is [texts, parents, accepted path, text of the target's own token, pruned nodes, p, q], texts by their
     numbers in `texts`; docs/api.md says what these are. ends: milliseconds from the request to the end of each step, of
-    the timed answer; None where that one has other tokens.
+    the timed answer; tokens: of that answer, which may end within its last step. Both are None where it has other
+    tokens than the recorded one.
     """
     tasks = {question.id: question.category for question in run.questions}
     texts, prompts = Store(), Store()
@@ -42,6 +43,7 @@ def replay(
             "prompt": prompts((one.question_id, one.turn)),
             "method": ranked.index(one.method),
             "ends": _ends(run, one),
+            "tokens": next((row.tokens for row in run.rows if row.key == one.key and one.same_answer), None),
             "steps": [_step(step, texts) for step in one.steps],
         }
         for one in sorted(drafts, key=lambda one: ranked.index(one.method))

@@ -135,13 +135,21 @@ def _first_screen(
 ) -> dict[str, Any]:
     axis = ranking.axis_of(list(overall.values()), look)
     rows = ranking.ranking(overall, look, config, axis)
-    notes = verdict_text.notes(list(overall.values()), config, short=True)
+    notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
         "ranking": rows,
         "ranking_grid": forest.grid_of(axis, ranking.GRID),
         "scale": forest.scale(axis),
         "ranking_notes": [note for note in notes if not note.startswith("n counts")],  # it shows no n
     }
+
+
+def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
+    """Say where the methods were not compared on the same prompts, as in a run that is not complete."""
+    counts = [row.n_prompts for row in overall.values() if row.comparison != "reference"]
+    if not counts or min(counts) == max(counts):
+        return []
+    return [f"Not every method was compared on the same prompts: {min(counts):,} to {max(counts):,} of them"]
 
 
 def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:

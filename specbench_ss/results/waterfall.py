@@ -45,7 +45,8 @@ class Waterfall:
         end = f"{number(self.reference_ms)} ms a token become {number(self.method_ms)}."
         if self.passes_saved >= 0:
             return f"{self.method} keeps {number(self.tau)} tokens a pass and saves no passes. {self._costs()} {end}"
-        saved = f"saves {number(-self.passes_saved)} ms a token, {percent(-self.passes_saved / self.reference_ms)}"
+        share = percent(-self.passes_saved / self.reference_ms)
+        saved = f"saves {number(-self.passes_saved)} ms a token in passes ({share} of all, reading the prompt included)"
         return f"{self.method} keeps {number(self.tau)} tokens a pass, which {saved}. {self._costs()} {end}"
 
     def _costs(self) -> str:

@@ -7,6 +7,7 @@ formula, and docs/results how far it is off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,13 +20,15 @@ from specbench_ss.runs.rows import Run
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One method's step. flops, bytes: counted from shapes. overhead_s: measured time beyond the limits' floor.
+    """One method's step. depth, nodes: drafted tokens one behind the other, and verified drafted nodes, a step.
 
-    nodes: verified drafted nodes a step. read_s, product_s: seconds that bytes and operations take at the limits.
+    read_s, product_s: seconds that counted bytes and operations take at the limits. overhead_s: measured time beyond
+    the longer of the two.
     """
 
     method: str
     tau: float
+    depth: float
     nodes: float
     read_s: float
     product_s: float
@@ -59,7 +62,8 @@ def parts(run: Run) -> list[Parts]:
         if row.step_s and row.bytes_per_step and row.flops_per_step and own.tau and own.steps:
             read, product = row.bytes_per_step / roof.read, row.flops_per_step / roof.products
             nodes = sum(r.verified or 0 for r in run.rows if r.method == row.method) / own.steps
-            found.append(Parts(row.method, own.tau, nodes, read, product, row.step_s - max(read, product)))
+            depth = own.sums["depth"] / own.steps
+            found.append(Parts(row.method, own.tau, depth, nodes, read, product, row.step_s - max(read, product)))
     return found
 
 
@@ -72,15 +76,19 @@ def step_s(one: Parts, change: Change) -> float:
 
 def speedup(one: Parts, plain: Parts, change: Change) -> float:
     """Return the predicted speedup of decoding over plain decoding."""
-    tau = 1 + (one.tau - 1) * change.acceptance
-    return tau * step_s(plain, change) / step_s(one, change)
+    kept = min((one.tau - 1) * change.acceptance, max(one.depth, one.tau - 1))  # no more than is drafted
+    return (1 + kept) * step_s(plain, change) / step_s(one, change)
 
 
 def breaks_even(one: Parts, plain: Parts, change: Change) -> float | None:
-    """Return the factor of acceptance below which the method does not pay; None for one that keeps no draft."""
+    """Return the factor of acceptance below which the method does not pay; None for one that keeps no draft.
+
+    It is infinite where not even accepting all that is drafted would pay.
+    """
     if one.tau <= 1:
         return None
-    return max(0.0, (step_s(one, change) / step_s(plain, change) - 1) / (one.tau - 1))
+    needed = step_s(one, change) / step_s(plain, change) - 1  # accepted tokens a step
+    return math.inf if needed > max(one.depth, one.tau - 1) else max(0.0, needed / (one.tau - 1))
 
 
 def predictions(found: Iterable[Parts], change: Change) -> Mapping[str, float]:

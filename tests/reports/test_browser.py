@@ -298,7 +298,7 @@ def test_the_replay_plays_and_the_slider_moves_it(running: Any, made: Path) -> N
     page = Watched(running, made / "report.html")
     page.select_option("#replay-form [name=pace]", "1")
     page.click("#replay-form [name=play]")
-    page.wait_for_function("document.querySelector('#replay-form [name=play]').textContent === 'Play'", timeout=60_000)
+    page.locator("#replay-form [name=play]", has_text="Play").wait_for(timeout=60_000)
     ended = lanes(page)
     page.fill("#replay-form [name=time]", "0")
     assert lanes(page) != ended and "1 token after 0 of" in lanes(page)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from specbench_ss.results.machine import machine_rows
@@ -12,8 +14,8 @@ from tests.conftest import MakeRun
 
 SHAPE = {"weight_bytes": 2e7, "matrix_parameters": 5e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}
 DRAFTER = {"weight_bytes": 1e6, "matrix_parameters": 2.5e5}
-PLAIN = Parts("ar", 1.0, 0.0, 0.010, 0.001, 0.002)
-METHOD = Parts("m", 3.0, 7.0, 0.011, 0.008, 0.003)
+PLAIN = Parts("ar", 1.0, 0.0, 0.0, 0.010, 0.001, 0.002)
+METHOD = Parts("m", 3.0, 4.0, 7.0, 0.011, 0.008, 0.003)
 
 
 @pytest.fixture
@@ -44,12 +46,14 @@ def test_each_factor_acts_on_its_part() -> None:
     assert step_s(METHOD, Change(nodes=3)) == pytest.approx(0.008 * 22 / 8 + 0.003)
     assert speedup(METHOD, PLAIN, Change()) == pytest.approx(3 * 0.012 / 0.014)
     assert speedup(METHOD, PLAIN, Change(acceptance=0.5)) == pytest.approx(2 * 0.012 / 0.014)
+    assert speedup(METHOD, PLAIN, Change(acceptance=9)) == pytest.approx(5 * 0.012 / 0.014), "four tokens are drafted"
 
 
 def test_at_the_line_speculation_neither_pays_nor_costs() -> None:
-    for change in (Change(), Change(size=4, products=0.25), Change(launch=8)):
+    for change in (Change(), Change(size=4, products=0.5), Change(launch=8)):
         factor = breaks_even(METHOD, PLAIN, change)
         assert factor is not None
         at_line = Change(change.size, change.bandwidth, change.products, change.launch, factor, change.nodes)
         assert speedup(METHOD, PLAIN, at_line) == pytest.approx(1)
     assert breaks_even(PLAIN, PLAIN, Change()) is None
+    assert breaks_even(METHOD, PLAIN, Change(products=0.01)) == math.inf

@@ -23,7 +23,7 @@ const Replay = (() => {
       path.slice(1).forEach((node) => words.push(word(nodes[node], "drafted", i, path.length)));
       words.push(word(next, "own", i, path.length));
     });
-    return words;
+    return one.tokens ? words.slice(0, one.tokens) : words;
   };
 
   const chance = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
@@ -50,8 +50,9 @@ const Replay = (() => {
     if (!one) return make("div", { class: "lane" }, head, make("p", { class: "nothing" }, "Nothing of this answer was recorded."));
     const count = done(one), step = one.steps[Math.min(count, one.steps.length - 1)];
     const tokens = 1 + one.steps.slice(0, count).reduce((sum, [, , path]) => sum + path.length, 0);
+    const kept = Math.min(tokens, one.tokens ?? tokens);
     const ended = count === one.steps.length;
-    const told = `${tokens} token${tokens === 1 ? "" : "s"} after ${count} of ${one.steps.length} steps${one.ends ? "" : "; times of this answer are not known"}`;
+    const told = `${kept} token${kept === 1 ? "" : "s"} after ${count} of ${one.steps.length} steps${one.ends ? "" : "; times of this answer are not known"}`;
     return make("div", { class: "lane" }, head, make("p", { class: "told" }, told),
       make("pre", { tabindex: 0, dir: "auto" }, ...said(one, count)),
       make("h4", {}, ended ? "The last draft" : "The draft of the step that goes on"), ...tree(step));

@@ -11,8 +11,12 @@ const WhatIf = (() => {
     const wider = (1 + c.nodes * m.nodes) / (1 + m.nodes);
     return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * c.size * wider / c.products) + m.overhead_s * c.launch;
   };
-  const speedup = (m, c) => (1 + (m.tau - 1) * c.acceptance) * step(plain, c) / step(m, c);
-  const even = (m, c) => (m.tau <= 1 ? null : Math.max(0, (step(m, c) / step(plain, c) - 1) / (m.tau - 1)));
+  const kept = (m, c) => Math.min((m.tau - 1) * c.acceptance, Math.max(m.depth, m.tau - 1));
+  const speedup = (m, c) => (1 + kept(m, c)) * step(plain, c) / step(m, c);
+  const even = (m, c) => {
+    const needed = step(m, c) / step(plain, c) - 1;
+    return m.tau <= 1 ? null : needed > Math.max(m.depth, m.tau - 1) ? Infinity : Math.max(0, needed / (m.tau - 1));
+  };
   const NEUTRAL = { size: 1, bandwidth: 1, products: 1, launch: 1, acceptance: 1, nodes: 1 };
   const shown = (value) => (value === null ? "–" : value >= 100 ? value.toFixed(0) : value.toFixed(2));
   const draw = () => {
@@ -22,7 +26,7 @@ const WhatIf = (() => {
     body.replaceChildren(...rows.map(([m, value]) => make("tr", value < 1 ? { class: "loses" } : {},
       make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.method)),
       make("td", { class: "num" }, make("strong", {}, `${shown(value)}×`)), make("td", { class: "num" }, `${shown(speedup(m, NEUTRAL))}×`),
-      make("td", { class: "num" }, even(m, c) === null ? "–" : `×${shown(even(m, c))}`))));
+      make("td", { class: "num" }, even(m, c) === null ? "–" : even(m, c) === Infinity ? "never" : `×${shown(even(m, c))}`))));
   };
   const keep = () => Page.address(Object.fromEntries(sliders.map((input) => [`if-${input.name}`, Number(input.value) ? input.value : ""])));
   const read = () => {
