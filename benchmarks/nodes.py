@@ -1,11 +1,11 @@
 """Tau of every method on the lab at equal numbers of drafted nodes, the root not counted. No times are taken.
 
-    python benchmarks/nodes.py OUT.jsonl [--only "medusa,ss"] [--prompts 3] [--work WORK] [--table nodes.csv]
+    python benchmarks/nodes.py OUT.jsonl [--only "medusa;ss"] [--prompts 3] [--work WORK] [--table nodes.csv]
 
 Evaluation prompts of Spec-Bench's 13 categories, first turns, greedy, float32, 256 new tokens at most. One JSON line
-for each method, number of nodes and prompt; what is there already, with the same settings and weights, is not done
-again. Every answer must be that of plain decoding. WORK: a folder of `ssbench lab train` in which stage `answers` is done, for
-the two rows of `rest` whose datastores do not ship.
+for each method, number of nodes and prompt; what is there with the same settings and weights is not done again. Each
+answer is held against plain decoding. WORK: a folder of `ssbench lab train` in which stage `answers` is done, for the
+two rows of `rest` whose datastores do not ship. Rows of the table are named as in WAYS, with semicolons between.
 
 How each method gets to a number of nodes n:
 - chains (`sd`, `pld`) draft n tokens; `space` has four masks, so four tokens are its most;

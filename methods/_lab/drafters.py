@@ -35,11 +35,14 @@ SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
 EAGLE_LEVELS = 6  # one more than the published tree has; what is learnt is the next feature alone
 EAGLE3_LEVELS = 4  # of training-time test: with this budget better than the published 7
 EAGLE3_WORDS = 2048
-LAB_STREAMS = {
-    256: StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64),
-    768: StreamConfig(adapter_rank=32),
-}
 STREAM_EMBEDDING_LR = 0.1
+
+
+def streams_of(target: Target) -> StreamConfig:
+    """Adapters of a higher rank than published for a small model, whose hidden size is a sixteenth of the papers'."""
+    if target.hidden_size > SIZES["s"].hidden:
+        return StreamConfig(adapter_rank=32)
+    return StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64)
 
 
 def write_weights(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
@@ -86,9 +89,7 @@ DRAFTERS = {
         file="medusa_lm_head.safetensors",
     ),
     "ss": Drafter(
-        lambda target, levels, lr: StreamsTrainee(
-            target, LAB_STREAMS[target.hidden_size], lr, embedding_lr=STREAM_EMBEDDING_LR
-        ),
+        lambda target, levels, lr: StreamsTrainee(target, streams_of(target), lr, embedding_lr=STREAM_EMBEDDING_LR),
         1e-2,
         {"advice": SS_ADVICE},
     ),

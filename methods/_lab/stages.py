@@ -242,12 +242,14 @@ def measure_shipped(lab: LabTraining) -> None:
 
 
 def _measure(lab: LabTraining, family: Path) -> None:
-    base, draft = (load_target(str(family / n), dtype="float32", device=lab.device) for n in ("base", "draft"))
-    special, longest = special_ids(base.tokenizer), min(256, lab.scaled(256, 8))
-    losses = [cards.held_out_loss(t.model, t.tokenizer, special, lab.scaled(400, 8)) for t in (base, draft)]
-    lab.log(f"cards: held-out loss {losses[0]:.4f}, of the draft {losses[1]:.4f}")
+    names = [name for name in ("base", *cards.DRAFTS) if (family / name).is_dir()]  # an older family has fewer
+    models = {name: load_target(str(family / name), dtype="float32", device=lab.device) for name in names}
+    base, longest = models["base"], min(256, lab.scaled(256, 8))
+    special, count = special_ids(base.tokenizer), lab.scaled(400, 8)
+    losses = {name: cards.held_out_loss(t.model, t.tokenizer, special, count) for name, t in models.items()}
+    lab.log("cards: held-out loss " + ", ".join(f"of {name} {loss:.4f}" for name, loss in losses.items()))
     scores = cards.task_scores(base, lab.scaled(60, 1), longest)
     lab.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
     taus = cards.taus(base, lab.scaled(3, 1), longest)
     lab.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
-    cards.write_cards(family, base, draft, cards.Measured(losses[0], losses[1], scores, taus))
+    cards.write_cards(family, models, cards.Measured(losses, scores, taus))
