@@ -83,7 +83,7 @@ def _draft(target: Target, levels: int, lr: float) -> DraftTrainee:
 DRAFTERS = {
     "medusa": Drafter(
         lambda target, levels, lr: MedusaTrainee(target, HEADS, lr, own_unembed=False),
-        3e-3,
+        1e-2,
         {"nodes": MEDUSA_NODES},
         ranked=True,
         file="medusa_lm_head.safetensors",
@@ -95,7 +95,7 @@ DRAFTERS = {
     ),
     "hydra": Drafter(  # Hydra++; one block a head, as `medusa` has: with this budget as good as the published four
         lambda target, levels, lr: HydraTrainee(target, HEADS, layers=1, own_unembed=False, lr=lr),
-        3e-3,
+        1e-2,
         {"nodes": HYDRA_NODES},
         ranked=True,
         file="hydra_lm_head.safetensors",
