@@ -1,7 +1,8 @@
 """The drafters that leave the base alone: all learn from the same text, batches and number of steps.
 
 One more of them is one more entry in DRAFTERS. Each has its own checkpoint, so that it can be trained alone and go on.
-Learning rates are the best of the three that benchmarks/learning_rates.py tries for each: docs/log.md.
+Learning rates of `medusa`, `hydra` and `draft-2m` are the best of the three that benchmarks/learning_rates.py tries for
+each; those of the others are of earlier probes: docs/log.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
 EAGLE_LEVELS = 6  # one more than the published tree has; what is learnt is the next feature alone
 EAGLE3_LEVELS = 4  # of training-time test: with this budget better than the published 7
 EAGLE3_WORDS = 2048
-STREAM_EMBEDDING_LR = 0.1
+STREAM_LR, STREAM_EMBEDDING_LR = 1.5e-2, 0.1
 
 
 def streams_of(target: Target) -> StreamConfig:
@@ -90,7 +91,7 @@ DRAFTERS = {
     ),
     "ss": Drafter(
         lambda target, levels, lr: StreamsTrainee(target, streams_of(target), lr, embedding_lr=STREAM_EMBEDDING_LR),
-        1e-2,
+        STREAM_LR,
         {"advice": SS_ADVICE},
     ),
     "hydra": Drafter(  # Hydra++; one block a head, as `medusa` has: with this budget as good as the published four

@@ -25,6 +25,7 @@ from specbench_ss.methods._lab.drafters import (
     MEDUSA_NODES,
     SS_ADVICE,
     STREAM_EMBEDDING_LR,
+    STREAM_LR,
 )
 from specbench_ss.methods._lab.lab_training import (
     ANSWERED,
@@ -55,7 +56,6 @@ from specbench_ss.training.trainee import Trainee
 
 POLISH_SHARE = 0.33
 CALIBRATION_TALKS = 768
-STREAM_LR = 1.5e-2
 SPACE_MASK_LR = 5e-3
 SHARED_STREAMS = StreamConfig(
     gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
