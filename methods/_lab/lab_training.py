@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,15 @@ from specbench_ss.files.crash_safe import replacing
 from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.methods._lab.base_training import SIZES, BaseSize
 from specbench_ss.methods._lab.tokenizer import special_ids
+from specbench_ss.models.faster_dtype import has_bfloat16
 from specbench_ss.models.weight_hash import hash_weights
 from specbench_ss.suites.lab_text.training_text import WEIGHTS, completion_mask, conversations, pack, render, tokenize
-from specbench_ss.training.side_by_side import Budget, DrafterText
+from specbench_ss.training.side_by_side import Budget, DrafterText, Machine
 
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: `machine` is measured once
 class LabTraining:
     """What the stages of one training of the lab's models share.
 
@@ -49,6 +51,12 @@ class LabTraining:
     def compile(self) -> bool:
         """Whether compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
         return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Where drafters are trained: in bfloat16 where that is the faster, else in float32."""
+        device = torch.device(self.device)
+        return Machine(device, exact=device.type == "cpu" and not has_bfloat16())
 
     def folder(self, stage: str) -> Path:
         """The work folder of a stage."""
@@ -131,6 +139,8 @@ def save_model(model: Any, tokenizer: Any, path: Path) -> None:
 
 DRAFTER_STEPS = 900
 DRAFTER_ROWS = 5
+DRAFTER_TALKS = {"s": 10_000, "m": 200_000}  # training conversations whose answers the base gives itself
+ANSWERED = 2  # their seed, beside the lab's own
 
 
 def drafter_text(lab: LabTraining, split: str) -> DrafterText:
@@ -143,3 +153,19 @@ def drafter_text(lab: LabTraining, split: str) -> DrafterText:
 def drafter_budget(lab: LabTraining) -> Budget:
     """Steps and rows of every drafter."""
     return Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
+
+
+def answers_by_category(lab: LabTraining) -> dict[str, list[NDArray[np.int32]]]:
+    """The conversations of stage `answers` as ids, by the generator that asked."""
+    tokenizer, special = lab.tokenizer(), special_ids(lab.tokenizer())
+    count = lab.scaled(DRAFTER_TALKS[lab.size], 64)
+    examples = list(islice(conversations("train", lab.seed + ANSWERED), count))
+    asked = tokenize(tokenizer, [f"<|bos|><|user|>{e.turns[0]}<|assistant|>" for e in examples])
+    category = {ids.tobytes(): e.category for ids, e in zip(asked, examples, strict=True)}
+    ids: NDArray[np.int32] = np.load(lab.made("answers/train.npy", "answers")).reshape(-1)
+    ids = ids[ids != special["pad"]]
+    found: dict[str, list[NDArray[np.int32]]] = {}
+    for talk in np.split(ids, np.flatnonzero(ids == special["bos"])[1:]):
+        prompt = talk[: 1 + int(np.argmax(talk == special["assistant"]))]
+        found.setdefault(category[prompt.tobytes()], []).append(talk)
+    return found

@@ -15,8 +15,8 @@ from typing import Any
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.files.crash_safe import write_json
 from specbench_ss.methods._lab import stages as work
+from specbench_ss.methods._lab.drafters import DRAFTERS, drafters
 from specbench_ss.methods._lab.lab_training import LabTraining, Log
-from specbench_ss.methods._lab.rivals import RIVALS, rivals
 from specbench_ss.models.devices import resolve_device
 from specbench_ss.training.resumable import check_same
 
@@ -37,8 +37,7 @@ STAGES: dict[str, Stage] = {
     "base": Stage(work.base, CHECKPOINTED),
     "polish": Stage(work.polish, CHECKPOINTED),
     "answers": Stage(work.answers, ("train.npy", "calibration.npy")),
-    "drafters": Stage(work.drafters, CHECKPOINTED),
-    "rivals": Stage(rivals, tuple(f"{name}/checkpoint.pt" for name in RIVALS)),
+    "drafters": Stage(drafters, tuple(f"{name}/checkpoint.pt" for name in DRAFTERS)),
     "shared": Stage(work.shared, CHECKPOINTED),
     "medusa2": Stage(work.medusa2, CHECKPOINTED),
     "space": Stage(work.space, CHECKPOINTED),

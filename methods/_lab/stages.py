@@ -19,42 +19,43 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._lab import cards
 from specbench_ss.methods._lab.answers import own_conversations
 from specbench_ss.methods._lab.base_training import BaseSize, BaseTrainer, new_model
+from specbench_ss.methods._lab.drafters import (
+    CALIBRATION_BATCHES,
+    DRAFTERS,
+    MEDUSA_NODES,
+    SS_ADVICE,
+    STREAM_EMBEDDING_LR,
+    STREAM_LR,
+)
 from specbench_ss.methods._lab.lab_training import (
+    ANSWERED,
     DRAFTER_STEPS,
+    DRAFTER_TALKS,
     LabTraining,
-    drafter_budget,
+    answers_by_category,
     drafter_text,
     save_model,
     save_rows,
     training_rows,
 )
-from specbench_ss.methods._lab.rivals import CALIBRATION_BATCHES, RIVALS
 from specbench_ss.methods._lab.tokenizer import special_ids, train_tokenizer
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
-from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.rest.build import build as build_datastore
 from specbench_ss.methods.space.model import save as save_space
 from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.ss.shared_training import SharedTrainee, save_shared
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint
+from specbench_ss.models.drafter_folder import belongs_to
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import LAB
+from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES
 from specbench_ss.suites.lab_text.training_text import POLISH_WEIGHTS, completion_mask, conversations, pack, render
 from specbench_ss.training.guess_accuracy import mean_accuracies
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import Trainee
 
 POLISH_SHARE = 0.33
-DRAFTER_TALKS = {"s": 10_000, "m": 200_000}
 CALIBRATION_TALKS = 768
-LAB_STREAMS = {
-    "s": StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64),
-    "m": StreamConfig(adapter_rank=32),
-}
-STREAM_LR = 1.5e-2
-STREAM_EMBEDDING_LR = 0.1
 SPACE_MASK_LR = 5e-3
 SHARED_STREAMS = StreamConfig(
     gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
@@ -63,11 +64,8 @@ SHARED_TOKENS = 2_000_000
 SHARED_LR = 1e-3
 SHARED_ROWS = 4
 SPACE_MASKS = 4  # as many tokens ahead as the streams
-DATASTORE_TALKS = 4_000  # 3 MB
-# what pays on two CPU cores: see docs/log.md
-MEDUSA_NODES = 15
-SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
-DATASTORE_DRAFT = 8
+DATASTORE_TALKS = 2_000  # 1.6 MB
+DATASTORE_DRAFT = 8  # what pays on two CPU cores: see docs/log.md
 
 
 def tokenizer(lab: LabTraining) -> None:
@@ -118,35 +116,19 @@ def polish(lab: LabTraining) -> None:
 def answers(lab: LabTraining) -> None:
     """The base's own answers to training and calibration prompts, packed like its training text."""
     tokenizer = lab.tokenizer()
-    model = lab.base_target().model.to(torch.bfloat16)  # half the traffic; what it says is the same but for rare ties
-    target = Target(model, tokenizer)
+    target = lab.base_target()
+    if not lab.machine.exact:  # half the traffic; what it says is the same but for rare ties
+        target = Target(target.model.to(torch.bfloat16), tokenizer)
     for split, count in (("train", DRAFTER_TALKS[lab.size]), ("calibration", CALIBRATION_TALKS)):
         path = lab.folder("answers") / f"{split}.npy"
         if path.exists():
             continue
         docs: list[NDArray[np.int32]] = []
-        examples, longest = conversations(split, lab.seed + 2), min(192, lab.scaled(192, 8))
+        examples, longest = conversations(split, lab.seed + ANSWERED), min(192, lab.scaled(192, 8))
         for batch in own_conversations(target, examples, lab.scaled(count, 64), limit=longest):
             docs += batch
             lab.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
         save_rows(path, pack(docs, lab.base_size(lab.size).row_length, special_ids(tokenizer)["pad"]))
-
-
-def drafters(lab: LabTraining) -> None:
-    """Medusa heads and streams side by side: same batches, same steps, same frozen base."""
-    target = lab.base_target()
-    torch.manual_seed(lab.seed + 3)
-    medusa = MedusaTrainee(target, heads=4)
-    streams = StreamsTrainee(target, LAB_STREAMS[lab.size], lr=STREAM_LR, embedding_lr=STREAM_EMBEDDING_LR)
-    budget, text = drafter_budget(lab), drafter_text(lab, "train")
-    TogetherTrainer(target, [medusa, streams], text, budget, lab.folder("drafters")).train(lab.log)
-    batches = lab.scaled(CALIBRATION_BATCHES, 1)
-    accuracies = mean_accuracies(target, medusa, drafter_text(lab, "calibration"), budget, batches)
-    about = {**belongs_to(target), "trained": {"steps": budget.steps}}
-    heads = {**about, "medusa_num_heads": 4, "medusa_num_layers": 1, "accuracies": accuracies, "nodes": MEDUSA_NODES}
-    write_checkpoint(lab.folder("medusa"), medusa.module, heads, "medusa_lm_head.safetensors")
-    config = {**about, "streams": LAB_STREAMS[lab.size].as_dict(), "advice": SS_ADVICE}
-    write_checkpoint(lab.folder("ss"), streams.module, config)
 
 
 def shared(lab: LabTraining) -> None:
@@ -175,7 +157,7 @@ def medusa2(lab: LabTraining) -> None:
     trainee = Medusa2Trainee(target, 4, SHARED_STREAMS.lora_rank, own_unembed=False, lr=SHARED_LR)
     budget = _tune(lab, target, [trainee], "medusa2")
     batches = lab.scaled(CALIBRATION_BATCHES, 1)
-    accuracies = mean_accuracies(target, trainee, drafter_text(lab, "calibration"), budget, batches)
+    accuracies = mean_accuracies(target, trainee, drafter_text(lab, "calibration"), budget, batches, lab.machine)
     config = {
         **belongs_to(target), "trained": {"steps": budget.steps}, "accuracies": accuracies, "nodes": MEDUSA_NODES,
     }  # fmt: skip
@@ -189,7 +171,7 @@ def _tune(lab: LabTraining, target: Target, trainees: Sequence[Trainee], stage: 
     rows = training_rows(lab, size, lab.seed + 5)
     text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], lab.seed + 5)
     budget = Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
-    TogetherTrainer(target, trainees, text, budget, lab.folder(stage)).train(lab.log)
+    TogetherTrainer(target, trainees, text, budget, lab.folder(stage), lab.machine).train(lab.log)
     return budget
 
 
@@ -204,14 +186,16 @@ def space(lab: LabTraining) -> None:
 
 
 def datastore(lab: LabTraining) -> None:
-    """The text of the drafters, for `rest` to look up: the base's own answers."""
-    special = special_ids(lab.tokenizer())
-    ids = np.load(lab.made("answers/train.npy", "answers")).reshape(-1)
-    ids = ids[ids != special["pad"]]
-    talks = np.split(ids, np.flatnonzero(ids == special["bos"])[1:])[: lab.scaled(DATASTORE_TALKS, 4)]
+    """The base's own answers to questions of the applications, for `rest` to look up.
+
+    Not to questions of the categories that Spec-Bench has: of their generators' answers it would know most by heart.
+    """
+    known = answers_by_category(lab)
+    talks = [talk for name in APP_CATEGORIES for talk in known.get(name, ())][: lab.scaled(DATASTORE_TALKS, 4)]
     out = lab.out / "rest"
     shutil.rmtree(out, ignore_errors=True)
-    header = build_datastore(talks, lab.base_target(), "the base's own answers", out, draft=DATASTORE_DRAFT)
+    made_of = f"the base's own answers to training questions of {', '.join(APP_CATEGORIES)}"
+    header = build_datastore(talks, lab.base_target(), made_of, out, draft=DATASTORE_DRAFT)
     lab.log(f"datastore: {header['tokens']} tokens of {header['documents']} conversations")
 
 
@@ -226,11 +210,9 @@ def export(lab: LabTraining) -> None:
     sources = {
         "base": lab.made("polish/model", "polish"),
         "draft": lab.made("draft/model", "draft"),
-        "medusa": lab.made("medusa", "drafters"),
-        "ss": lab.made("ss", "drafters"),
         "ss-shared": lab.made("ss-shared", "shared"),
         "medusa2": lab.made("medusa2/weights", "medusa2"),
-        **{name: lab.made(name, "rivals") for name in RIVALS},
+        **{name: lab.made(name, "drafters") for name in DRAFTERS},
         "rest": lab.made("rest", "datastore"),
         "space": lab.made("space/weights", "space"),
     }
@@ -260,12 +242,14 @@ def measure_shipped(lab: LabTraining) -> None:
 
 
 def _measure(lab: LabTraining, family: Path) -> None:
-    base, draft = (load_target(str(family / n), dtype="float32", device=lab.device) for n in ("base", "draft"))
-    special, longest = special_ids(base.tokenizer), min(256, lab.scaled(256, 8))
-    losses = [cards.held_out_loss(t.model, t.tokenizer, special, lab.scaled(400, 8)) for t in (base, draft)]
-    lab.log(f"cards: held-out loss {losses[0]:.4f}, of the draft {losses[1]:.4f}")
+    names = [name for name in ("base", *cards.DRAFTS) if (family / name).is_dir()]  # an older family has fewer
+    models = {name: load_target(str(family / name), dtype="float32", device=lab.device) for name in names}
+    base, longest = models["base"], min(256, lab.scaled(256, 8))
+    special, count = special_ids(base.tokenizer), lab.scaled(400, 8)
+    losses = {name: cards.held_out_loss(t.model, t.tokenizer, special, count) for name, t in models.items()}
+    lab.log("cards: held-out loss " + ", ".join(f"of {name} {loss:.4f}" for name, loss in losses.items()))
     scores = cards.task_scores(base, lab.scaled(60, 1), longest)
     lab.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
     taus = cards.taus(base, lab.scaled(3, 1), longest)
     lab.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
-    cards.write_cards(family, base, draft, cards.Measured(losses[0], losses[1], scores, taus))
+    cards.write_cards(family, models, cards.Measured(losses, scores, taus))

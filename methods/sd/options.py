@@ -20,7 +20,11 @@ class TwoModelOptions(Bounded):
 
     owner: ClassVar[str] = "sd"
     weights: str = field(
-        default="", metadata={"help": "The draft model: folder or hub id. Empty: the one that came with the model."}
+        default="",
+        metadata={
+            "help": "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
+            "model. Empty: the one that came with the model."
+        },
     )
     form: Literal["chain", "tree"] = field(default="chain", metadata={"help": "Form of the draft."})
     gamma: Annotated[int, Ge(1)] = field(

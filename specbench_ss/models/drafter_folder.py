@@ -125,6 +125,7 @@ def load_into(
 def drafter_here(given: str, method: str, base: Outline, companion: str = "") -> Path | None:
     """Return the file or folder that the user named, or else the drafter that is shipped with the base.
 
+    A name that is no path may be that of another folder that is shipped with the base, as `draft-2m` is with the lab.
     companion: the method whose shipped drafter is taken, by default `method` itself. None is returned for a hub id,
     which is OWNER/NAME where no file or folder has that name. Raises UserError where there is no drafter.
     """
@@ -132,6 +133,8 @@ def drafter_here(given: str, method: str, base: Outline, companion: str = "") ->
         path = Path(given)
         if path.exists():
             return path
+        if len(path.parts) == 1 and (shipped := base.companion(given)) is not None:
+            return shipped
         if HUB_ID.fullmatch(given) is None:
             raise UserError(f"{method}: no such file or folder: {given}")
         return None

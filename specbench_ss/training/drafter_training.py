@@ -124,7 +124,7 @@ class DrafterTraining(TogetherTrainer):
         for start in range(0, count, n):  # as many rows at a time as in a step: there is memory for that
             batch = whole.rows(slice(start, start + n))
             with self.processes.autocast():
-                states = self._states(batch)
+                states = self.states(batch)
                 for trainee in self.trainees:
                     loss, right = trainee.loss(states, batch)
                     sums[trainee.name] = sums[trainee.name] + torch.cat((loss[None], right))

@@ -9,9 +9,7 @@ processes, layer by layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +24,7 @@ PATIENCE = timedelta(days=30)  # of processes that wait while the first one lets
 
 
 class Processes(Machine):
-    """The processes of this training. They compute in bfloat16 by autocast, unless dtype is float32.
+    """The processes of this training. They compute in bfloat16 by autocast, unless `exact` is set.
 
     device: 'cpu', 'cuda' or 'cuda:N', as resolved; several processes take a GPU each.
     """
@@ -41,7 +39,6 @@ class Processes(Machine):
         patient = InitProcessGroupKwargs(timeout=PATIENCE)
         # precision is `autocast`'s, alike everywhere
         self.accelerator = Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=[patient])
-        self.exact = False
         several = torch.device("cpu") if cpu else self.accelerator.device
         super().__init__(torch.device(device) if self.count == 1 else several)
 
@@ -68,10 +65,6 @@ class Processes(Machine):
     def wait(self) -> None:
         """Wait until all processes are here."""
         self.accelerator.wait_for_everyone()
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context for forward passes in bfloat16, or an empty one for float32."""
-        return nullcontext() if self.exact else super().autocast()
 
     def share(self, batch: Batch) -> Batch:
         """Return this process's rows of a batch: every count-th one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,10 +81,13 @@ class Text(Protocol):
 
 
 class Machine:
-    """Where a step is computed: in this process, on its device, in bfloat16 where autocast allows it."""
+    """Where a step is computed: in this process, on its device.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    exact: in float32 throughout, instead of bfloat16 where autocast allows it.
+    """
+
+    def __init__(self, device: torch.device, exact: bool = False) -> None:
+        self.device, self.exact = device, exact
 
     @property
     def count(self) -> int:
@@ -93,7 +96,7 @@ class Machine:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that sets the precision of forward passes."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext() if self.exact else torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def share(self, batch: Batch) -> Batch:
         """Return the part of a batch that this process computes."""
@@ -159,7 +162,7 @@ class TogetherTrainer(Resumable):
                 trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(min(budget.steps, SCANNED)))
             first = text.batch(0, budget, target.device).rows(slice(1))  # of all processes the same
             with self.machine.autocast():
-                states = self._states(first)
+                states = self.states(first)
                 for trainee in trainees:
                     trainee.prepare(states, first)
 
@@ -171,7 +174,7 @@ class TogetherTrainer(Resumable):
         s, n, w = self.step, self.budget.steps, self.budget.warmup
         return min(1.0, (s + 1) / max(1, w)) * (0.5 + 0.5 * math.cos(math.pi * s / n))
 
-    def _states(self, batch: Batch) -> BaseStates:
+    def states(self, batch: Batch) -> BaseStates:
         """Return the states of the base that the trainees ask for."""
         if not any(t.needs_base for t in self.trainees):
             return BaseStates(torch.empty(0), {}, {})
@@ -182,7 +185,7 @@ class TogetherTrainer(Resumable):
     def _update(self) -> str:
         batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))
         with self.machine.autocast():
-            states = self._states(batch)
+            states = self.states(batch)
         said = []
         for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):

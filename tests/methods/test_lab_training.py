@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +14,24 @@ from safetensors.torch import load_file
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.methods._lab import cards, rivals
+from specbench_ss.methods._lab import cards, drafters
 from specbench_ss.methods._lab.base_training import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
+from specbench_ss.methods._lab.lab_training import LabTraining, answers_by_category
 from specbench_ss.methods._lab.pipeline import STAGES, train
+from specbench_ss.methods._lab.tokenizer import special_ids
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
 from specbench_ss.methods.eagle.static import Eagle
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.rest.datastore import SEPARATOR
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.models.loading import load_target
+from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES
 from specbench_ss.suites.lab_text.training_text import completion_mask, pack
 from specbench_ss.training.batches import future_labels, pick_anchors
+from specbench_ss.training.side_by_side import Machine
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 
@@ -43,7 +49,7 @@ def tiny_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab with 50,000 parameters in place of 6.6 million, measured on two categories: every stage takes seconds."""
     monkeypatch.setitem(SIZES, "s", TINY)
     monkeypatch.setitem(SIZES, "draft", replace(TINY, layers=2, tokens=1))
-    monkeypatch.setattr(rivals, "EAGLE3_WORDS", 128)
+    monkeypatch.setattr(drafters, "EAGLE3_WORDS", 128)
     monkeypatch.setattr(cards, "SPECBENCH_CATEGORIES", ("qa", "math"))
     monkeypatch.setattr(cards, "APP_CATEGORIES", ("sql",))
 
@@ -61,7 +67,9 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) 
         assert generate(decoder, prompt, Limits(20), Sampling()).tokens == reference
     cards = [tmp_path / "export" / name / "README.md" for name in ("base", "draft", "medusa", "ss", "eagle", "eagle3")]
     assert all(card.stat().st_size for card in cards)
-    learnt = torch.load(tmp_path / "drafters" / "checkpoint.pt", weights_only=True)["modules"][1]
+    one_budget_no_lm_heads(tmp_path / "export")
+    of_the_applications(tmp_path)
+    learnt = torch.load(tmp_path / "drafters" / "ss" / "checkpoint.pt", weights_only=True)["modules"][0]
     for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():
         assert torch.equal(tensor, learnt[name].half()), f"{name} is not what was learnt"
     said.clear()
@@ -76,6 +84,30 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) 
     assert said[0].startswith("draft: done before, run again")
     assert all(line.startswith("draft step") for line in said[1:])  # on the rows that were there
     assert {path: path.read_bytes() for path in others} == others
+
+
+def one_budget_no_lm_heads(export: Path) -> None:
+    """All that learn from the base's answers saw as much of them, the small draft too; heads use the base's LM head."""
+    configs = [json.loads((export / name / "config.json").read_text()) for name in drafters.DRAFTERS]
+    trained = [config.get("ssbench", config)["trained"] for config in configs]
+    assert len({(t["steps"], t["tokens"]) for t in trained}) == 1
+    assert trained[0]["tokens"] == 2 * 5 * TINY.row_length
+    names = [*load_file(export / "medusa" / "medusa_lm_head.safetensors")]
+    names += load_file(export / "hydra" / "hydra_lm_head.safetensors")
+    assert names and not [name for name in names if "unembed" in name or "lm_head" in name]
+
+
+def of_the_applications(out: Path) -> None:
+    """What `rest` looks up was asked by none of the generators that Spec-Bench's categories have."""
+    lab = LabTraining(out, "s", "cpu", 0, SCALE, print)
+    known = answers_by_category(lab)
+    rows = np.load(out / "answers" / "train.npy")
+    assert sum(map(len, known.values())) == int((rows == special_ids(lab.tokenizer())["bos"]).sum())
+    stored = np.load(out / "export" / "rest" / "tokens-0.npy")
+    talks = {part[part != SEPARATOR].tobytes() for part in np.split(stored, np.flatnonzero(stored == SEPARATOR))}
+    assert len(talks) > 1
+    assert talks - {b""} <= {talk.tobytes() for name in APP_CATEGORIES for talk in known[name]}
+    assert not talks & {talk.tobytes() for name in SPECBENCH_CATEGORIES for talk in known.get(name, ())}
 
 
 def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
@@ -128,6 +160,13 @@ def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
         BaseTrainer(new_model(deeper, SPECIAL, 0), deeper, rows, SPECIAL, "cpu", tmp_path / "cut")
     with pytest.raises(UserError, match="made with text"):
         BaseTrainer(new_model(size, SPECIAL, 0), size, rows[::-1], SPECIAL, "cpu", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(("exact", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_a_machine_multiplies_in_the_dtype_that_it_says(exact: bool, dtype: torch.dtype) -> None:
+    one = torch.ones(2, 2)
+    with Machine(torch.device("cpu"), exact).autocast():
+        assert (one @ one).dtype == dtype
 
 
 def test_unknown_stage_and_size_are_one_line(tmp_path: Path) -> None:

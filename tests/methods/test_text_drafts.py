@@ -21,6 +21,7 @@ from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.methods.sd.text import Bridge, added, extended, following
 from specbench_ss.methods.sd.vocabulary import mismatch
+from specbench_ss.models.drafter_folder import drafter_here
 from specbench_ss.models.loading import load_target, outline_of
 from specbench_ss.models.model_folder import LAB
 from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
@@ -179,3 +180,15 @@ def outline(like: Target, size: int) -> Any:
     found = outline_of("lab")
     found.vocab_size = size
     return found
+
+
+def test_a_draft_that_ships_is_found_by_its_name(lab: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the lab alone, and a folder of that name that lies here comes first."""
+    monkeypatch.chdir(tmp_path)
+    assert drafter_here("draft", "sd", lab) == LAB / "draft"
+    with pytest.raises(UserError, match="no such file or folder: drift"):
+        drafter_here("drift", "sd", lab)
+    with pytest.raises(UserError, match="no such file or folder: draft"):
+        drafter_here("draft", "sd", Target(tiny_model("llama")))
+    (tmp_path / "draft").mkdir()
+    assert drafter_here("draft", "sd", lab) == Path("draft")

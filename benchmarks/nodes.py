@@ -1,0 +1,238 @@
+"""Tau of every method on the lab at equal numbers of drafted nodes, the root not counted. No times are taken.
+
+    python benchmarks/nodes.py OUT.jsonl [--only "medusa;ss"] [--prompts 3] [--work WORK] [--table nodes.csv]
+
+Evaluation prompts of Spec-Bench's 13 categories, first turns, greedy, float32, 256 new tokens at most. One JSON line
+for each method, number of nodes and prompt; what is there with the same settings and weights is not done again. Each
+answer is held against plain decoding. WORK: a folder of `ssbench lab train` in which stage `answers` is done, for the
+two rows of `rest` whose datastores do not ship. Rows of the table are named as in WAYS, with semicolons between.
+
+How each method gets to a number of nodes n:
+- chains (`sd`, `pld`) draft n tokens; `space` has four masks, so four tokens are its most;
+- `lookahead` verifies n / 4 guesses of 4 tokens (for 15: 5 of 3), its window being 15 columns wide at every n: the
+  window's rows are not drafts; n-grams of the prompt are in its pool;
+- `suffix` and `rest` draft n nodes at most, less where little matches, by their own rules; "suffix, eager" is allowed n
+  nodes after any match; `recycling` the n best nodes of its published tree, with the successors that tokens have in the
+  prompt;
+- `medusa`, `medusa2`, `hydra` and `eagle` grow a static tree of n nodes from their stored accuracies;
+- `eagle2` and `eagle3` take the n best of the nodes that the published depth and width give (5 or 7 levels after the
+  first, 10 wide); `sd` as a tree the n best of 8 levels, 4 wide;
+- `ss` and `ss-shared` take the n best of the whole tree of 4 candidates for each of 4 streams (340 nodes); pruned, all
+  120 nodes of 3 candidates are drafted, and n go on above the pruning layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.methods._lab.lab_training import LabTraining, answers_by_category
+from specbench_ss.methods.rest.build import in_memory
+from specbench_ss.methods.rest.decoding import REST, RESTOptions
+from specbench_ss.models.loading import load_target
+from specbench_ss.registry import load_method, method_class, method_options
+from specbench_ss.runs.suite import Question
+from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
+
+NODES = (4, 8, 15, 32, 64)
+GUESSES = {4: (5, 1), 8: (5, 2), 15: (4, 5), 32: (5, 8), 64: (5, 16)}  # lookahead: level, guesses
+STORED = 412_000  # tokens of a datastore that does not ship: as many as one of 4,000 conversations has
+WAYS: dict[str, str] = {  # name in the table -> the method with its options; N: nodes
+    "ar": "ar",
+    "pld": "pld[length=N]",
+    "suffix": "suffix[nodes=N]",
+    "suffix, eager": "suffix[nodes=N,offset=N,min_prob=0.01]",
+    "lookahead": "lookahead[level=LEVEL,guesses=GUESSES,window=15,pool_from_prompt=true]",
+    "recycling": "recycling[nodes=N,prompt=true]",
+    "rest": "rest[draft=N]",
+    "sd": "sd[gamma=N]",
+    "sd, tree": "sd[form=tree,gamma=8,k=4,nodes=N]",
+    "sd, draft-2m": "sd[weights=draft-2m,gamma=N]",
+    "sd, draft-2m, tree": "sd[weights=draft-2m,form=tree,gamma=8,k=4,nodes=N]",
+    "ss": "ss[k=4,n_draft=N,prune=off]",
+    "ss, pruned from 120": "ss[k=3,n_draft=0,n_keep=ROWS]",
+    "ss-shared": "ss-shared[k=4,n_draft=N,prune=off]",
+    "medusa": "medusa[nodes=N]",
+    "medusa2": "medusa2[nodes=N]",
+    "hydra": "hydra[nodes=N]",
+    "eagle": "eagle[nodes=N]",
+    "eagle2": "eagle2[total_tokens=ROWS,depth=5,top_k=10]",
+    "eagle3": "eagle3[total_tokens=ROWS,depth=7,top_k=10]",
+    "space": "space[k=N]",
+}
+OTHERS, SAME = "rest, other categories", "rest, same generators"
+IMPOSSIBLE = {"space": (4, "four masks are trained, so a chain of 4 is the longest")}
+ONCE = {"ar": 0}  # what drafts nothing is the same at every n
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Plain decoding of a method's own model; what it has answered is kept. answers: by prompt."""
+
+    decoder: Decoder
+    answers: dict[tuple[int, ...], list[int]]
+
+    def answer(self, prompt: list[int], limits: Limits) -> list[int]:
+        """The tokens."""
+        key = tuple(prompt)
+        if key not in self.answers:
+            self.answers[key] = generate(self.decoder, prompt, limits, Sampling()).tokens
+        return self.answers[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A method at a number of nodes. decoders: by category; '' = for all."""
+
+    way: str
+    nodes: int
+    decoders: dict[str, Decoder]
+    reference: Reference
+    settings: str
+
+    def decoder(self, category: str) -> Decoder:
+        """The one for prompts of this category."""
+        return self.decoders.get(category) or self.decoders[""]
+
+
+def main() -> None:
+    """Measure what is missing, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default="", help="rows of the table, separated by semicolons")
+    parser.add_argument("--prompts", type=int, default=3, help="per category")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--table", type=Path)
+    arguments = parser.parse_args()
+    target = load_target("lab", dtype="float32", device="cpu")
+    ways = [way for way in arguments.only.split(";") if way] or [*WAYS, *([OTHERS, SAME] if arguments.work else [])]
+    asked = questions(SPECBENCH_CATEGORIES, "eval", arguments.prompts)
+    known = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
+    done = {(line["way"], line["nodes"], line["question"], line["settings"]) for line in known}
+    with arguments.out.open("a") as file:
+        for cell in cells(target, ways, arguments.work):
+            for question in asked:
+                if (cell.way, cell.nodes, question.id, cell.settings) not in done:
+                    line = measured(target, cell, question)
+                    known.append(line)
+                    file.write(json.dumps(line) + "\n")
+                    file.flush()
+            print(shown(cell, [line for line in known if of_cell(line, cell)]), flush=True)
+    if arguments.table:
+        write_table(arguments.table, known)
+
+
+def cells(target: Target, ways: list[str], work: Path | None) -> Iterator[Cell]:
+    """All that can be measured, method by method."""
+    loaded: dict[str, Decoder] = {}
+    plain: dict[str, Reference] = {}
+    stores = datastores(work) if work else {}
+    for way in ways:
+        for nodes in (ONCE[way],) if way in ONCE else NODES:
+            if way in IMPOSSIBLE and nodes > IMPOSSIBLE[way][0]:
+                continue
+            if way in (OTHERS, SAME):
+                found = {c: REST(target, RESTOptions(draft=nodes), store) for c, store in stores[way].items()}
+                reference = MethodSpec("ar")
+            else:
+                spec = MethodSpec.parse(filled(WAYS[way], nodes))
+                options = method_options(spec)
+                one = loaded[way].variant(options) if way in loaded else load_method(spec, target)
+                loaded.setdefault(way, one)
+                found, reference = {"": one}, method_class(spec.name).reference_for(options)
+            about = json.dumps([d.described() for d in found.values()], sort_keys=True, default=str)
+            settings = hashlib.sha256(about.encode()).hexdigest()[:12]
+            if reference.label not in plain:
+                plain[reference.label] = Reference(load_method(reference, target), {})
+            yield Cell(way, nodes, found, plain[reference.label], settings)
+
+
+def filled(text: str, nodes: int) -> str:
+    """The method with this number of nodes."""
+    level, guesses = GUESSES.get(nodes, (5, 1))
+    for name, value in {"LEVEL": level, "GUESSES": guesses, "ROWS": nodes + 1, "N": nodes}.items():
+        text = text.replace(f"={name}", f"={value}")
+    return text
+
+
+def datastores(work: Path) -> dict[str, dict[str, Any]]:
+    """By row of the table and category: of the answers to all other generators' questions, and to all of them."""
+    known = answers_by_category(LabTraining(work, "s", "cpu", 0, 1.0, print))
+
+    def store(names: list[str]) -> Any:
+        talks, size = [], 0
+        for talk in chain.from_iterable(zip_longest(*(known[name] for name in names))):  # of each in turn
+            if talk is not None and size < STORED:
+                talks.append(talk)
+                size += len(talk)
+        return in_memory(talks)
+
+    without = {c: store([name for name in sorted(known) if name != c]) for c in SPECBENCH_CATEGORIES}
+    return {OTHERS: without, SAME: {"": store(sorted(known))}}
+
+
+def measured(target: Target, cell: Cell, question: Question) -> dict[str, Any]:
+    """One answer, held against plain decoding."""
+    prompt, limits = target.encode_chat([{"role": "user", "content": question.turns[0]}]), Limits(256, target.eos_ids)
+    made = generate(cell.decoder(question.category), prompt, limits, Sampling())
+    return {
+        "way": cell.way, "nodes": cell.nodes, "question": question.id, "category": question.category,
+        "settings": cell.settings, "steps": len(made.steps), "tokens": sum(s.tokens for s in made.steps),
+        "drafted": sum(s.nodes for s in made.steps), "verified": sum(s.verified for s in made.steps),
+        "same": made.tokens == cell.reference.answer(prompt, limits),
+    }  # fmt: skip
+
+
+def of_cell(line: dict[str, Any], cell: Cell) -> bool:
+    """Whether a line is of this cell, with its present settings."""
+    return (line["way"], line["nodes"], line["settings"]) == (cell.way, cell.nodes, cell.settings)
+
+
+def summed(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Pooled over prompts: tau, nodes drafted and verified in a step."""
+    steps = sum(line["steps"] for line in lines)
+    each = {name: round(sum(line[name] for line in lines) / steps, 3) for name in ("tokens", "drafted", "verified")}
+    return {
+        "tau": each["tokens"], "drafted": each["drafted"], "verified": each["verified"], "prompts": len(lines),
+        "steps": steps, "identical": sum(line["same"] for line in lines),
+    }  # fmt: skip
+
+
+def shown(cell: Cell, lines: list[dict[str, Any]]) -> str:
+    """One line for the terminal."""
+    return f"{cell.way:24} {cell.nodes:3} " + " ".join(f"{k} {v}" for k, v in summed(lines).items())
+
+
+def write_table(path: Path, known: list[dict[str, Any]]) -> None:
+    """The newest settings of each cell as csv."""
+    newest = {(line["way"], line["nodes"]): line["settings"] for line in known}
+    groups = defaultdict(list)
+    for line in known:
+        if newest[line["way"], line["nodes"]] == line["settings"]:
+            groups[line["way"], line["nodes"]].append(line)
+    rows = [{"way": way, "nodes": nodes, **summed(lines), "note": ""} for (way, nodes), lines in groups.items()]
+    for way, (most, why) in IMPOSSIBLE.items():
+        rows += [{"way": way, "nodes": nodes, "note": why} for nodes in NODES if nodes > most]
+    order = [*WAYS, OTHERS, SAME]
+    with path.open("w", newline="") as file:
+        names = ["way", "nodes", "tau", "drafted", "verified", "prompts", "steps", "identical", "note"]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: (order.index(str(row["way"])), row["nodes"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The table of tau by nodes: every row drafts as many nodes as it says, and its lines are summed as tau is defined."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.methods.rest.datastore import SEPARATOR
+from specbench_ss.models.loading import load_target
+from specbench_ss.registry import method_options
+from specbench_ss.runs.suite import Question
+from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES
+
+BENCH: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "nodes.py"))
+
+
+@pytest.mark.parametrize("way", BENCH["WAYS"])
+@pytest.mark.parametrize("nodes", BENCH["NODES"])
+def test_every_row_is_asked_for_with_its_number_of_nodes(way: str, nodes: int) -> None:
+    spec = MethodSpec.parse(BENCH["filled"](BENCH["WAYS"][way], nodes))
+    options = method_options(spec)
+    if way == "lookahead":
+        assert options.guesses * (options.level - 1) == nodes
+    elif way.startswith("eagle") and way != "eagle":
+        assert options.total_tokens == nodes + 1
+    elif way == "ss, pruned from 120":
+        assert (options.n_keep, options.n_draft) == (nodes + 1, 0)
+    elif way != "ar":
+        named = ("length", "nodes", "draft", "gamma", "n_draft", "k")
+        field = next(name for name in named if hasattr(options, name) and spec.options.get(name) == str(nodes))
+        assert getattr(options, field) == nodes
+
+
+def test_the_table_holds_the_newest_weights_and_says_what_cannot_be(tmp_path: Path) -> None:
+    line = {
+        "way": "ar",
+        "nodes": 0,
+        "settings": "a",
+        "steps": 2,
+        "tokens": 4,
+        "drafted": 0,
+        "verified": 0,
+        "same": True,
+    }
+    newer = {**line, "settings": "b", "tokens": 6}
+    BENCH["write_table"](tmp_path / "t.csv", [line, newer])
+    rows = (tmp_path / "t.csv").read_text().splitlines()
+    assert rows[1].startswith("ar,0,3.0,") and rows[-1].startswith("space,64,") and "four masks" in rows[-1]
+
+
+@pytest.fixture(scope="module")
+def lab_target() -> Target:
+    return load_target("lab", dtype="float32", device="cpu")
+
+
+def test_a_datastore_for_a_category_holds_none_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {name: [np.full(9, 10 + i, np.int32)] * 3 for i, name in enumerate((*SPECBENCH_CATEGORIES, "sql"))}
+    monkeypatch.setitem(BENCH["datastores"].__globals__, "answers_by_category", lambda lab: known)
+    stores = BENCH["datastores"](Path())
+    for i, name in enumerate(SPECBENCH_CATEGORIES):
+        tokens = {int(t) for t in stores[BENCH["OTHERS"]][name].chunks[0].tokens}
+        assert tokens == {SEPARATOR, *range(10, 10 + len(known))} - {10 + i}
+    assert len({int(t) for t in stores[BENCH["SAME"]][""].chunks[0].tokens}) == 1 + len(known)
+
+
+def test_a_cell_is_measured_against_plain_decoding_and_summed(lab_target: Target) -> None:
+    (cell,) = (c for c in BENCH["cells"](lab_target, ["ss, pruned from 120"], None) if c.nodes == 4)
+    lines = [BENCH["measured"](lab_target, cell, Question(f"q{i}", "qa", (text,))) for i, text in enumerate("ab")]
+    assert all(line["same"] for line in lines)
+    summed = BENCH["summed"](lines)
+    assert summed["drafted"] == 120 and summed["verified"] == 4
+    assert summed["tau"] == round(sum(x["tokens"] for x in lines) / sum(x["steps"] for x in lines), 3)
+    cell.reference.answers.update({key: [0] for key in cell.reference.answers})
+    assert not BENCH["measured"](lab_target, cell, Question("q0", "qa", ("a",)))["same"]
