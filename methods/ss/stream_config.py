@@ -11,6 +11,8 @@ from annotated_types import Ge, Le
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 
+LATER = ("root_rank",)  # fields that streams of earlier versions did not have
+
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig(Bounded):
@@ -48,8 +50,8 @@ class StreamConfig(Bounded):
             raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+        """JSON-ready. What came later is left out where it is not used, so that runs and trainings of before go on."""
+        return {name: value for name, value in asdict(self).items() if value or name not in LATER}
 
     def angle(self, context: int) -> float:
         """epsilon of eq. 8: at most pi / 2 N_max, where N_max counts the longest sequence and the streams."""

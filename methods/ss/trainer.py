@@ -69,7 +69,8 @@ class StreamsOptions(Bounded):
         default=0,
         metadata={
             "help": "Rank of the map by which streams learn the token that the main stream has decided, which is not "
-            "in the papers. 0: they do not learn it."
+            "in the papers. 0: they do not learn it.",
+            "later": "",
         },
     )
     alpha: Annotated[float, Gt(0)] = field(

@@ -146,7 +146,11 @@ def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
 
 def about_training(trainer: Trainer, config: TrainConfig) -> dict[str, Any]:
     """Return what a checkpoint has to agree in, as the user gave it, as JSON-ready data."""
-    given = config.as_dict() | {f.name: getattr(trainer.options, f.name) for f in fields(trainer.options)}
+    given = config.as_dict() | {
+        field.name: value
+        for field in fields(trainer.options)
+        if (value := getattr(trainer.options, field.name)) != field.default or "later" not in field.metadata
+    }  # an option that came later is left out where it is not used: checkpoints of before do not have it
     return {"trainer": trainer.name, "options": {name: value_text(value) for name, value in given.items()}}
 
 
