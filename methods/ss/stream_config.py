@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded
-
-LATER = ("root_rank",)  # fields that streams of earlier versions did not have
+from specbench_ss.options import Bounded, recorded_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class StreamConfig(Bounded):
     mode: Literal["lossless", "shared"] = "lossless"
     main_attends_streams: bool = False
     lora_rank: Annotated[int, Ge(0)] = 0
-    root_rank: Annotated[int, Ge(0)] = 0
+    root_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
 
     def check_together(self) -> None:
         """What each mode has."""
@@ -50,8 +48,8 @@ class StreamConfig(Bounded):
             raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready. What came later is left out where it is not used, so that runs and trainings of before go on."""
-        return {name: value for name, value in asdict(self).items() if value or name not in LATER}
+        """JSON-ready, as `recorded_values` says, so that runs and trainings of before go on."""
+        return recorded_values(self)
 
     def angle(self, context: int) -> float:
         """epsilon of eq. 8: at most pi / 2 N_max, where N_max counts the longest sequence and the streams."""

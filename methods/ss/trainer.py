@@ -70,7 +70,7 @@ class StreamsOptions(Bounded):
         metadata={
             "help": "Rank of the map by which streams learn the token that the main stream has decided, which is not "
             "in the papers. 0: they do not learn it.",
-            "later": "",
+            "later": True,
         },
     )
     alpha: Annotated[float, Gt(0)] = field(

@@ -51,6 +51,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("Model hash", model["hash"], code=True),
         Fact("Model's origin", _origin(model.get("origin") or {})),
         Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
+        Fact("Choice of the data type", model.get("dtype_choice", "")),
         Fact("Layers", _layers(model)),
         Fact(
             "Suite",

@@ -65,6 +65,7 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     before = own_logits(target)
     decoders = {spec.label: _loaded(spec, target, before) for spec in config.methods}
     manifest = manifest_for(config, target, data, decoders, command) | {"machine": machine_of(target, decoders)}
+    manifest["model"]["dtype_choice"] = plan.dtype_choice
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
         RunDir.open(where, manifest, data.questions) as run_dir,

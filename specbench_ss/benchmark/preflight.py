@@ -26,7 +26,7 @@ class Plan:
 
     config: with the references that its methods need. device, dtype: as resolved, 'cpu', 'float32'. options: of each
     method, by label. samples: of the whole run. notes: what the user should know of it, a sentence each. loaded: the
-    model, where it was given as one and not as a name.
+    model, where it was given as one and not as a name. dtype_choice: why this dtype, in words, where it was measured.
     """
 
     config: RunConfig
@@ -38,6 +38,7 @@ class Plan:
     samples: int
     notes: tuple[str, ...] = ()
     loaded: Target | None = None
+    dtype_choice: str = ""
 
 
 def check(
@@ -72,10 +73,7 @@ def check(
     if loaded is None:
         check_model(config.model)
     outline = check_methods(config, loaded)
-    dtype, why = _dtype(config, device, outline, loaded, begun)
-    if why:
-        note(why)
-        notes = (*notes, why)
+    dtype, choice = _dtype(config, device, outline, loaded, begun)
     check_template(outline.tokenizer, outline.name)
     stop_ids(outline.tokenizer, config.stop)
     data = _questions(config, suite, outline)
@@ -85,7 +83,7 @@ def check(
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
     if samples > MOST_SAMPLES:
         raise UserError(f"the run would have {samples:,} samples; at most {MOST_SAMPLES:,} are made: fewer --repeats")
-    return Plan(config, suite, data, options, device, dtype, samples, notes, loaded)
+    return Plan(config, suite, data, options, device, dtype, samples, notes, loaded, choice)
 
 
 def check_methods(config: RunConfig, loaded: Target | None = None) -> Outline:

@@ -34,6 +34,8 @@ def describe(config: RunConfig, where: RunTarget) -> None:
     config, data = plan.config, plan.data
     prompts = sum(len(q.turns) for q in data.questions)
     print(f"model      {config.model}, dtype {plan.dtype}, device {plan.device}")
+    if plan.dtype_choice:
+        print(f"dtype      {plan.dtype_choice}")
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
     print(f"questions  {len(data.questions)} ({prompts} prompts), repeats {config.repeats}")
     print(f"decoding   {_decoding(config, data)}")
@@ -64,12 +66,14 @@ def _checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
 
 @contextmanager
 def _shown(ready: Ready) -> Iterator[Events]:
-    """Show notes, a title and the live display on stderr."""
+    """Show notes, the choice of a dtype, a title and the live display on stderr."""
     from specbench_ss.benchmark.progress import Progress
 
     console = Console(stderr=True)
     for note in ready.notes:
         console.print(f"[yellow]warning:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    if ready.plan.dtype_choice:
+        console.print(escape(ready.plan.dtype_choice), highlight=False, soft_wrap=True)
     console.print(_title(ready), highlight=False, soft_wrap=True)
     with Progress(list(ready.labels), console) as progress:
         yield progress

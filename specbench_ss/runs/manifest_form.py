@@ -73,6 +73,7 @@ class _Model(Struct):
     device: str
     context_length: int
     chat_template: str | None = None
+    dtype_choice: str = ""
     origin: dict[str, Any] = {}
 
 

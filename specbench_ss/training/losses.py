@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-if TYPE_CHECKING:
-    pass
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor | None = None) -> Tensor:

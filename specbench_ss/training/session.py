@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from specbench_ss.models.chat_templates import check_template
 from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import check_model
-from specbench_ss.options import value_text
+from specbench_ss.options import recorded_values, value_text
 from specbench_ss.runs.run_directory import check_place
 from specbench_ss.training.drafter_recipe import DrafterRecipe
 from specbench_ss.training.drafter_training import LOG, DrafterTraining, Trained
@@ -146,11 +146,7 @@ def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
 
 def about_training(trainer: Trainer, config: TrainConfig) -> dict[str, Any]:
     """Return what a checkpoint has to agree in, as the user gave it, as JSON-ready data."""
-    given = config.as_dict() | {
-        field.name: value
-        for field in fields(trainer.options)
-        if (value := getattr(trainer.options, field.name)) != field.default or "later" not in field.metadata
-    }  # an option that came later is left out where it is not used: checkpoints of before do not have it
+    given = config.as_dict() | recorded_values(trainer.options)
     return {"trainer": trainer.name, "options": {name: value_text(value) for name, value in given.items()}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,8 +102,13 @@ def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
     assert main(command) == 0
     captured = capsys.readouterr()
     assert "--dtype auto takes bfloat16" in " ".join((captured.out + captured.err).split())
-    assert load_run(out).manifest["model"]["dtype"] == "bfloat16"
+    assert "warning" not in captured.err
+    model = load_run(out).manifest["model"]
+    assert model["dtype"] == "bfloat16" and "takes bfloat16" in model["dtype_choice"]
+    assert "warnings" not in load_run(out).manifest
+    assert model["dtype_choice"] in html.unescape((out / "report.html").read_text())
     for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.unlink()
     times[torch.bfloat16] = 100.0
     assert main([*command, "--resume"]) == 0
+    assert load_run(out).manifest["model"]["dtype_choice"] == model["dtype_choice"]
