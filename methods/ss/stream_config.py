@@ -16,7 +16,8 @@ from specbench_ss.options import Bounded, recorded_values
 class StreamConfig(Bounded):
     """Letters of the papers: gamma streams, N_s MSA layers, adapter_rank R_s, init_rank eta, prune_rank theta.
 
-    adapter_rank: of the stream adapter that stands in place of the MLP; 0 = streams pass the layer's own MLP.
+    adapter_rank: of the stream adapter that stands in place of the MLP; 0 = streams pass the layer's own MLP. keep_mlp:
+    the adapter stands beside the MLP, which is not in the papers.
     init_rank: of f_eta (eq. 4), 0 = identity. prune_layer -1 = N - N_s. stream_init: what tells streams apart,
     embeddings P_j (eq. 4) or values turned by rotation_step * j radians (eq. 8; 0 = the largest, pi / 2 N_max).
     mode shared: LoRA of lora_rank in every layer, used by main and stream alike; main_attends_streams: eq. 3 of the
@@ -36,6 +37,7 @@ class StreamConfig(Bounded):
     mode: Literal["lossless", "shared"] = "lossless"
     main_attends_streams: bool = False
     lora_rank: Annotated[int, Ge(0)] = 0
+    keep_mlp: bool = field(default=False, metadata={"later": True})
     root_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
 
     def check_together(self) -> None:
@@ -44,6 +46,8 @@ class StreamConfig(Bounded):
             raise UserError(
                 "ss: main_attends_streams and lora_rank belong to mode shared; lossless leaves the base alone"
             )
+        if self.keep_mlp and not self.adapter_rank:
+            raise UserError("ss: without a stream adapter streams pass the MLP anyway: keep_mlp wants an adapter_rank")
         if self.mode == "shared" and not self.lora_rank:
             raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
 

@@ -53,7 +53,7 @@ class Streams(nn.Module):
         return (rows + self.embedding[:gamma] if self.config.stream_init == "embedding" else rows).flatten(1, 2)
 
     def adapt(self, layer: int, x: Tensor) -> Tensor:
-        """The stream adapter of the layer-th MSA layer, in place of its MLP: [B, r, h] -> [B, r, h]."""
+        """The stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]."""
         return F.linear(F.silu(F.linear(x, self.down[layer])), self.up[layer])
 
     def early_exit(self, x: Tensor) -> Tensor:
@@ -78,15 +78,17 @@ class Streams(nn.Module):
     def pass_layer(self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor) -> Tensor:
         """After attention: the first `mains` rows through the layer's MLP, the stream rows through the adapter.
 
-        x [B, r, h] before attention, attended [B, r, h] its contribution.
+        x [B, r, h] before attention, attended [B, r, h] its contribution. As configured, streams pass the MLP as well.
         """
-        total = x + attended
+        c, total = self.config, x + attended
         source = x if block.parallel else total
-        if not self.config.adapter_rank:
+        if not c.adapter_rank:
             return total + block.feed(source)
-        parts = [block.feed(source[:, :mains])] if mains else []
-        parts.append(self.adapt(layer, block.norm2(source[:, mains:])))
-        return total + torch.cat(parts, 1)
+        adapted = self.adapt(layer, block.norm2(source[:, mains:]))
+        if c.keep_mlp:
+            return total + block.feed(source) + F.pad(adapted, (0, 0, mains, 0))
+        fed = [block.feed(source[:, :mains])] if mains else []
+        return total + torch.cat((*fed, adapted), 1)
 
     def run(self, target: Target, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
         """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2 or 3 as the mask says."""

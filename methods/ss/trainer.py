@@ -65,6 +65,13 @@ class StreamsOptions(Bounded):
         default=0.0,
         metadata={"help": "With rotation: angle in radians from one stream to the next. 0: the largest possible."},
     )
+    keep_mlp: bool = field(
+        default=False,
+        metadata={
+            "help": "Let streams pass the layers' own MLPs beside their adapters, which is not in the papers.",
+            "later": True,
+        },
+    )
     root_rank: Annotated[int, Ge(0)] = field(
         default=0,
         metadata={
@@ -128,6 +135,7 @@ class StreamsTrainer(DrafterTrainer):
             rotation_step=o.rotation_step,
             mode=o.mode,
             main_attends_streams=shared if o.main_attends_streams is None else o.main_attends_streams,
+            keep_mlp=o.keep_mlp,
             root_rank=o.root_rank,
             lora_rank=(SHARED_RANK if o.lora_rank < 0 else o.lora_rank) if shared else 0,
         )

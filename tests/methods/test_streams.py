@@ -26,7 +26,7 @@ from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.methods.ss.training import StreamsTrainee, start_embedding
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states
-from tests.methods.decoders import ROOTED, TWO_LAYERS, randomise, streaming
+from tests.methods.decoders import BESIDE_MLP, ROOTED, TWO_LAYERS, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 
 
@@ -52,12 +52,13 @@ def test_main_logits_are_the_bases(kind: str) -> None:
 
 
 # sliding windows: as the model has it, narrower than the text; in one layer narrower than the streams of a position
+@pytest.mark.parametrize("config", [TWO_LAYERS, BESIDE_MLP], ids=["adapter", "adapter beside MLP"])
 @pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in SOME), ("mistral-window", 2)])
-def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | None) -> None:
+def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | None, config: StreamConfig) -> None:
     target = Target(tiny_model(kind))
     if window:
         target.family.blocks[-1].window = window
-    trainee = StreamsTrainee(target, TWO_LAYERS)
+    trainee = StreamsTrainee(target, config)
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(), trainee.module, {})
     ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
@@ -69,6 +70,25 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
             prefilled(decoder, ids[: at + 1])
             decoded = target.logits(decoder.next_streams)
         torch.testing.assert_close(trained[0, column], decoded, atol=2e-5, rtol=1e-4)
+
+
+def test_an_adapter_that_adds_nothing_leaves_the_mlp_alone() -> None:
+    target = Target(tiny_model("llama"))
+    beside, without = (Streams(replace(BESIDE_MLP, adapter_rank=r, keep_mlp=bool(r)), 32) for r in (4, 0))
+    x, attended = torch.randn(1, 7, 32), torch.randn(1, 7, 32)
+    block = target.family.blocks[-1]
+    for mains in (0, 3):
+        alone = without.pass_layer(1, block, x, mains, attended)
+        torch.testing.assert_close(beside.pass_layer(1, block, x, mains, attended), alone)
+    with torch.no_grad():
+        beside.up += 0.1
+    changed = (beside.pass_layer(1, block, x, 3, attended) - alone).abs().amax(-1)[0]
+    assert (changed > 1e-4).tolist() == [False] * 3 + [True] * 4
+
+
+def test_keeping_the_mlp_wants_an_adapter() -> None:
+    with pytest.raises(UserError, match="keep_mlp wants an adapter_rank"):
+        replace(BESIDE_MLP, adapter_rank=0)
 
 
 @pytest.mark.parametrize("kind", SOME)
