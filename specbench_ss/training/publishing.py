@@ -28,7 +28,8 @@ CARD = """# {title} for {base}
 | base | {base}, weights {base_hash}, {base_dtype} |
 | text | {text} |
 | held out | {held_out} |
-| budget | {steps} steps of {rows} rows of {length} tokens |
+| budget | {steps} steps of {rows} rows of {length} tokens, {anchors} positions of each to draft from |
+| peak learning rate, seed | {lr:g}, {seed} |
 | options | {options} |
 | parameters that learnt | {learnt:,} |
 
@@ -49,9 +50,9 @@ NOTHING = (
 
 
 def write_card(
-    trainer: DrafterRecipe, config: TrainConfig, training: Trained, text: TrainingText, folder: Path
+    trainer: DrafterRecipe, config: TrainConfig, lr: float, training: Trained, text: TrainingText, folder: Path
 ) -> None:
-    """Write the README.md of a drafter's folder."""
+    """Write the README.md of a drafter's folder. lr: its peak learning rate."""
     last = json.loads(training.log_file.read_text().splitlines()[-1])
     target, own = training.target, "the base's own answers: " if config.own_answers else ""
     words = {
@@ -60,7 +61,8 @@ def write_card(
         "name": trainer.name, "version": __version__, "torch": torch.__version__, "device": _device(training),
         "base_hash": target.weights_hash, "base_dtype": "NF4" if config.load_in_4bit else str(target.dtype),
         "text": own + text.train.counts.line(), "held_out": text.held_out.counts.line(), "steps": training.total,
-        "rows": config.batch_size, "length": config.length, "options": _options(trainer.options), "log": LOG,
+        "rows": config.batch_size, "length": config.length, "anchors": config.anchors, "lr": lr, "seed": config.seed,
+        "options": _options(trainer.options), "log": LOG,
         "learnt": sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad),
         "measured": _measured(last),
     }  # fmt: skip

@@ -179,7 +179,7 @@ def _finish(order: Order, config: TrainConfig, part: Trained, text: TrainingText
         },
     }  # fmt: skip
     recipe.save(part, folder, about)
-    write_card(recipe, config, part, text, folder)
+    write_card(recipe, config, order.lr, part, text, folder)
     print(f"written: {folder}")
     if config.push_to_hub:
         print(f"published: {push_to_hub(folder, config.push_to_hub)}")

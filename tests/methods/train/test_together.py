@@ -53,7 +53,8 @@ def test_each_learns_what_it_would_alone(tmp_path: Path, given: list[str]) -> No
     for folder in FOLDERS:
         log = [json.loads(line) for line in (tmp_path / "out" / folder / "training.jsonl").read_text().splitlines()]
         assert [line["step"] for line in log] == [1, 2, 3] and log[-1]["estimated_tau"] >= 1
-        assert "held out" in (tmp_path / "out" / folder / "README.md").read_text()
+        card = (tmp_path / "out" / folder / "README.md").read_text()
+        assert "held out" in card and ("| 0.02, 0 |" in card) == (folder == FOLDERS[1])  # the rate of each
     assert "unembed" not in load_file(tmp_path / "out" / FOLDERS[0] / name)
 
 
