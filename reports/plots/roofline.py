@@ -11,6 +11,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.reports.plots.canvas import GRID, INK, MUTED, key, marker, shown
 from specbench_ss.reports.plots.numbers import Numbers
 from specbench_ss.results.roofline import points, roof_of
+from specbench_ss.results.work import pairs
 
 
 def roofline(figure: Figure, numbers: Numbers) -> None:
@@ -18,7 +19,7 @@ def roofline(figure: Figure, numbers: Numbers) -> None:
     roof, wanted = roof_of(numbers.run), {row.method for row in numbers.rows}
     if roof is None:
         raise UserError("nothing to draw: the run does not know the machine's limits (ssbench doctor --calibrate)")
-    found = [point for point in points(numbers.run) if point.method in wanted]
+    found = [point for point in points(pairs(numbers.run)) if point.method in wanted]
     if not found:
         raise UserError("nothing to draw: what a step reads and computes could not be counted")
     axes = figure.subplots()

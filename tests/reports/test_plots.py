@@ -22,6 +22,7 @@ from specbench_ss.reports.plots.numbers import numbers_of
 from specbench_ss.results.machine import machine_rows
 from specbench_ss.results.roofline import points
 from specbench_ss.results.waterfall import waterfalls
+from specbench_ss.results.work import pairs
 
 LIMITS = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
 SHAPE = {"weight_bytes": 1e7, "matrix_parameters": 2e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}
@@ -89,7 +90,7 @@ def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:
     roof, *drawn = figure.axes[0].lines
     assert max(roof.get_ydata()) == pytest.approx(200)
     assert len(drawn) == 1 + 2 * 2, "plain decoding drafts nothing"
-    for point in points(run):
+    for point in points(pairs(run)):
         assert point.rate <= 2e11
     run.manifest["machine"] = None
     with pytest.raises(UserError, match="limits"):
@@ -100,7 +101,7 @@ def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> 
     run = read_run(make_run())
     shapes = {label: {**SHAPE, "drafter": None if label == "ar" else DRAFTER} for label in run.labels}
     run.manifest["machine"] = {"limits": LIMITS, "shapes": shapes}
-    parts = {(point.method, point.part): point for point in points(run)}
+    parts = {(point.method, point.part): point for point in points(pairs(run))}
     for row in machine_rows(run):
         own = [parts[row.method, part] for part in ("verifying", "drafting") if (row.method, part) in parts]
         seconds = [row.step_s * row.verify_share, row.step_s * row.draft_share][: len(own)]
