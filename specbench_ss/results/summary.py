@@ -6,7 +6,7 @@ answered count, and n says how many those are. Intervals resample questions.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -116,11 +116,24 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     """
     chosen, without = [OVERALL, *run.categories], unjudged(run)
     void = {label: [*health.changed_target(run), *remembering(run, label)] for label in run.labels}
-    return [
-        _summary(run, label, category, quality_margin, without, void[label])
-        for category in chosen
-        for label in run.labels
-    ]
+    verdicts, found = _verdicts(run), []
+    for category in chosen:
+        rows = [row for row in run.rows if category in (OVERALL, row.category)]
+        for label in run.labels:
+            here = _Compared(run, label, rows, verdicts[label, category])
+            found.append(_summary(here, category, quality_margin, without, void[label]))
+    return found
+
+
+def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
+    """Return how many answers of a method had which verdict, by method and category."""
+    category_of = {row.key: row.category for row in run.rows}
+    counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for one in run.sameness:
+        key = one.key
+        for category in {OVERALL, category_of[key]} if key in category_of else ():
+            counted[one.method, category][one.verdict] += 1
+    return counted
 
 
 def disbelieved(run: Run, label: str) -> tuple[str, ...]:
@@ -129,10 +142,8 @@ def disbelieved(run: Run, label: str) -> tuple[str, ...]:
     return row.disbelieved([*health.changed_target(run), *remembering(run, label)]) if label != REFERENCE else ()
 
 
-def _summary(
-    run: Run, label: str, category: str, margin: float, without: Sequence[Row], void: Sequence[str]
-) -> SummaryRow:
-    here = _Compared(run, label, [r for r in run.rows if category in (OVERALL, r.category)])
+def _summary(here: _Compared, category: str, margin: float, without: Sequence[Row], void: Sequence[str]) -> SummaryRow:
+    run, label = here.run, here.label
     disbelieved = here.disbelieved(void)
     own, unstable = here.own, health.unstable(here.own, label == REFERENCE)
     return SummaryRow(
@@ -167,10 +178,14 @@ def _summary(
 
 
 class _Compared:
-    """A method beside the reference on some of the run's samples. own, ref: those that are paired."""
+    """A method beside the reference on some of the run's samples. own, ref: those that are paired.
 
-    def __init__(self, run: Run, label: str, rows: Sequence[Row]) -> None:
+    verdicts: how many of its answers compared how with those of the method whose output they must equal.
+    """
+
+    def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str] | None = None) -> None:
         self.run, self.label, self.method = run, label, _method(run, label)
+        self.verdicts = verdicts or Counter()
         self.same_as: str = self.method.get("reference", REFERENCE)
         self.all_own = [r for r in rows if r.method == label]
         self.own, self.ref = self._paired(rows, REFERENCE)
@@ -179,9 +194,6 @@ class _Compared:
         self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
         self.interval = None if label == REFERENCE else self.times.interval()
         self.tau = self.mine.tau
-        keys = {r.key for r in self.all_own}
-        found = (s.verdict for s in run.sameness if s.method == label and s.key in keys)
-        self.verdicts: Counter[str] = Counter(found)
 
     def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
         return paired(self.all_own, [r for r in rows if r.method == other])
