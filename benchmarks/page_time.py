@@ -1,7 +1,9 @@
-"""How long pages keep Chromium's main thread busy until they can be used: `python benchmarks/page_time.py FILE.html...`.
+"""How long pages keep Chromium's main thread busy until they can be used.
 
-Of each file: its size, the seconds of the main thread's tasks until a second after the page has loaded, and of these the
-seconds of its scripts, layout and styles; the median of 5 fresh pages.
+    python benchmarks/page_time.py FILE.html...
+
+Of each file: its size, the seconds of the main thread's tasks until a second after the page has loaded, and of these
+the seconds of its scripts, layout and styles; the median of 5 fresh pages.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -17,6 +18,7 @@ pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
 
 from matplotlib.figure import Figure
 
+from specbench_ss.reports.plots.command import Kind
 from specbench_ss.reports.plots.kinds import KINDS, write_plot
 from specbench_ss.reports.plots.numbers import numbers_of
 from specbench_ss.results.machine import machine_rows
@@ -39,6 +41,10 @@ def test_every_kind_is_drawn_and_the_same_run_gives_the_same_bytes(
     assert str(tmp_path / "a.pdf") in capsys.readouterr().out
     first = (tmp_path / "a.pdf").read_bytes()
     assert first.startswith(b"%PDF") and first == (tmp_path / "b.pdf").read_bytes()
+
+
+def test_the_command_offers_the_kinds_that_there_are() -> None:
+    assert get_args(Kind) == tuple(KINDS)
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
