@@ -75,22 +75,19 @@ def changed_target(run: Run) -> list[str]:
     return [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
 
 
-def within_tau(interval: Interval | None, tau: float | None, equally_long: bool = True) -> bool | None:
-    """Say whether a speedup is one that tau allows: at batch 1 no step of a method costs less than the reference's.
+def within_tau(excess: Interval | None) -> bool | None:
+    """Say whether a method is no faster than its steps allow. excess: the interval of the least time over its own.
 
-    It is not where its whole interval lies above tau. None where there is no interval, and where answers are of another
-    length than the reference's: in longer ones prefill weighs less.
+    It is not where the whole interval lies above 1. None where there is no interval.
     """
-    if tau is None or interval is None or not equally_long:
-        return None
-    return interval[0] <= tau
+    return None if excess is None else excess[0] <= 1
 
 
-def too_fast(interval: Interval | None, tau: float | None, equally_long: bool = True) -> list[str]:
-    """Report a speedup above tau, where `within_tau` says so."""
-    if interval is None or within_tau(interval, tau, equally_long) is not False:
+def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
+    """Report answers that took less than the least time, where `within_tau` says so."""
+    if excess is None or tau is None or within_tau(excess):
         return []
-    return [f"impossible: speedup of at least {interval[0]:.2f} with only {tau:.2f} tokens per step"]
+    return [f"impossible: at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"]
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.health import unfinished
 from specbench_ss.results.intervals import FEWEST
+from specbench_ss.results.number_text import number, times
 from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.runs.environment import between_sessions, is_of_times
@@ -178,12 +179,21 @@ def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
 
 
 def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Say of which methods nobody knows whether they are faster than tau allows."""
+    """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
+    plain = next((row.verify_s for row in rows if row.comparison == "reference"), None)
     rows = [row for row in rows if row.comparison != "reference"]
     unknown = [row.method for row in rows if row.within_tau is None]
     if unknown:
-        why = f"there are fewer than {FEWEST} questions, or answers of another length than the reference's"
-        what = "Whether a method is faster than its tokens per step allow was not checked"
+        why = f"there are fewer than {FEWEST} questions that both answered, or no steps"
+        what = "Whether a method is faster than its steps allow was not checked"
         yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
     elif rows and all(row.within_tau for row in rows):
-        yield Check("tau", "ok", "No method is faster than its tokens per step allow.")
+        yield Check("tau", "ok", "No method is faster than its steps allow.", tuple(_cheaper(rows, plain)))
+
+
+def _cheaper(rows: Sequence[SummaryRow], plain: float | None) -> Iterator[str]:
+    """Yield how a method can be faster than its tokens per step."""
+    for row in rows:
+        if row.speedup and row.tau and row.speedup > row.tau and row.verify_s and plain:
+            share = f"its verifying takes {number(row.verify_s / plain)} of a plain pass"
+            yield f"{row.method}: {times(row.speedup)} with {number(row.tau)} tokens per step; {share}"

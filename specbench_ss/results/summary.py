@@ -15,6 +15,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Interval, compare
 from specbench_ss.results.latency import latencies
+from specbench_ss.results.least_time import least_seconds
 from specbench_ss.results.paired_times import PairedTimes, over, paired, total
 from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
 from specbench_ss.results.remembering import remembering
@@ -165,7 +166,7 @@ def _summary(here: _Compared, category: str, margin: float, without: Sequence[Ro
         **latencies(own),
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
         sameness=dict(here.verdicts),
-        within_tau=health.within_tau(here.interval, here.tau, here.times.equally_long()),
+        within_tau=health.within_tau(here.excess),
         unstable=unstable,
         health=(
             *disbelieved,
@@ -194,6 +195,8 @@ class _Compared:
         self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
         self.interval = None if label == REFERENCE else self.times.interval()
         self.tau = self.mine.tau
+        least = least_seconds(self.own, self.ref, run.steps) if label != REFERENCE and self.tau else None
+        self.excess = None if least is None else self.times.faster_than(least)
 
     def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
         return paired(self.all_own, [r for r in rows if r.method == other])
@@ -201,7 +204,7 @@ class _Compared:
     def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
         """Return the findings after which no speedup is told. void: what `remembering` found in the whole run."""
         impossible = health.impossible(self.own, self.run.steps)
-        return (*impossible, *void, *health.too_fast(self.interval, self.tau, self.times.equally_long()))
+        return (*impossible, *void, *health.too_fast(self.excess, self.tau))
 
     def speedups(self, void: bool) -> dict[str, Any]:
         """Return the speedups with their intervals and what they say; nothing where the numbers are void."""
