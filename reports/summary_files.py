@@ -43,8 +43,9 @@ class MarkdownReport(_File):
         """Return the bytes of the file. rows: the summary."""
         made = checks(run, rows)
         model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
-        wrong = [check.sentence for check in made if check.state in ("wrong", "warning")]
-        lines = [f"# {model} on {suite}", "", finding(rows, made), "", *(f"- {sentence}" for sentence in wrong)]
+        wrong = [check for check in made if check.state in ("wrong", "warning")]
+        told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
+        lines = [f"# {model} on {suite}", "", finding(rows, made), "", *told]
         table = exports.markdown(rows, run.manifest["config"])
         return "\n".join([*map(exports.safe, lines), "", table]).encode("utf-8", "replace")
 

@@ -146,7 +146,7 @@ def disbelieved(run: Run, label: str) -> tuple[str, ...]:
 def _summary(here: _Compared, category: str, margin: float, without: Sequence[Row], void: Sequence[str]) -> SummaryRow:
     run, label = here.run, here.label
     disbelieved = here.disbelieved(void)
-    own, unstable = here.own, health.unstable(here.own, label == REFERENCE)
+    own, spread = here.own, health.spread(here.own, label == REFERENCE)
     return SummaryRow(
         category=category,
         method=label,
@@ -167,13 +167,13 @@ def _summary(here: _Compared, category: str, margin: float, without: Sequence[Ro
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
         sameness=dict(here.verdicts),
         within_tau=health.within_tau(here.excess),
-        unstable=unstable,
+        unstable=health.unstable(spread),
         health=(
             *disbelieved,
             *health.failures(here.all_own),
             *here.differences(),
             *health.unjudged(here.all_own, without),
-            *health.unsteady(unstable),
+            *health.unsteady(spread),
         ),
     )
 
