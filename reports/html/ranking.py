@@ -93,7 +93,6 @@ def ranking(
 
 
 def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis) -> Ranked:
-    cost = None if not row.step_ratio else 1 / row.step_ratio
     return Ranked(
         label=row.method,
         style=style,
@@ -102,7 +101,7 @@ def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis
         speedup="void" if row.comparison == "void" else times(row.speedup),
         interval=interval(row.speedup_interval),
         tau=number(row.tau),
-        cost=number(cost),
+        cost=number(row.step_cost),
         other=number(None if row.comparison == "void" else row.residual),
         rate=number(row.tokens_per_s, 1),
         badges=badges(row, config),

@@ -93,6 +93,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     look = {label: drawn[label] for label in ranked}
     made = checks(run, summaries)
     worked = pairs(run)
+    steps = {pair.own.method: pair.own.tally.steps for pair in worked}
     notices, first = health.notices(made), _first_screen(overall, look, config)
     contestants = [row.label for row in first["ranking"]]
     return {
@@ -113,7 +114,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "others": speed.others(cells, look),
         "acceptance": [
             acceptance.histogram(frames.tokens_per_step(run), overall, look, contestants),
-            acceptance.by_position(overall, look, contestants),
+            acceptance.by_position(overall, steps, look, contestants),
         ],
         "time": [timing.per_token(overall, look, contestants), timing.per_step(overall, look, contestants)],
         "latency": timing.latency(overall, look),

@@ -28,9 +28,9 @@ def roofline(figure: Figure, numbers: Numbers) -> None:
     places = [point.intensity for point in found]
     x = np.geomspace(min(0.1, *places), 4 * max(roof.ridge, *places), 200)
     axes.plot(x, np.minimum(roof.products, roof.read * x) / 1e9, color=INK)
-    reading = (x[20], roof.at(x[20]) / 1e9)
+    reading = (x[60], roof.at(x[60]) / 1e9)
     text: Any = {"color": MUTED, "textcoords": "offset points"}
-    axes.annotate(f"reading {roof.read / 1e9:.0f} GB/s", reading, xytext=(6, -2), va="top", **text)
+    axes.annotate(f"reading {roof.read / 1e9:.0f} GB/s", reading, xytext=(-4, 4), ha="right", va="bottom", **text)
     said = f"products {roof.products / 1e9:,.0f} GFLOP/s"
     axes.annotate(said, (x[-1], roof.products / 1e9), xytext=(0, 2), ha="right", va="bottom", **text)
     for point in found:

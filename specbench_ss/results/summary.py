@@ -105,6 +105,11 @@ class SummaryRow:
     unstable: bool | None
     health: tuple[str, ...]
 
+    @property
+    def step_cost(self) -> float | None:
+        """Return the method's step time over the reference's: 1 over `step_ratio`."""
+        return 1 / self.step_ratio if self.step_ratio else None
+
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
         return asdict(self)

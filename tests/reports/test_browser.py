@@ -116,6 +116,20 @@ def test_the_matrix_is_sorted_and_read_by_keyboard(running: Any, made: Path) -> 
     assert "overall" in first + second and "interval" in first + second and first != second
 
 
+def test_the_order_of_the_matrix_is_in_the_address(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    button = page.locator("#matrix-table thead button", has_text="qa")
+    for way in ("", "&order=up"):
+        button.click()
+        address = page.evaluate("location.hash")
+        assert address == f"#by=qa{way}"
+        again = Watched(running, made / "report.html", address)
+        assert rows_of(again) == rows_of(page) and again.errors == []
+    assert rows_of(Watched(running, made / "report.html", "#by=no+such")) == rows_of(
+        Watched(running, made / "report.html")
+    )
+
+
 def test_controls_are_folded_and_unfold_by_keyboard(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     control = page.locator("#ranking-table tr.control")

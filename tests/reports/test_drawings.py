@@ -1,0 +1,72 @@
+"""Drawings say what their marks rest on, and a quantity has one name wherever it stands."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+
+from specbench_ss.reports.html import acceptance, roofline
+from specbench_ss.reports.html.palette import styles
+from specbench_ss.reports.html.report import page
+from specbench_ss.results.roofline import Point, Roof
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.work import pairs
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import MakeRun
+
+LOOK = styles(["ss"], [])
+
+
+@pytest.fixture
+def row(make_run: MakeRun) -> SummaryRow:
+    run = read_run(make_run(labels=("ar", "ss"), questions=2))
+    return next(r for r in summarise(run) if (r.category, r.method) == (OVERALL, "ss"))
+
+
+def test_acceptance_says_how_often_a_position_is_reached_and_pales_where_few_steps_are_behind_it(
+    row: SummaryRow,
+) -> None:
+    given = (200, acceptance.FEW, acceptance.FEW - 1)
+    row = replace(
+        row,
+        acceptance_at=(0.8, 0.5, 0.1),
+        acceptance_at_n=(200, 100, 20),
+        acceptance_given=(0.8, 0.6, 0.2),
+        acceptance_given_n=given,
+    )
+    made = acceptance.by_position({"ss": row}, {"ss": 400}, LOOK, ["ss"])
+    drawn = str(made.panels[0].picture)
+    assert drawn.count('class="reached"') == 3
+    assert [f'height="{share}%"' in drawn for share in (50, 25, 5)] == [True] * 3
+    assert drawn.count(f'opacity="{acceptance.PALE}"') == 2, "the last dot, and the line to it"
+    assert made.table is not None
+    assert [cells[-1].text for cells in made.table.rows] == ["50.0%", "25.0%", "5.0%"]
+
+
+def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), failing=("ar",)))
+    steps = {pair.own.method: pair.own.tally.steps for pair in pairs(run)}
+    rows = {r.method: r for r in summarise(run) if r.category == OVERALL}
+    assert rows["ss"].acceptance_at_n[0] == steps["ss"] < sum(r.steps or 0 for r in run.rows if r.method == "ss")
+
+
+def test_a_panel_of_the_roofline_has_numbers_on_both_axes() -> None:
+    point = Point("ss", "verifying", 2.0, 4e9)
+    made = roofline.drawing(Roof(2e10, 2e11), [point], LOOK, ["ss"])
+    assert ">100 GFLOP/s</text>" in made.panels[0].picture and ">10</text>" in made.panels[0].picture
+    assert "operations a byte</text>" in made.panels[0].axis and ">10</text>" in made.panels[0].axis
+
+
+def test_step_cost_is_the_same_on_the_first_screen_and_in_the_time_of_a_step(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    made, ratio = page(run), {r.method: r.step_ratio or 0 for r in summarise(run) if r.category == OVERALL}
+    table = made["steps"]
+    at = [column.title for column in table.columns].index("step cost")
+    costs = {cells[0].text: cells[at].text for cells in table.rows}
+    for ranked in made["ranking"]:
+        assert costs[ranked.label] == ranked.cost == f"{1 / ratio[ranked.label]:.2f}"
+    read = list(csv.DictReader(StringIO(table.csv())))
+    assert [float(line["step ratio"]) for line in read] == pytest.approx([ratio[line["method"]] for line in read])
