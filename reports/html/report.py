@@ -26,6 +26,7 @@ from specbench_ss.reports.html import (
     run_record,
     samples,
     speed,
+    timeline,
     timing,
     waterfall,
 )
@@ -124,6 +125,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         **_replay(run, look, ranked),
         "what_if": _what_if(run, look, contestants, worked),
         "roofline": _roofline(run, look, ranked, worked),
+        "timeline": timeline.drawing(manifest.get("traces") or {}, look, contestants),
         "published": beside_published.published_beside(run, overall, look, contestants),
         "notices": notices,
         "differences": health.differences(run, overall),

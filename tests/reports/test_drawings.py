@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 import pytest
 
-from specbench_ss.reports.html import acceptance, roofline
+from specbench_ss.reports.html import acceptance, assets, ranking, roofline, timeline
+from specbench_ss.reports.html.axis import of_ratios
 from specbench_ss.reports.html.palette import styles
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.roofline import Point, Roof
@@ -70,3 +72,50 @@ def test_step_cost_is_the_same_on_the_first_screen_and_in_the_time_of_a_step(mak
         assert costs[ranked.label] == ranked.cost == f"{1 / ratio[ranked.label]:.2f}"
     read = list(csv.DictReader(StringIO(table.csv())))
     assert [float(line["step ratio"]) for line in read] == pytest.approx([ratio[line["method"]] for line in read])
+
+
+def trace(wall_s: float, shares: list[float]) -> dict[str, Any]:
+    gaps = {"number": 3, "mean_s": 2e-6, "longest_s": 4e-6}
+    return {
+        "what": "kernels",
+        "tokens": 20,
+        "wall_s": wall_s,
+        "busy_share": sum(shares) / len(shares),
+        "launches_per_token": 70.0,
+        "gaps": gaps,
+        "span_s": wall_s / len(shares),
+        "timeline": shares,
+    }
+
+
+def test_the_timeline_shows_when_kernels_ran_as_long_as_the_request_took() -> None:
+    traces = {"ss": trace(0.5, [1.0, 0.25]), "ar": trace(1.0, [0.0, 1.0]), "pld": {"what": "nothing", "tokens": 3}}
+    made = timeline.drawing(traces, styles(["ar", "pld", "ss"]), ["ss", "ar", "pld"])
+    assert made is not None and made.table is not None
+    assert [(line.label, line.text) for line in made.lines] == [("ss", "62%"), ("ar", "50%")]
+    assert 'd="M0 100V0H1V75H2V100Z"' in made.lines[0].strip and 'width="50%"' in made.lines[0].strip
+    assert 'width="100%"' in made.lines[1].strip
+    assert [cell.text for cell in made.table.rows[0][2:]] == ["62%", "500.0", "20", "70", "3", "2.0", "0.00"]
+    assert timeline.drawing({}, LOOK, ["ss"]) is None
+
+
+def test_the_page_says_how_a_timeline_is_recorded_where_none_was(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), questions=1))
+    assert "ssbench run --trace" in assets.render("report.html.jinja", [], page=page(run))
+    run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25])}
+    text = assets.render("report.html.jinja", [], page=page(run))
+    assert "ssbench run --trace" not in text and 'id="timeline"' in text
+
+
+def test_a_lead_that_may_be_noise_has_a_badge(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss", "ss-shared-ar"), references={"ss": "ss-shared-ar"}))
+    rows = {r.method: r for r in summarise(run) if r.category == OVERALL}
+
+    def badges(high: float) -> list[str]:
+        rows["ss-shared-ar"] = replace(rows["ss-shared-ar"], speedup_interval=(0.9, high))
+        made = ranking.ranking(rows, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]))
+        return [text for text, _ in next(one for one in made if one.label == "ss").badges]
+
+    low = (rows["ss"].speedup_interval or (0, 0))[0]
+    assert "faster" in badges(low * 0.99) and "may be noise" not in badges(low * 0.99)
+    assert "may be noise" in badges(low * 1.01)
