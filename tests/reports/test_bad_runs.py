@@ -63,3 +63,13 @@ def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file
         report.command([path])
     assert len(str(raised.value).splitlines()) == 1 and told in str(raised.value)
     assert not (path / "report.html").exists()
+
+
+def test_a_run_without_recorded_drafts_says_how_they_are_recorded(make_run: MakeRun) -> None:
+    path = make_run(categories=("qa",), questions=2)
+    run = read_run(path)
+    made = page(run)
+    text = assets.render("report.html.jinja", [], page=made)
+    assert made["replay"] is None and made["kinds"] is None
+    assert "No drafts were recorded in this run: <code>ssbench run --record-drafts first</code>" in text
+    assert 'id="replay-data"' not in text

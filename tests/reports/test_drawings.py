@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specbench_ss.reports.html import acceptance, assets, ranking, roofline, timeline
+from specbench_ss.reports.html import acceptance, assets, machine, ranking, roofline, timeline
 from specbench_ss.reports.html.axis import of_ratios
+from specbench_ss.reports.html.page_parts import Table
 from specbench_ss.reports.html.palette import styles
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.roofline import Point, Roof
@@ -18,8 +21,17 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.work import pairs
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
+from tests.reports.drafts_made import record
 
 LOOK = styles(["ss"], [])
+SHAPE = {
+    "weight_bytes": 2e7,
+    "matrix_parameters": 5e6,
+    "attention_flops": 9.0,
+    "kv_bytes": 64,
+    "windows": [None],
+    "drafter": {"weight_bytes": 1e6, "matrix_parameters": 2e5},
+}
 
 
 @pytest.fixture
@@ -119,3 +131,32 @@ def test_a_lead_that_may_be_noise_has_a_badge(make_run: MakeRun) -> None:
     low = (rows["ss"].speedup_interval or (0, 0))[0]
     assert "faster" in badges(low * 0.99) and "may be noise" not in badges(low * 0.99)
     assert "may be noise" in badges(low * 1.01)
+
+
+def tables(of: Any) -> Iterator[Table]:
+    """Every table of a page."""
+    if isinstance(of, Table):
+        yield of
+    elif is_dataclass(of) and not isinstance(of, type):
+        yield from tables([getattr(of, one.name) for one in fields(of)])
+    elif isinstance(of, dict | list | tuple):
+        for value in of.values() if isinstance(of, dict) else of:
+            yield from tables(value)
+
+
+def test_the_docs_have_a_line_for_every_column_of_the_page(make_run: MakeRun) -> None:
+    path = make_run()
+    record(path, "qa-1")
+    run = read_run(path)
+    run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25])}
+    limits = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
+    run.manifest["machine"] = {"limits": limits, "shapes": dict.fromkeys(run.labels, SHAPE)}
+    found = {one.name: one for one in tables(page(run))}
+    assert {"why", "everything", "latency", "roofline", "timeline", "kinds", "machine-counted"} <= found.keys()
+    titles = {c.title for name, one in found.items() if name not in ("matrix", "speedup") for c in one.columns}
+    titles |= {one.title for one in (*machine.COUNTED, *machine.READ)}
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    waits = {
+        f"{wait} {quantile}" for wait in ("first token", "per token", "request") for quantile in ("p50", "p95", "p99")
+    }
+    assert [title for title in sorted(titles - waits) if title.split(",")[0] not in text] == []
