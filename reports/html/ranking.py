@@ -14,7 +14,7 @@ from specbench_ss.reports.html.axis import Axis
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.results import verdict_text
 from specbench_ss.results.noise_floor import floor
-from specbench_ss.results.number_text import interval, number, times
+from specbench_ss.results.number_text import MISSING, interval, number, times
 from specbench_ss.results.summary import SummaryRow
 
 Badge = tuple[str, str]  # text, kind of pill
@@ -123,6 +123,7 @@ def badges(row: SummaryRow, config: Mapping[str, Any], near: bool = False) -> li
     found += [_output(row, config)] if row.comparison != "reference" else []
     found += [("unstable timing", "note")] if row.unstable else []
     found += [QUALITY[row.quality_verdict]] if row.quality_verdict is not None else []
+    found = [badge for badge in found if badge[0] != MISSING]  # no answer was compared
     return sorted(found, key=lambda badge: badge[0] != "void" and badge[1] != "bad")
 
 
