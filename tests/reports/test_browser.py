@@ -89,6 +89,16 @@ def test_the_page_is_not_wider_than_the_screen(running: Any, made: Path) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_what_was_measured_of_a_prompt_fits_and_names_stay_on_a_phone(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html", "#sample=qa-3.0")
+    box = page.locator("#detail .table")
+    assert box.evaluate("one => one.scrollWidth - one.clientWidth") <= 1
+    page.set_viewport_size({"width": 390, "height": 900})
+    box.evaluate("one => { one.scrollLeft = 1000; }")
+    name, edge = (page.locator(where).first.bounding_box()["x"] for where in ("#detail tbody th", "#detail .table"))
+    assert box.evaluate("one => one.scrollLeft") > 0 and abs(name - edge) <= 2
+
+
 def test_a_phone_shows_one_task_at_a_time(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.set_viewport_size({"width": 390, "height": 900})
