@@ -15,7 +15,7 @@ from pathlib import Path
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.machine import machine_rows
-from specbench_ss.results.what_if import Change, Parts, parts, predictions
+from specbench_ss.results.what_if import Change, Sides, parts, predictions
 from specbench_ss.runs.run_directory import read_run
 
 
@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("goal", type=Path, metavar="TO_RUN")
     arguments = parser.parse_args()
     source, goal = read_run(arguments.source), read_run(arguments.goal)
-    before, after = ({one.method: one for one in parts(run)} for run in (source, goal))
-    change = Change(size=after[REFERENCE].read_s / before[REFERENCE].read_s)
+    before, after = ({one.own.method: one for one in parts(run)} for run in (source, goal))
+    change = Change(size=after[REFERENCE].own.read_s / before[REFERENCE].own.read_s)
     measured = {row.method: row.decode_speedup for row in machine_rows(goal)}
     own, with_tau = (predictions(found, change) for found in (before.values(), told(before, after)))
     print(f"size ×{change.size:.1f}")
@@ -38,9 +38,10 @@ def main() -> None:
             print(f"{method:20} {value:9.2f} {' '.join(told_of)}")
 
 
-def told(before: Mapping[str, Parts], after: Mapping[str, Parts]) -> list[Parts]:
+def told(before: Mapping[str, Sides], after: Mapping[str, Sides]) -> list[Sides]:
     """The parts of one run with tokens a step of the other, for the methods of both."""
-    return [replace(one, tau=after[name].tau, nodes=after[name].nodes) for name, one in before.items() if name in after]
+    both = [(one, after[name].own) for name, one in before.items() if name in after]
+    return [replace(one, own=replace(one.own, tau=other.tau, nodes=other.nodes)) for one, other in both]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import io
 import json
 from pathlib import Path
 
+import pandas as pd
+
 from specbench_ss.errors import UserError
 from specbench_ss.files.crash_safe import replacing
 from specbench_ss.results import exports, frames
@@ -17,7 +19,7 @@ from specbench_ss.runs.rows import Run
 
 
 class _File(Report):
-    """A report whose whole file is made at once."""
+    """A report whose whole file is made at once, of the run's summary."""
 
     def write(self, run: Run, path: Path) -> None:
         """Write the file, whole or not at all."""
@@ -41,35 +43,49 @@ class MarkdownReport(_File):
         """Return the bytes of the file. rows: the summary."""
         made = checks(run, rows)
         model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
-        wrong = [check.sentence for check in made if check.state in ("wrong", "warning")]
-        lines = [f"# {model} on {suite}", "", finding(rows, made), "", *(f"- {sentence}" for sentence in wrong)]
-        return "\n".join([*map(exports.safe, lines), "", exports.markdown(run)]).encode("utf-8", "replace")
+        wrong = [check for check in made if check.state in ("wrong", "warning")]
+        told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
+        lines = [f"# {model} on {suite}", "", finding(rows, made), "", *told]
+        table = exports.markdown(rows, run.manifest["config"])
+        return "\n".join([*map(exports.safe, lines), "", table]).encode("utf-8", "replace")
 
 
-class CsvReport(_File):
+class _Frame(_File):
+    """The frame of the summary as a file."""
+
+    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
+        """Return the bytes of the file. rows: the summary."""
+        return self.packed(frames.summary_of(rows, run.manifest["config"]))
+
+    def packed(self, frame: pd.DataFrame) -> bytes:
+        """Return the bytes of a file that holds the frame."""
+        raise NotImplementedError
+
+
+class CsvReport(_Frame):
     """The report `csv`."""
 
     name = "csv"
     summary = "the summary, a row for each task and method; every frame: ssbench export --form csv"
     filename = "summary.csv"
 
-    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
-        """Return the bytes of the file. rows: the summary."""
-        text: str = exports.plain(frames.summary(run, self.quality_margin)).to_csv(index=False)
+    def packed(self, frame: pd.DataFrame) -> bytes:
+        """Return the bytes of a file that holds the frame."""
+        text: str = exports.plain(frame).to_csv(index=False)
         return text.encode("utf-8", "replace")
 
 
-class ParquetReport(_File):
+class ParquetReport(_Frame):
     """The report `parquet`."""
 
     name = "parquet"
     summary = "the summary, a row for each task and method; every frame: ssbench export --form parquet"
     filename = "summary.parquet"
 
-    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
-        """Return the bytes of the file. rows: the summary."""
+    def packed(self, frame: pd.DataFrame) -> bytes:
+        """Return the bytes of a file that holds the frame."""
         file = io.BytesIO()
-        frames.summary(run, self.quality_margin).to_parquet(file, index=False)
+        frame.to_parquet(file, index=False)
         return file.getvalue()
 
 

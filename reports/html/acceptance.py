@@ -16,6 +16,8 @@ from specbench_ss.results.summary import SummaryRow
 
 GIVEN = "Share of the steps that accepted this draft position, among those that had accepted the one before it"
 AT = "Share of the steps that accepted this draft position, among those that drafted it"
+REACHED = "Share of all steps whose draft is at least that long"
+FEW, PALE = 20, 0.35  # steps below which a share is drawn pale, and how pale
 GAP = 0.18  # of a bar's place
 
 
@@ -51,15 +53,17 @@ def histogram(
     )
 
 
-def by_position(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]) -> Drawing:
-    """Show conditional acceptance by draft position."""
+def by_position(
+    overall: Mapping[str, SummaryRow], steps: Mapping[str, int], styles: Mapping[str, Style], ranked: Sequence[str]
+) -> Drawing:
+    """Show conditional acceptance by draft position. steps: how many each method made on the same samples."""
     drafting = {label: overall[label] for label in ranked if overall[label].acceptance_given}
     most = max((len(row.acceptance_given) for row in drafting.values()), default=1)
     panels = [
         Panel(
             label,
             styles[label].swatch,
-            picture=_dots(row.acceptance_given, most, styles[label]),
+            picture=_dots(row, steps[label], most, styles[label]),
             axis=_places(1, most),
             text=f"first {percent(row.acceptance_given[0])}",
         )
@@ -72,49 +76,53 @@ def by_position(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], 
         Column("n"),
         Column("accepted at", help=AT),
         Column("n"),
+        Column("reached", help=REACHED),
     ]
-    rows = [cells for label, row in drafting.items() for cells in _positions(row, styles[label])]
+    rows = [cells for label, row in drafting.items() for cells in _positions(row, steps[label], styles[label])]
     return Drawing(
         "acceptance",
         "Acceptance by draft position",
         Table("acceptance", columns, rows),
         panels=panels,
-        note="Dots: share of steps, from 0 to 100 %, that accept a draft position once the one before is accepted. The "
-        "table has the number of steps behind each dot.",
+        note="Dots: share of steps, from 0 to 100 %, that accept a draft position once the one before is accepted; "
+        f"pale where fewer than {FEW} steps are behind it. Grey bars: share of all steps whose draft is that long.",
     )
 
 
 def _bars(shares: Mapping[int, float], most: int, style: Style) -> Markup:
     """Return a bar for each number of tokens from 1 to `most`."""
-    wide = 1 / most
-    bars = [
-        svg.element(
-            "rect",
-            x=svg.percent(wide * (tokens - 1 + GAP / 2)),
-            width=svg.percent(wide * (1 - GAP)),
-            y=svg.percent(1 - share),
-            height=svg.percent(share),
-            fill=f"var(--{style.css})",
-        )
-        for tokens, share in shares.items()
-        if tokens > 0
-    ]
-    return _plot(bars)
+    fill = f"var(--{style.css})"
+    return _plot([_bar(tokens - 1, 1 / most, share, fill) for tokens, share in shares.items() if tokens > 0])
 
 
-def _dots(shares: Sequence[float], most: int, style: Style) -> Markup:
-    """Return a symbol for each draft position, joined by lines."""
-    places = [((i + 0.5) / most, 1 - share) for i, share in enumerate(shares)]
+def _bar(place: int, wide: float, share: float, fill: str | None, **rest: svg.Value) -> Markup:
+    """Return a bar from the ground up. place: its number, from 0; wide: the part of the plot that each place takes."""
+    return svg.element(
+        "rect",
+        x=svg.percent(wide * (place + GAP / 2)),
+        width=svg.percent(wide * (1 - GAP)),
+        y=svg.percent(1 - share),
+        height=svg.percent(share),
+        fill=fill,
+        **rest,
+    )
+
+
+def _dots(row: SummaryRow, steps: int, most: int, style: Style) -> Markup:
+    """Return a symbol for each draft position, joined by lines, over bars of how many steps reach it."""
+    places = [((i + 0.5) / most, 1 - share) for i, share in enumerate(row.acceptance_given)]
+    pale = [None if n >= FEW else PALE for n in row.acceptance_given_n]
     colour = f"var(--{style.css})"
+    bars = [_bar(i, 1 / most, n / steps, None, class_="reached") for i, n in enumerate(row.acceptance_at_n)]
     lines = [
-        svg.element("line", **_ends(a, b), stroke=colour, stroke_width=1.5)
-        for a, b in zip(places, places[1:], strict=False)
+        svg.element("line", **_ends(a, b), stroke=colour, stroke_width=1.5, opacity=seen)
+        for a, b, seen in zip(places, places[1:], pale[1:], strict=False)
     ]
     dots = [
-        svg.element("use", href=f"#sy-{style.symbol}", x=svg.percent(x), y=svg.percent(y), fill=colour)
-        for x, y in places
+        svg.element("use", href=f"#sy-{style.symbol}", x=svg.percent(x), y=svg.percent(y), fill=colour, opacity=seen)
+        for (x, y), seen in zip(places, pale, strict=True)
     ]
-    return _plot([*lines, *dots])
+    return _plot([*bars, *lines, *dots])
 
 
 def _ends(a: tuple[float, float], b: tuple[float, float]) -> dict[str, str]:
@@ -144,10 +152,18 @@ def _places(first: int, most: int) -> Markup:
     return svg.element("svg", *texts, class_="scale", aria_hidden="true")
 
 
-def _positions(row: SummaryRow, style: Style) -> list[list[Cell]]:
+def _positions(row: SummaryRow, steps: int, style: Style) -> list[list[Cell]]:
     columns = (row.acceptance_given, row.acceptance_given_n, row.acceptance_at, row.acceptance_at_n)
     return [
-        [style.cell(), figure(i, 0), _share(given), figure(given_n, 0), _share(at), figure(at_n, 0)]
+        [
+            style.cell(),
+            figure(i, 0),
+            _share(given),
+            figure(given_n, 0),
+            _share(at),
+            figure(at_n, 0),
+            _share(at_n / steps),
+        ]
         for i, (given, given_n, at, at_n) in enumerate(zip(*columns, strict=False), start=1)
     ]
 

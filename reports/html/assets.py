@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from specbench_ss.reports.html.visible_text import finalize
 
 FOLDER = Path(__file__).parent / "templates"
+STYLES = ("report.css", "replay.css", "narrow.css")
 
 
 @cache
@@ -32,7 +33,7 @@ def asset(name: str) -> str:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Return several scripts of templates/ as one."""
+    """Return several styles or scripts of templates/ as one."""
     return "".join(map(asset, names))
 
 
@@ -53,7 +54,7 @@ def render(name: str, scripts: Sequence[str], **values: Any) -> str:
     return (
         _templates()
         .get_template(name)
-        .render(policy=policy(scripts), css=Markup(asset("report.css")), scripts=[Markup(s) for s in scripts], **values)
+        .render(policy=policy(scripts), css=Markup(joined(STYLES)), scripts=[Markup(s) for s in scripts], **values)
     )
 
 

@@ -30,10 +30,11 @@ VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad",
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A run with its letter. overall: its summary over all tasks, by method."""
+    """A run with its letter. summary: of all tasks and each. overall: that over all tasks, by method."""
 
     letter: str
     run: Run
+    summary: Sequence[SummaryRow]
     overall: dict[str, SummaryRow]
 
 
@@ -72,7 +73,8 @@ def page(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _named(letter: str, run: Run) -> Named:
-    return Named(letter, run, {row.method: row for row in summarise(run) if row.category == OVERALL})
+    rows = summarise(run)
+    return Named(letter, run, rows, {row.method: row for row in rows if row.category == OVERALL})
 
 
 def _pair(first: Named, other: Named) -> Pair:
@@ -106,7 +108,7 @@ def _notices(named: Sequence[Named], pairs: Sequence[Pair]) -> Iterator[Notice]:
         if pair.why:
             yield Notice("warning", f"{named[0].letter} and {pair.letter} do not compare.", [pair.why])
     for one in named:
-        for check in worst_first(checks(one.run, summarise(one.run))):
+        for check in worst_first(checks(one.run, one.summary)):
             if check.state in ("wrong", "warning"):
                 yield Notice(LEVELS[check.state], f"Run {one.letter}: {check.sentence}")
 

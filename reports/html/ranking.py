@@ -13,7 +13,8 @@ from specbench_ss.reports.html import forest
 from specbench_ss.reports.html.axis import Axis
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.results import verdict_text
-from specbench_ss.results.number_text import interval, number, times
+from specbench_ss.results.noise_floor import floor
+from specbench_ss.results.number_text import MISSING, interval, number, times
 from specbench_ss.results.summary import SummaryRow
 
 Badge = tuple[str, str]  # text, kind of pill
@@ -80,7 +81,9 @@ def ranking(
     overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], config: Mapping[str, Any], axis: Axis
 ) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
-    rows = {label: _ranked(overall[label], styles[label], config, axis) for label in order(overall)}
+    noise = floor(overall.values())
+    near = {label for label, row in overall.items() if noise is not None and noise.holds(row)}
+    rows = {label: _ranked(overall[label], styles[label], config, axis, label in near) for label in order(overall)}
     places, folded, made = 0, controls(overall), []
     left = set(folded)
     for label in (label for label in rows if label not in folded):
@@ -92,8 +95,7 @@ def ranking(
     return [*made, *(rows[label] for label in rows if label in left)]
 
 
-def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis) -> Ranked:
-    cost = None if not row.step_ratio else 1 / row.step_ratio
+def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis, near: bool) -> Ranked:
     return Ranked(
         label=row.method,
         style=style,
@@ -102,21 +104,26 @@ def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis
         speedup="void" if row.comparison == "void" else times(row.speedup),
         interval=interval(row.speedup_interval),
         tau=number(row.tau),
-        cost=number(cost),
+        cost=number(row.step_cost),
         other=number(None if row.comparison == "void" else row.residual),
         rate=number(row.tokens_per_s, 1),
-        badges=badges(row, config),
+        badges=badges(row, config, near),
         own_model=f"{verdict_text.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
     )
 
 
-def badges(row: SummaryRow, config: Mapping[str, Any]) -> list[Badge]:
-    """Return how far to believe a method, the worst first: void, differing, failed, or sure and identical."""
+def badges(row: SummaryRow, config: Mapping[str, Any], near: bool = False) -> list[Badge]:
+    """Return how far to believe a method, the worst first: void, differing, failed, or sure and identical.
+
+    near: its lead begins within what plain decoding seems to gain.
+    """
     found = [PILLS[row.comparison]] if row.method != REFERENCE else [PILLS["reference"]]
+    found += [("may be noise", "note")] if near else []
     found += [(f"{row.n_failed:,} failed", "bad")] if row.n_failed else []
     found += [_output(row, config)] if row.comparison != "reference" else []
     found += [("unstable timing", "note")] if row.unstable else []
     found += [QUALITY[row.quality_verdict]] if row.quality_verdict is not None else []
+    found = [badge for badge in found if badge[0] != MISSING]  # no answer was compared
     return sorted(found, key=lambda badge: badge[0] != "void" and badge[1] != "bad")
 
 

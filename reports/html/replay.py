@@ -13,8 +13,9 @@ from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.samples import Store
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results.number_text import percent, title
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.rows import Row, Run
 from specbench_ss.runs.side_files import Drafts, DraftStep, read_drafts
+from specbench_ss.runs.steps import Steps
 
 KINDS = ("begins a word", "goes on with a word", "digits", "punctuation", "white space", "other")
 FEWEST = 20  # tokens of a kind that a share must rest on to be shown
@@ -37,13 +38,14 @@ def replay(
     tokens than the recorded one.
     """
     tasks = {question.id: question.category for question in run.questions}
+    timed = {row.key: row for row in run.rows}
     texts, prompts = Store(), Store()
     answers = [
         {
             "prompt": prompts((one.question_id, one.turn)),
             "method": ranked.index(one.method),
-            "ends": _ends(run, one),
-            "tokens": next((row.tokens for row in run.rows if row.key == one.key and one.same_answer), None),
+            "ends": _ends(timed.get(one.key), one, run.steps),
+            "tokens": timed[one.key].tokens if one.same_answer and one.key in timed else None,
             "steps": [_step(step, texts) for step in one.steps],
         }
         for one in sorted(drafts, key=lambda one: ranked.index(one.method))
@@ -72,10 +74,9 @@ def _short(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _ends(run: Run, one: Drafts) -> list[float] | None:
+def _ends(row: Row | None, one: Drafts, steps: Steps) -> list[float] | None:
     """Return when each step of the timed answer ended, in milliseconds from the request; None for another answer."""
-    took = run.steps.of(one.key).total_s
-    row = next((row for row in run.rows if row.key == one.key), None)
+    took = steps.of(one.key).total_s
     if row is None or not one.same_answer or len(took) != len(one.steps):
         return None
     return [round(1000 * ((row.prefill_s or 0.0) + float(end)), 2) for end in took.cumsum()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from specbench_ss.reports.html import (
     run_record,
     samples,
     speed,
+    timeline,
     timing,
     waterfall,
 )
@@ -44,6 +45,7 @@ from specbench_ss.results.roofline import points, roof_of
 from specbench_ss.results.run_health import checks
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.waterfall import waterfalls
+from specbench_ss.results.work import Pair, pairs
 from specbench_ss.runs.rows import Run
 
 SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
@@ -91,6 +93,8 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     drawn = palette.styles(run.labels, ranking.controls(overall))
     look = {label: drawn[label] for label in ranked}
     made = checks(run, summaries)
+    worked = pairs(run)
+    steps = {pair.own.method: pair.own.tally.steps for pair in worked}
     notices, first = health.notices(made), _first_screen(overall, look, config)
     contestants = [row.label for row in first["ranking"]]
     return {
@@ -104,23 +108,24 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "health": _counted(notices),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
         **first,
-        **_why(run, look, contestants),
+        **_why(run, look, contestants, worked),
         "matrix": matrix.matrix(cells, look, contestants),
         "speedups": matrix.by_task(cells, look, contestants),
         "everything": speed.everything(cells, look, config),
         "others": speed.others(cells, look),
         "acceptance": [
             acceptance.histogram(frames.tokens_per_step(run), overall, look, contestants),
-            acceptance.by_position(overall, look, contestants),
+            acceptance.by_position(overall, steps, look, contestants),
         ],
         "time": [timing.per_token(overall, look, contestants), timing.per_step(overall, look, contestants)],
         "latency": timing.latency(overall, look),
         "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
-        **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"]),
+        **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"], worked),
         "samples": samples.samples(run, overall, look, ranked),
         **_replay(run, look, ranked),
-        "what_if": _what_if(run, look, ranking.controls(overall)),
-        "roofline": _roofline(run, look, ranked),
+        "what_if": _what_if(run, look, contestants, worked),
+        "roofline": _roofline(run, look, ranked, worked),
+        "timeline": timeline.drawing(manifest.get("traces") or {}, look, contestants),
         "published": beside_published.published_beside(run, overall, look, contestants),
         "notices": notices,
         "differences": health.differences(run, overall),
@@ -152,17 +157,19 @@ def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
     return [f"Not every method was compared on the same prompts: {min(counts):,} to {max(counts):,} of them"]
 
 
-def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
-    found = waterfalls(run)
+def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]) -> dict[str, Any]:
+    found = waterfalls(run, worked)
     order = [label for label in ranked if label in found]
     sentences = [found[label].sentence() for label in order[:PRINTED]]
     printed = waterfall.table(found, look, order, "why-printed")
     return {"why": waterfall.why(found, look, order), "why_printed": printed, "sentences": sentences}
 
 
-def _machine(run: Run, look: Mapping[str, palette.Style], void: Sequence[str]) -> dict[str, Any]:
+def _machine(
+    run: Run, look: Mapping[str, palette.Style], void: Sequence[str], worked: Sequence[Pair]
+) -> dict[str, Any]:
     order = list(look)
-    rows = sorted(machine_rows(run, void), key=lambda row: order.index(row.method))
+    rows = sorted(machine_rows(run, void, worked), key=lambda row: order.index(row.method))
     tables = [machine.counted(rows, look), machine.read(rows, look)]
     return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
 
@@ -172,22 +179,25 @@ def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) 
     return {"replay": replay.replay(run, drafts, look, ranked), "kinds": replay.kinds(drafts, look, ranked)}
 
 
-def _roofline(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> Drawing | None:
-    roof, found = roof_of(run), points(run)
+def _roofline(
+    run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]
+) -> Drawing | None:
+    roof, found = roof_of(run), points(worked)
     return roofline.drawing(roof, found, look, ranked) if roof and found else None
 
 
-def _what_if(run: Run, look: Mapping[str, palette.Style], controls: Collection[str]) -> dict[str, Any] | None:
-    """Return the measured parts of every method's step, for the page's prediction; None where they are not known."""
-    found = [one for one in what_if.parts(run) if one.method not in controls]
-    if REFERENCE not in {one.method for one in found} or len(found) < 2:
-        return None
-    looks = [look[one.method] for one in found]
-    methods = [
-        asdict(one) | {"method": visible(one.method), "css": style.css, "symbol": style.symbol}
-        for one, style in zip(found, looks, strict=True)
+def _what_if(
+    run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]
+) -> list[dict[str, Any]]:
+    """Return the measured parts of every method's step, and of the reference's on the same prompts, for predictions."""
+    found = {sides.own.method: sides for sides in what_if.parts(run, worked)}
+    return [
+        asdict(found[label].own)
+        | {"method": visible(label), "plain": asdict(found[label].plain)}
+        | {"css": look[label].css, "symbol": look[label].symbol}
+        for label in ranked
+        if label in found and label != REFERENCE
     ]
-    return {"reference": [one.method for one in found].index(REFERENCE), "methods": methods}
 
 
 def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -32,6 +33,7 @@ def drawing(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style], ran
             label,
             styles[label].swatch,
             picture=_plot(roof, points, styles[label], intensity, rate),
+            axis=_below(intensity),
             text=_said(roof, points),
         )
         for label, points in of.items()
@@ -45,7 +47,8 @@ def drawing(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style], ran
         Table("roofline", columns, rows),
         panels=panels,
         note=(
-            "To the right operations a byte, up operations a second, both logarithmic, the same in all panels. The "
+            "To the right operations a byte, up billions of operations a second (GFLOP/s), both logarithmic, the same "
+            "in all panels. The "
             f"line is this machine's limit: reading {number(roof.read / 1e9, 1)} GB/s, then "
             f"{number(roof.products / 1e9, 0)} GFLOP/s; the number is the share of it that verifying reached. Filled: "
             "verifying; hollow: drafting, where a drafter has weights."
@@ -82,11 +85,38 @@ def _plot(roof: Roof, points: Sequence[Point], style: Style, intensity: Axis, ra
     ]
     return svg.element(
         "svg",
+        *_beside(rate),
         *lines,
         *(_mark(point, style, intensity, rate) for point in points),
         class_="small-plot",
         aria_hidden="true",
     )
+
+
+def _powers(axis: Axis) -> list[float]:
+    """Return the powers of ten on an axis, no more than four."""
+    ends = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
+    return [10.0**n for n in range(ends[0], ends[1] + 1, 1 + (ends[1] - ends[0]) // 4)]
+
+
+def _below(intensity: Axis) -> Markup:
+    """Return the numbers below a panel and what they are of."""
+    numbers = [_number(x, svg.percent(intensity.at(x)), 11, "middle") for x in _powers(intensity)]
+    title = svg.element("text", "operations a byte", x="50%", y=25, text_anchor="middle")
+    return svg.element("svg", *numbers, title, class_="scale two", aria_hidden="true")
+
+
+def _beside(rate: Axis) -> Iterator[Markup]:
+    """Yield a line for each power of ten of operations a second, with its number in GFLOP/s."""
+    for x in _powers(rate):
+        y = svg.percent(1 - rate.at(x))
+        yield svg.element("line", class_="grid", x1=0, x2="100%", y1=y, y2=y)
+        unit = " GFLOP/s" if x == _powers(rate)[-1] else ""
+        yield _number(x / 1e9, 0, y, "start", unit, dy=-2)
+
+
+def _number(value: float, x: svg.Value, y: svg.Value, anchor: str, unit: str = "", **rest: svg.Value) -> Markup:
+    return svg.element("text", f"{value:g}{unit}", x=x, y=y, text_anchor=anchor, **rest)
 
 
 def _mark(point: Point, style: Style, intensity: Axis, rate: Axis) -> Markup:

@@ -29,7 +29,7 @@ def percent(share: float) -> str:
 
 
 def _name(name: str) -> str:
-    return name.rstrip("_").replace("_", "-") if name != "viewBox" else name
+    return name.rstrip("_").replace("_", "-") if name not in ("viewBox", "preserveAspectRatio") else name
 
 
 def _value(value: str | float) -> str:

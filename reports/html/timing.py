@@ -123,16 +123,16 @@ def _quantile(row: SummaryRow, name: str, quantile: str) -> Cell:
 def decomposition(
     overall: Mapping[str, SummaryRow], medians: Mapping[str, float], styles: Mapping[str, Style]
 ) -> Table:
-    """Split the speedup: tokens per step x the reference's step time over the method's x a residual."""
+    """Split the speedup: tokens per step over step cost, times a residual."""
     columns = [
         Column("method", False),
         *(Column(part, help=f"{WORDS[part]}, milliseconds a step") for part in STEP_PARTS),
         Column("step", help="Mean milliseconds of a step: the sum of its parts"),
         Column("median", help="Median milliseconds of a step"),
         Column("τ", help="Tokens per step, pooled over all steps"),
-        Column("step ratio", help=f"The step time of {REFERENCE} over the method's: below 1 where a step costs more"),
+        Column("step cost", help=f"The method's step time over that of {REFERENCE}", fields=("step ratio",)),
         Column("residual", help="What the two leave unexplained: prefill, the first token, answers of other lengths"),
-        Column("speedup", help="τ times step ratio times residual"),
+        Column("speedup", help="τ over step cost, times residual"),
     ]
     rows = [_decomposed(row, medians.get(label), styles[label]) for label, row in overall.items() if row.step_s]
     caption = "One step on average, in milliseconds, and why more accepted tokens may still be slower"
@@ -146,7 +146,7 @@ def _decomposed(row: SummaryRow, median: float | None, style: Style) -> list[Cel
         *(figure(None if seconds is None else seconds * 1000, 2) for seconds in parts),
         figure(median, 2),
         figure(row.tau, 2, "×" if row.tau else ""),
-        figure(row.step_ratio, 2, "×"),
+        figure(row.step_cost, 2, values=(row.step_ratio,)),
         figure(row.residual, 2, "×"),
         figure(row.speedup, 2, "×", strong=True),
     ]

@@ -42,7 +42,7 @@ def table(
         Column(REFERENCE, help=f"Milliseconds per token of {REFERENCE} on the same prompts"),
         *(Column(part, help=help) for part, help in HELP.items()),
         Column("method's", help="Milliseconds per token of the method: the sum of all before"),
-        Column("pass ratio", help=f"The method's verifying pass over a pass of {REFERENCE}"),
+        Column("pass cost", help=f"The method's verifying pass over a pass of {REFERENCE}", fields=("pass ratio",)),
     ]
     rows = [_row(found[label], styles[label]) for label in order]
     return Table(name, columns, rows, f"Milliseconds per token, from {REFERENCE} to the method", name == "why")
@@ -50,7 +50,12 @@ def table(
 
 def _row(one: Waterfall, style: Style) -> list[Cell]:
     ends = (one.reference_ms, *one.parts.values(), one.method_ms)
-    return [style.cell(), *(figure(x, 2) for x in ends[:-1]), figure(ends[-1], 2, strong=True), figure(one.pass_ratio)]
+    return [
+        style.cell(),
+        *(figure(x, 2) for x in ends[:-1]),
+        figure(ends[-1], 2, strong=True),
+        figure(one.pass_ratio, values=(one.pass_ratio,)),
+    ]
 
 
 def _panel(one: Waterfall, style: Style) -> Panel:

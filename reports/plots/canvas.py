@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ GRID, INK, MUTED = "#dddddd", "#333333", "#777777"
 DPI = 200  # of PNG
 
 
-def draw(path: Path, width: float, height: float, content: Any) -> None:
+def draw(path: Path, width: float, height: float, content: Callable[[Figure], None]) -> None:
     """Write a figure of so many inches. content: is given the empty figure, and draws. Raises UserError."""
     if path.suffix not in FORMATS:
         raise UserError(f"cannot draw {path}: the name must end in {', '.join(FORMATS)}")

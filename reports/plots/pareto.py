@@ -14,7 +14,7 @@ LINES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def pareto(figure: Figure, numbers: Numbers) -> None:
     """Draw a point a method. Raises UserError where no step was timed."""
-    points = [(1 / r.step_ratio, r.tau, r.method) for r in numbers.contestants if r.step_ratio and r.tau]
+    points = [(r.step_cost, r.tau, r.method) for r in numbers.contestants if r.step_cost and r.tau]
     if not points:
         raise UserError("nothing to draw: no method of the run has timed steps beside plain decoding")
     axes = figure.subplots()
@@ -29,5 +29,5 @@ def pareto(figure: Figure, numbers: Numbers) -> None:
     for x, y, method in points:
         axes.plot(x, y, **marker(numbers.styles[method]), label=shown(method))
     key(axes)
-    axes.set_xlabel(f"a step in plain decoding's steps\n{shown(numbers.title)}", color=MUTED)
+    axes.set_xlabel(f"step cost: a step in steps of plain decoding\n{shown(numbers.title)}", color=MUTED)
     axes.set_ylabel("tokens a step, τ", color=MUTED)

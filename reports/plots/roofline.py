@@ -11,6 +11,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.reports.plots.canvas import GRID, INK, MUTED, key, marker, shown
 from specbench_ss.reports.plots.numbers import Numbers
 from specbench_ss.results.roofline import points, roof_of
+from specbench_ss.results.work import pairs
 
 
 def roofline(figure: Figure, numbers: Numbers) -> None:
@@ -18,7 +19,7 @@ def roofline(figure: Figure, numbers: Numbers) -> None:
     roof, wanted = roof_of(numbers.run), {row.method for row in numbers.rows}
     if roof is None:
         raise UserError("nothing to draw: the run does not know the machine's limits (ssbench doctor --calibrate)")
-    found = [point for point in points(numbers.run) if point.method in wanted]
+    found = [point for point in points(pairs(numbers.run)) if point.method in wanted]
     if not found:
         raise UserError("nothing to draw: what a step reads and computes could not be counted")
     axes = figure.subplots()
@@ -27,9 +28,9 @@ def roofline(figure: Figure, numbers: Numbers) -> None:
     places = [point.intensity for point in found]
     x = np.geomspace(min(0.1, *places), 4 * max(roof.ridge, *places), 200)
     axes.plot(x, np.minimum(roof.products, roof.read * x) / 1e9, color=INK)
-    reading = (x[20], roof.at(x[20]) / 1e9)
+    reading = (x[60], roof.at(x[60]) / 1e9)
     text: Any = {"color": MUTED, "textcoords": "offset points"}
-    axes.annotate(f"reading {roof.read / 1e9:.0f} GB/s", reading, xytext=(6, -2), va="top", **text)
+    axes.annotate(f"reading {roof.read / 1e9:.0f} GB/s", reading, xytext=(-4, 4), ha="right", va="bottom", **text)
     said = f"products {roof.products / 1e9:,.0f} GFLOP/s"
     axes.annotate(said, (x[-1], roof.products / 1e9), xytext=(0, 2), ha="right", va="bottom", **text)
     for point in found:

@@ -50,9 +50,10 @@ def command(
 
 def _write(run: Run, form: Form, out: Path | None) -> None:
     from specbench_ss.results import exports
+    from specbench_ss.results.summary import summarise
 
     if form == "markdown":
-        text = exports.markdown(run)
+        text = exports.markdown(summarise(run), run.manifest["config"])
         print(text, end="") if out is None else out.write_text(text, encoding="utf-8")
         return
     folder = out or run.path / form

@@ -200,7 +200,7 @@ SUMMARY = _columns(
     "n_mismatch | Int64 | answers | answers that differ in any other way: a bug",
     "n_not_compared | Int64 | answers | answers of which equality is not promised, or could not be asked",
     "output | string | | these five in words, as the report has them",
-    "within_tau | boolean | | whether the speedup's interval begins below tau, as it must; missing where not checked",
+    "within_tau | boolean | | whether it is no faster than its steps allow, as it must be; missing where not checked",
     "unstable | boolean | | whether times of the same work spread by more than a tenth; missing where not checked",
     "health | object | | what is wrong with the numbers, a tuple of sentences; empty where nothing is",
 )

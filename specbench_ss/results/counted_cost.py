@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 from specbench_ss.runs.rows import Row
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What some steps cost in all.

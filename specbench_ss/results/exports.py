@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from specbench_ss.results import frames
 from specbench_ss.results.number_text import interval, number, times, title
 from specbench_ss.results.specbench_files import write_answers
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal_table import ranked
 from specbench_ss.results.verdict_text import output, short_n
 from specbench_ss.runs.rows import Run
@@ -53,9 +53,11 @@ FOLDERS: dict[str, Callable[[Run, Path], list[str]]] = {  # forms that are sever
 }
 
 
-def markdown(run: Run) -> str:
-    """Return the summary of a run as a Markdown table: all tasks together first, then every task."""
-    rows, config = summarise(run), run.manifest["config"]
+def markdown(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> str:
+    """Return the summary of a run as a Markdown table: all tasks together first, then every task.
+
+    config: that of the manifest.
+    """
     tasks = list(dict.fromkeys(row.category for row in rows))
     tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
     ordered = [row for task in tasks for row in ranked([row for row in rows if row.category == task])]

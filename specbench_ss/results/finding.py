@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import FEWEST
+from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import interval, times
 from specbench_ss.results.run_health import Check
 from specbench_ss.results.summary import OVERALL, SummaryRow
@@ -20,6 +21,7 @@ def finding(summaries: Sequence[SummaryRow], made: Sequence[Check]) -> str:
     rows = [row for row in measured if not row.reference_of] or measured  # plain decodings of changed models are none
     wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
     said = _fastest(rows) if rows else f"Only {REFERENCE} was measured: there is nothing to compare it with."
+    said += _noise([row for row in summaries if row.category == OVERALL], rows)
     return (
         f"Something is wrong ({', '.join(wrong)}); until it is explained, do not rely on this: {said}"
         if wrong
@@ -50,6 +52,15 @@ def _fastest(rows: Sequence[SummaryRow]) -> str:
         return f"{which} slower than {REFERENCE}{_nearest(known)}."
     slower, same = counts["slower"], counts["not distinguishable"]
     return f"No method is faster than {REFERENCE}: {slower} slower, {same} not distinguishable{_nearest(known)}."
+
+
+def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
+    """Say that the fastest method's lead may be noise, where plain decoding seems as fast; '' elsewhere."""
+    seems = floor(overall)
+    best = max((row for row in rows if row.speedup_interval), key=lambda row: row.speedup or 0.0, default=None)
+    if seems is None or best is None or not seems.holds(best):
+        return ""
+    return f" That may be noise: {seems.method}, which keeps one token a step, reaches {times(seems.speedup)}."
 
 
 def _of(known: Sequence[SummaryRow], faster: Sequence[SummaryRow]) -> str:

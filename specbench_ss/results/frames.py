@@ -99,12 +99,16 @@ def _categories(run: Run) -> dict[Any, str]:
 
 def summary(run: Run, quality_margin: float = MARGIN) -> pd.DataFrame:
     """Return one row for each task and method, `overall` first: the rows of the terminal's table and of the report."""
-    config = run.manifest["config"]
+    return summary_of(summarise(run, quality_margin), run.manifest["config"])
+
+
+def summary_of(rows: Iterable[SummaryRow], config: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the same of rows that are known. config: that of the manifest."""
 
     def value(row: SummaryRow, name: str) -> Any:
         return verdict_text.output(row, config) if name == "output" else summary_value(row, name)
 
-    return frame(SUMMARY, summarise(run, quality_margin), value)
+    return frame(SUMMARY, rows, value)
 
 
 def summary_value(row: SummaryRow, name: str) -> Any:

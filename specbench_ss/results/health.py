@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from specbench_ss.results.intervals import Interval
+from specbench_ss.results.number_text import percent
 from specbench_ss.runs.losses import losses
 from specbench_ss.runs.rows import KILLED, Row, Run
 from specbench_ss.runs.steps import Array, StepColumns, Steps
@@ -75,22 +76,19 @@ def changed_target(run: Run) -> list[str]:
     return [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
 
 
-def within_tau(interval: Interval | None, tau: float | None, equally_long: bool = True) -> bool | None:
-    """Say whether a speedup is one that tau allows: at batch 1 no step of a method costs less than the reference's.
+def within_tau(excess: Interval | None) -> bool | None:
+    """Say whether a method is no faster than its steps allow. excess: the interval of the least time over its own.
 
-    It is not where its whole interval lies above tau. None where there is no interval, and where answers are of another
-    length than the reference's: in longer ones prefill weighs less.
+    It is not where the whole interval lies above 1. None where there is no interval.
     """
-    if tau is None or interval is None or not equally_long:
-        return None
-    return interval[0] <= tau
+    return None if excess is None else excess[0] <= 1
 
 
-def too_fast(interval: Interval | None, tau: float | None, equally_long: bool = True) -> list[str]:
-    """Report a speedup above tau, where `within_tau` says so."""
-    if interval is None or within_tau(interval, tau, equally_long) is not False:
+def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
+    """Report answers that took less than the least time, where `within_tau` says so."""
+    if excess is None or tau is None or within_tau(excess):
         return []
-    return [f"impossible: speedup of at least {interval[0]:.2f} with only {tau:.2f} tokens per step"]
+    return [f"impossible: at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"]
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
@@ -116,9 +114,10 @@ def unjudged(rows: Sequence[Row], without: Sequence[Row]) -> list[str]:
     return [f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"] if lacking else []
 
 
-def unsteady(unstable: bool | None) -> list[str]:
-    """Report times that spread, as `unstable` found."""
-    return ["unstable: times of the same work differ by more than a tenth"] if unstable else []
+def unsteady(spread: float | None) -> list[str]:
+    """Report times that spread too much. spread: what `spread` found."""
+    differ = f"times of the same work differ by {percent(spread)}, more than a tenth"
+    return [f"unstable: {differ}"] if unstable(spread) else []
 
 
 def unfinished(run: Run) -> str:
@@ -130,8 +129,13 @@ def unfinished(run: Run) -> str:
     return f"not complete ({'; '.join(said)}): {made:,} of {run.samples:,} samples" if said else ""
 
 
-def unstable(rows: Sequence[Row], equal_steps: bool) -> bool | None:
-    """Say whether times of the same work spread by more than a tenth; None where there are too few to say that not.
+def unstable(spread: float | None) -> bool | None:
+    """Say whether times of the same work spread by more than a tenth; None where that is not known."""
+    return None if spread is None else spread > SPREAD
+
+
+def spread(rows: Sequence[Row], equal_steps: bool) -> float | None:
+    """Return the relative standard deviation of times of the same work; None where there are too few to call it small.
 
     The same work is repeats of a prompt that gave the same tokens. Where every step does equal work (the reference), it
     is also the step times of different samples, without their outer quarters.
@@ -140,15 +144,14 @@ def unstable(rows: Sequence[Row], equal_steps: bool) -> bool | None:
     for row in rows:
         repeats[row.question_id, row.turn, tuple(row.token_ids or ())].append(row.wall_s or 0.0)
     squares = [(np.std(t, ddof=1) / np.mean(t)) ** 2 for t in repeats.values() if len(t) > 1]
-    if squares and math.sqrt(float(np.mean(squares))) > SPREAD:
-        return True
-    if sum(len(t) - 1 for t in repeats.values()) >= ENOUGH - 1:
-        return False
+    of_repeats = math.sqrt(float(np.mean(squares))) if squares else 0.0
+    if of_repeats > SPREAD or sum(len(t) - 1 for t in repeats.values()) >= ENOUGH - 1:
+        return of_repeats
     per_step = [(row.decode_s or 0.0) / row.steps for row in rows if row.steps]
     if not equal_steps or len(per_step) < ENOUGH:
         return None
     low, middle, high = np.quantile(per_step, (0.25, 0.5, 0.75))
-    return bool((high - low) / 1.349 > SPREAD * middle)
+    return float((high - low) / 1.349 / middle)
 
 
 def _samples(rows: Sequence[Row]) -> str:

@@ -9,11 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
-from specbench_ss.results.counted_cost import Cost, counted
-from specbench_ss.results.paired_times import over, paired
-from specbench_ss.results.step_tally import PARTS, tally
+from specbench_ss.results.paired_times import over
+from specbench_ss.results.step_tally import PARTS
 from specbench_ss.results.summary import disbelieved
+from specbench_ss.results.work import Pair, pairs
 from specbench_ss.runs.rows import Row, Run
 
 
@@ -56,78 +55,62 @@ class MachineRow:
     trace_launches_per_token: float | None
 
 
-def machine_rows(run: Run, void: Collection[str] | None = None) -> list[MachineRow]:
+def machine_rows(
+    run: Run, void: Collection[str] | None = None, worked: Sequence[Pair] | None = None
+) -> list[MachineRow]:
     """Return a row for each method, in the order in which the methods were asked for.
 
     void: the methods without a speedup over all tasks, where the summaries are known; they are found out otherwise.
+    worked: what `work.pairs` gives, where that is known.
     """
-    rows = {label: [row for row in run.rows if row.method == label] for label in run.labels}
+    about = run.manifest.get("machine") or {}
+    limits, dtype = about.get("limits") or {}, run.manifest["model"]["dtype"]
+    traces = run.manifest.get("traces") or {}
     found = []
-    for label in run.labels:
-        own, ref = paired(rows[label], rows.get(REFERENCE, []))
+    for pair in pairs(run) if worked is None else worked:
+        label = pair.own.method
         untold = bool(disbelieved(run, label)) if void is None else label in void
-        found.append(_Of(run, label, own).row(_Of(run, REFERENCE, ref), void=untold))
+        found.append(_row(pair, limits, dtype, traces.get(label) or {}, untold))
     return found
 
 
-class _Of:
-    """One method's samples, with what the manifest says of its shapes and of the machine."""
+def _row(pair: Pair, limits: Mapping[str, Any], dtype: str, traced: Mapping[str, Any], void: bool) -> MachineRow:
+    """Return a method's row. traced: what the profiler saw of one request. void: no speedup is told."""
+    rows, cost, own = pair.own.rows, pair.own.cost, pair.own.tally
+    columns, steps = own.columns(), cost.steps if cost else 0
+    shares = {name.replace("_s", "_share"): over(columns[name], own.step_s) for name in PARTS}
+    energy = [row for row in rows if row.energy_j is not None]
+    decode_s = sum(row.decode_s or 0.0 for row in rows)
+    return MachineRow(
+        method=pair.own.method,
+        step_s=own.step_s,
+        **shares,
+        parts_residual=over(columns["parts_residual_s"], own.step_s),
+        flops_per_step=over(cost and cost.flops, steps),
+        bytes_per_step=over(cost and cost.bytes, steps),
+        drafter_bytes_per_step=over(cost and cost.drafter_bytes, steps),
+        intensity=cost and cost.intensity,
+        bandwidth_share=over(over(cost and cost.bytes, decode_s), limits.get("read_bytes_per_s")),
+        compute_share=over(over(cost and cost.flops, decode_s), (limits.get("flops_per_s") or {}).get(dtype)),
+        fastest_step_s=cost and cost.fastest_s(limits, dtype),
+        predicted_speedup=None if void else _predicted(pair, limits, dtype),
+        decode_speedup=None if void else _times(own.tau, over(pair.plain.tally.step_s, own.step_s)),
+        samples=len(rows),
+        disturbed=sum(bool(row.disturbed) for row in rows),
+        remade=sum(row.remade or 0 for row in rows),
+        **{name: _weighted(rows, name) for name in TELEMETRY},
+        joules_per_token=over(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
+        trace_busy_share=traced.get("busy_share"),
+        trace_launches_per_token=traced.get("launches_per_token"),
+    )
 
-    def __init__(self, run: Run, label: str, rows: Sequence[Row]) -> None:
-        about = run.manifest.get("machine") or {}
-        self.run, self.label, self.rows = run, label, rows
-        self.limits: Mapping[str, Any] = about.get("limits") or {}
-        self.dtype: str = run.manifest["model"]["dtype"]
-        shape = (about.get("shapes") or {}).get(label)
-        self.cost: Cost | None = counted(rows, shape) if shape else None
-        self.tally = tally(rows, run.steps)
 
-    @property
-    def fastest_s(self) -> float | None:
-        return self.cost.fastest_s(self.limits, self.dtype) if self.cost else None
-
-    def row(self, plain: _Of, void: bool) -> MachineRow:
-        """Return the method's row. plain: the reference on the same prompts. void: no speedup is told."""
-        step_s, cost, tau = self.tally.step_s, self.cost, self.tally.tau
-        columns = self.tally.columns()
-        shares = {name.replace("_s", "_share"): over(columns[name], step_s) for name in PARTS}
-        steps = cost.steps if cost else 0
-        traced = (self.run.manifest.get("traces") or {}).get(self.label) or {}
-        energy = [row for row in self.rows if row.energy_j is not None]
-        return MachineRow(
-            method=self.label,
-            step_s=step_s,
-            **shares,
-            parts_residual=over(columns["parts_residual_s"], step_s),
-            flops_per_step=over(cost.flops if cost else None, steps),
-            bytes_per_step=over(cost.bytes if cost else None, steps),
-            drafter_bytes_per_step=over(cost.drafter_bytes if cost else None, steps),
-            intensity=cost.intensity if cost else None,
-            bandwidth_share=self._share(cost.bytes if cost else None, self.limits.get("read_bytes_per_s")),
-            compute_share=self._share(
-                cost.flops if cost else None, (self.limits.get("flops_per_s") or {}).get(self.dtype)
-            ),
-            fastest_step_s=self.fastest_s,
-            predicted_speedup=None if void else self._predicted(plain),
-            decode_speedup=None if void else _times(tau, over(plain.tally.step_s, step_s)),
-            samples=len(self.rows),
-            disturbed=sum(bool(row.disturbed) for row in self.rows),
-            remade=sum(row.remade or 0 for row in self.rows),
-            **{name: _weighted(self.rows, name) for name in TELEMETRY},
-            joules_per_token=over(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
-            trace_busy_share=traced.get("busy_share"),
-            trace_launches_per_token=traced.get("launches_per_token"),
-        )
-
-    def _predicted(self, plain: _Of) -> float | None:
-        """Return what tau and shapes promise; None where nobody knows what the drafter reads."""
-        if self.cost is None or self.cost.drafter_bytes is None:
-            return None
-        return _times(self.tally.tau, over(plain.fastest_s, self.fastest_s))
-
-    def _share(self, amount: float | None, limit: float | None) -> float | None:
-        """Return the share of a limit that all steps together reached."""
-        return over(over(amount, sum(row.decode_s or 0.0 for row in self.rows)), limit)
+def _predicted(pair: Pair, limits: Mapping[str, Any], dtype: str) -> float | None:
+    """Return what tau and shapes promise; None where nobody knows what the drafter reads."""
+    own, plain = pair.own.cost, pair.plain.cost
+    if own is None or own.drafter_bytes is None or plain is None:
+        return None
+    return _times(pair.own.tally.tau, over(plain.fastest_s(limits, dtype), own.fastest_s(limits, dtype)))
 
 
 TELEMETRY = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench_ss.results.intervals import Interval, speedup_interval
+from specbench_ss.results.intervals import FEWEST, Interval, ratio_interval, speedup_interval
 from specbench_ss.results.resampling import Floats
 from specbench_ss.runs.rows import Row
 
@@ -35,7 +35,8 @@ class PairedTimes:
         number = {q: i for i, q in enumerate(self.questions)}
         self._question = np.array([number[q] for q, _ in prompts], dtype=np.int64)
         place = {p: i for i, p in enumerate(prompts)}
-        at = np.array([place[r.question_id, r.turn] for r in own], dtype=np.int64)
+        self._at = at = np.array([place[r.question_id, r.turn] for r in own], dtype=np.int64)  # [samples], its prompt
+        self._wall_s = np.array([r.wall_s for r in own], dtype=np.float64)
         self.own_s, self.own_tokens = _means(own, at, "wall_s"), _means(own, at, "tokens")
         self.ref_s, self.ref_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
 
@@ -54,9 +55,17 @@ class PairedTimes:
         """Return the 95% interval of `speedup`."""
         return speedup_interval(*self.by_question())
 
-    def equally_long(self) -> bool:
-        """Say whether the answers to every prompt have as many tokens as the reference's."""
-        return bool(np.array_equal(self.own_tokens, self.ref_tokens))
+    def faster_than(self, least_s: Floats) -> Interval | None:
+        """Return the 95% interval of the least seconds over the method's own. least_s: [samples], as `own` was given.
+
+        Where the estimate lies below 1, so does the lower end, and the interval is that one number.
+        """
+        least = _grouped(self._question[self._at], least_s, len(self.questions))
+        own = _grouped(self._question[self._at], self._wall_s, len(self.questions))
+        if len(own) < FEWEST:
+            return None
+        estimate = float(least.sum() / own.sum())
+        return (estimate, estimate) if estimate <= 1 else ratio_interval((least,), (own,), processes=1)
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""

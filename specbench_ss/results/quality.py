@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy.special import betaincinv
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import plain_number
@@ -86,7 +86,7 @@ def unseen(differences: Floats) -> Interval:
 
 
 def _at_most(seen: int, n: int) -> float:
-    return 1.0 if seen == n else float(stats.beta.ppf(LEVEL, seen + 1, n - seen))
+    return 1.0 if seen == n else float(betaincinv(seen + 1, n - seen, LEVEL))
 
 
 def non_inferiority(interval: Interval | None, margin: float) -> NonInferiority:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specbench_ss.results.counted_cost import counted
-from specbench_ss.results.step_tally import tally
+from specbench_ss.results.work import Pair
 from specbench_ss.runs.rows import Run
 
 
@@ -49,23 +49,20 @@ def roof_of(run: Run) -> Roof | None:
     return Roof(read, products) if read and products else None
 
 
-def points(run: Run) -> list[Point]:
+def points(pairs: Iterable[Pair]) -> list[Point]:
     """Return the parts of every method that could be counted; drafting only where a drafter has weights."""
-    shapes = (run.manifest.get("machine") or {}).get("shapes") or {}
     found = []
-    for label in run.labels:
-        rows = [row for row in run.rows if row.method == label]
-        cost = counted(rows, shapes[label]) if label in shapes else None
+    for work in (pair.own for pair in pairs):
+        cost, took = work.cost, work.tally.sums
         if cost is None:
             continue
-        took = tally(rows, run.steps).sums
         drafted = cost.drafter_bytes or 0.0
         parts = {
             "verifying": (cost.flops - cost.drafter_flops, cost.bytes - drafted, took["verify_s"]),
             "drafting": (cost.drafter_flops, drafted, took["draft_s"]),
         }
         found += [
-            Point(label, part, flops / moved, flops / seconds)
+            Point(work.method, part, flops / moved, flops / seconds)
             for part, (flops, moved, seconds) in parts.items()
             if flops and moved and seconds
         ]

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.health import unfinished
 from specbench_ss.results.intervals import FEWEST
+from specbench_ss.results.noise_floor import floor
+from specbench_ss.results.number_text import interval, number, times
 from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.runs.environment import between_sessions, is_of_times
@@ -39,7 +41,8 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `tau`.
+    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `tau`,
+    `noise`.
 
     sentence: what was found, or why nothing could be. lines: its details, one for each method or warning.
     """
@@ -63,7 +66,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         kind: Check(kind, *FOUND.get(kind, ("warning", f"{kind.capitalize()}.")), tuple(lines))
         for kind, lines in found.items()
     }
-    return [_finished(run), *_warned(run), *_disturbed(run), *{**passed, **bad}.values(), *_bound(rows)]
+    return [_finished(run), *_warned(run), *_disturbed(run), *{**passed, **bad}.values(), *_bound(rows), *_noise(rows)]
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
@@ -81,7 +84,7 @@ def _finished(run: Run) -> Check:
 def _warned(run: Run) -> Iterator[Check]:
     said = tuple(run.manifest.get("warnings", []))
     if said:
-        yield Check("warnings", "warning", "Warnings of the run.", said)
+        yield Check("warnings", "warning", f"{len(said)} warning{'s' * (len(said) > 1)} of the run.", said)
     changed = between_sessions(run.manifest)
     if changed:
         what = ", ".join(changed)
@@ -178,12 +181,35 @@ def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
 
 
 def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Say of which methods nobody knows whether they are faster than tau allows."""
+    """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
+    plain = next((row.verify_s for row in rows if row.comparison == "reference"), None)
     rows = [row for row in rows if row.comparison != "reference"]
     unknown = [row.method for row in rows if row.within_tau is None]
     if unknown:
-        why = f"there are fewer than {FEWEST} questions, or answers of another length than the reference's"
-        what = "Whether a method is faster than its tokens per step allow was not checked"
+        why = f"there are fewer than {FEWEST} questions that both answered, or no steps"
+        what = "Whether a method is faster than its steps allow was not checked"
         yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
     elif rows and all(row.within_tau for row in rows):
-        yield Check("tau", "ok", "No method is faster than its tokens per step allow.")
+        yield Check("tau", "ok", "No method is faster than its steps allow.", tuple(_cheaper(rows, plain)))
+
+
+def _cheaper(rows: Sequence[SummaryRow], plain: float | None) -> Iterator[str]:
+    """Yield how a method can be faster than its tokens per step."""
+    for row in rows:
+        if row.speedup and row.tau and row.speedup > row.tau and row.verify_s and plain:
+            share = f"its verifying takes {number(row.verify_s / plain)} of a plain pass"
+            yield f"{row.method}: {times(row.speedup)} with {number(row.tau)} tokens per step; {share}"
+
+
+def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Say which methods are called faster by no more than methods that keep one token a step may seem to be."""
+    found = floor(rows)
+    if found is None:
+        return
+    near = [row for row in rows if found.holds(row)]
+    seems = f"the interval of {found.method}, which keeps one token a step, reaches {times(found.speedup)}"
+    if near:
+        lines = tuple(f"{row.method}: {times(row.speedup)} ({interval(row.speedup_interval)})" for row in near)
+        yield Check("noise", "warning", f"Leads that may be noise: {seems}, and these begin below that.", lines)
+    else:
+        yield Check("noise", "ok", f"No lead begins within the noise: {seems}.")

@@ -6,7 +6,7 @@ answered count, and n says how many those are. Intervals resample questions.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Interval, compare
 from specbench_ss.results.latency import latencies
+from specbench_ss.results.least_time import least_seconds
 from specbench_ss.results.paired_times import PairedTimes, over, paired, total
 from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
 from specbench_ss.results.remembering import remembering
@@ -104,6 +105,11 @@ class SummaryRow:
     unstable: bool | None
     health: tuple[str, ...]
 
+    @property
+    def step_cost(self) -> float | None:
+        """Return the method's step time over the reference's: 1 over `step_ratio`."""
+        return 1 / self.step_ratio if self.step_ratio else None
+
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
         return asdict(self)
@@ -116,11 +122,24 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     """
     chosen, without = [OVERALL, *run.categories], unjudged(run)
     void = {label: [*health.changed_target(run), *remembering(run, label)] for label in run.labels}
-    return [
-        _summary(run, label, category, quality_margin, without, void[label])
-        for category in chosen
-        for label in run.labels
-    ]
+    verdicts, found = _verdicts(run), []
+    for category in chosen:
+        rows = [row for row in run.rows if category in (OVERALL, row.category)]
+        for label in run.labels:
+            here = _Compared(run, label, rows, verdicts[label, category])
+            found.append(_summary(here, category, quality_margin, without, void[label]))
+    return found
+
+
+def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
+    """Return how many answers of a method had which verdict, by method and category."""
+    category_of = {row.key: row.category for row in run.rows}
+    counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for one in run.sameness:
+        key = one.key
+        for category in {OVERALL, category_of[key]} if key in category_of else ():
+            counted[one.method, category][one.verdict] += 1
+    return counted
 
 
 def disbelieved(run: Run, label: str) -> tuple[str, ...]:
@@ -129,12 +148,10 @@ def disbelieved(run: Run, label: str) -> tuple[str, ...]:
     return row.disbelieved([*health.changed_target(run), *remembering(run, label)]) if label != REFERENCE else ()
 
 
-def _summary(
-    run: Run, label: str, category: str, margin: float, without: Sequence[Row], void: Sequence[str]
-) -> SummaryRow:
-    here = _Compared(run, label, [r for r in run.rows if category in (OVERALL, r.category)])
+def _summary(here: _Compared, category: str, margin: float, without: Sequence[Row], void: Sequence[str]) -> SummaryRow:
+    run, label = here.run, here.label
     disbelieved = here.disbelieved(void)
-    own, unstable = here.own, health.unstable(here.own, label == REFERENCE)
+    own, spread = here.own, health.spread(here.own, label == REFERENCE)
     return SummaryRow(
         category=category,
         method=label,
@@ -154,23 +171,27 @@ def _summary(
         **latencies(own),
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
         sameness=dict(here.verdicts),
-        within_tau=health.within_tau(here.interval, here.tau, here.times.equally_long()),
-        unstable=unstable,
+        within_tau=health.within_tau(here.excess),
+        unstable=health.unstable(spread),
         health=(
             *disbelieved,
             *health.failures(here.all_own),
             *here.differences(),
             *health.unjudged(here.all_own, without),
-            *health.unsteady(unstable),
+            *health.unsteady(spread),
         ),
     )
 
 
 class _Compared:
-    """A method beside the reference on some of the run's samples. own, ref: those that are paired."""
+    """A method beside the reference on some of the run's samples. own, ref: those that are paired.
 
-    def __init__(self, run: Run, label: str, rows: Sequence[Row]) -> None:
+    verdicts: how many of its answers compared how with those of the method whose output they must equal.
+    """
+
+    def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str] | None = None) -> None:
         self.run, self.label, self.method = run, label, _method(run, label)
+        self.verdicts = verdicts or Counter()
         self.same_as: str = self.method.get("reference", REFERENCE)
         self.all_own = [r for r in rows if r.method == label]
         self.own, self.ref = self._paired(rows, REFERENCE)
@@ -179,9 +200,8 @@ class _Compared:
         self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
         self.interval = None if label == REFERENCE else self.times.interval()
         self.tau = self.mine.tau
-        keys = {r.key for r in self.all_own}
-        found = (s.verdict for s in run.sameness if s.method == label and s.key in keys)
-        self.verdicts: Counter[str] = Counter(found)
+        least = least_seconds(self.own, self.ref, run.steps) if label != REFERENCE and self.tau else None
+        self.excess = None if least is None else self.times.faster_than(least)
 
     def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
         return paired(self.all_own, [r for r in rows if r.method == other])
@@ -189,7 +209,7 @@ class _Compared:
     def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
         """Return the findings after which no speedup is told. void: what `remembering` found in the whole run."""
         impossible = health.impossible(self.own, self.run.steps)
-        return (*impossible, *void, *health.too_fast(self.interval, self.tau, self.times.equally_long()))
+        return (*impossible, *void, *health.too_fast(self.excess, self.tau))
 
     def speedups(self, void: bool) -> dict[str, Any]:
         """Return the speedups with their intervals and what they say; nothing where the numbers are void."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.number_text import number, percent
 from specbench_ss.results.paired_times import PairedTimes, over, paired
-from specbench_ss.results.step_tally import Tally, tally
+from specbench_ss.results.step_tally import Tally
+from specbench_ss.results.work import Pair, pairs
 from specbench_ss.runs.rows import Run
 
 
@@ -61,18 +63,22 @@ def _adds(ms: float) -> str:
     return f"{'adds' if ms > 0 else 'saves'} {number(abs(ms))} ms"
 
 
-def waterfalls(run: Run) -> dict[str, Waterfall]:
-    """Return the waterfall of each method that has samples and steps beside the reference's; of the reference none."""
-    of = {label: _waterfall(run, label) for label in run.labels if label != REFERENCE}
-    return {label: found for label, found in of.items() if found}
+def waterfalls(run: Run, worked: Sequence[Pair] | None = None) -> dict[str, Waterfall]:
+    """Return the waterfall of each method that has samples and steps beside the reference's; of the reference none.
+
+    worked: what `work.pairs` gives, where that is known.
+    """
+    of = {pair.own.method: pair for pair in (pairs(run) if worked is None else worked)}
+    made = {label: _waterfall(pair) for label, pair in of.items() if label != REFERENCE}
+    return {label: found for label, found in made.items() if found}
 
 
-def _waterfall(run: Run, label: str) -> Waterfall | None:
-    own, ref = paired(*([row for row in run.rows if row.method == name] for name in (label, REFERENCE)))
-    times, mine, theirs = PairedTimes(own, ref), tally(own, run.steps), tally(ref, run.steps)
+def _waterfall(pair: Pair) -> Waterfall | None:
+    mine, theirs = pair.own.tally, pair.plain.tally
+    times = PairedTimes(*paired(pair.own.rows, pair.plain.rows))
     start = over(float(times.ref_s.sum()), float(times.ref_tokens.sum()))
     end = over(float(times.own_s.sum()), float(times.own_tokens.sum()))
-    tokens, tokens_ref = (float(sum(row.tokens or 0 for row in rows)) for rows in (own, ref))
+    tokens, tokens_ref = (float(sum(row.tokens or 0 for row in work.rows)) for work in (pair.own, pair.plain))
     if not start or not end or not mine.steps or not theirs.steps or mine.tau is None:
         return None
     verify, verify_ref = _mean(mine, "verify_s"), _mean(theirs, "verify_s")
@@ -81,7 +87,7 @@ def _waterfall(run: Run, label: str) -> Waterfall | None:
     wider = (verify - verify_ref) * passes
     drafting = mine.sums["draft_s"] / tokens - theirs.sums["draft_s"] / tokens_ref
     return Waterfall(
-        label,
+        pair.own.method,
         reference_ms=1000 * start,
         passes_saved=1000 * saved,
         verifying=1000 * wider,

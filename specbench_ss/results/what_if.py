@@ -8,13 +8,12 @@ formula, and docs/results how far it is off.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench_ss.method_spec import REFERENCE
-from specbench_ss.results.machine import machine_rows
-from specbench_ss.results.roofline import roof_of
-from specbench_ss.results.step_tally import tally
+from specbench_ss.results.roofline import Roof, roof_of
+from specbench_ss.results.work import Pair, Work, pairs
 from specbench_ss.runs.rows import Run
 
 
@@ -36,6 +35,14 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class Sides:
+    """A method's step and that of the reference, over the samples that both answered."""
+
+    own: Parts
+    plain: Parts
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """Factors on what was measured; 1 leaves it as it is.
 
@@ -51,20 +58,25 @@ class Change:
     nodes: float = 1.0
 
 
-def parts(run: Run) -> list[Parts]:
-    """Return the parts of every method that can be predicted; none where the machine's limits are not known."""
+def parts(run: Run, worked: Sequence[Pair] | None = None) -> list[Sides]:
+    """Return both sides of every method that can be predicted; none where the machine's limits are not known.
+
+    worked: what `work.pairs` gives, where that is known.
+    """
     roof = roof_of(run)
     if roof is None:
         return []
-    found = []
-    for row in machine_rows(run):
-        own = tally([r for r in run.rows if r.method == row.method], run.steps)
-        if row.step_s and row.bytes_per_step and row.flops_per_step and own.tau and own.steps:
-            read, product = row.bytes_per_step / roof.read, row.flops_per_step / roof.products
-            nodes = sum(r.verified or 0 for r in run.rows if r.method == row.method) / own.steps
-            depth = own.sums["depth"] / own.steps
-            found.append(Parts(row.method, own.tau, depth, nodes, read, product, row.step_s - max(read, product)))
-    return found
+    both = [(_parts(pair.own, roof), _parts(pair.plain, roof)) for pair in (pairs(run) if worked is None else worked)]
+    return [Sides(own, plain) for own, plain in both if own and plain]
+
+
+def _parts(work: Work, roof: Roof) -> Parts | None:
+    own, cost = work.tally, work.cost
+    if not cost or not cost.flops or not cost.bytes or not own.tau or not own.step_s:
+        return None
+    read, product = cost.bytes / cost.steps / roof.read, cost.flops / cost.steps / roof.products
+    depth = own.sums["depth"] / own.steps
+    return Parts(work.method, own.tau, depth, work.nodes, read, product, own.step_s - max(read, product))
 
 
 def step_s(one: Parts, change: Change) -> float:
@@ -91,8 +103,8 @@ def breaks_even(one: Parts, plain: Parts, change: Change) -> float | None:
     return math.inf if needed > max(one.depth, one.tau - 1) else max(0.0, needed / (one.tau - 1))
 
 
-def predictions(found: Iterable[Parts], change: Change) -> Mapping[str, float]:
-    """Return the predicted speedup of every method; nothing without the reference."""
-    of = {one.method: one for one in found}
-    plain = of.pop(REFERENCE, None)
-    return {} if plain is None else {method: speedup(one, plain, change) for method, one in of.items()}
+def predictions(found: Iterable[Sides], change: Change) -> Mapping[str, float]:
+    """Return the predicted speedup of every method but the reference."""
+    return {
+        sides.own.method: speedup(sides.own, sides.plain, change) for sides in found if sides.own.method != REFERENCE
+    }

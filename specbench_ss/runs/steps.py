@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class StepColumns:
     def of(cls, steps: Iterable[Any]) -> StepColumns:
         """Return the columns of objects that have the fields of `Step`."""
         made = list(steps)
-        return cls(*(np.array([getattr(s, name) for s in made], dtype=kind) for name, kind in DTYPES.items()))
+        return cls(*(np.fromiter(map(attrgetter(name), made), kind, len(made)) for name, kind in DTYPES.items()))
 
     @classmethod
     def joined(cls, parts: Iterable[StepColumns]) -> StepColumns:

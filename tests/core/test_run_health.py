@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -13,6 +14,8 @@ from rich.console import Console
 from specbench_ss import UserError, load_run
 from specbench_ss.benchmark import quiet_timing
 from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.results.finding import finding
+from specbench_ss.results.intervals import compare
 from specbench_ss.results.remembering import comparable
 from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.summary import summarise
@@ -86,6 +89,26 @@ def test_a_speedup_that_cannot_be_held_against_tau_is_not_checked(make_run: Make
         made_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1)))["tau"].state == "not checked"
     )
     assert made_of(read_run(make_run(**STEADY)))["tau"].state == "ok"
+
+
+def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_told_without_a_word(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss", "ss-shared", "ss-shared-ar"), references={"ss-shared": "ss-shared-ar"}))
+    bounds = {"ss": (1.05, 1.30), "ss-shared": (1.12, 1.20), "ss-shared-ar": (0.97, 1.08)}
+    speed = {"ss": 1.25, "ss-shared": 1.15, "ss-shared-ar": 1.01}
+    rows = [
+        replace(r, speedup=speed[r.method], speedup_interval=bounds[r.method], comparison=compare(bounds[r.method]))
+        if r.method in bounds
+        else r
+        for r in summarise(run)
+    ]
+    made = {check.name: check for check in checks(run, rows)}
+    assert made["noise"].state == "warning" and made["noise"].lines == ("ss: 1.25× (1.05–1.30)",)
+    assert "ss-shared-ar, which keeps one token a step, reaches 1.08×" in finding(rows, list(made.values()))
+    higher = [replace(row, speedup_interval=(1.09, 1.30)) if row.method == "ss" else row for row in rows]
+    made = {check.name: check for check in checks(run, higher)}
+    assert made["noise"].state == "ok" and "noise" not in finding(higher, list(made.values()))
+    without = [row for row in rows if row.method != "ss-shared-ar"]
+    assert "noise" not in {check.name for check in checks(run, without)}
 
 
 def test_the_terminal_and_the_report_say_the_same(make_run: MakeRun) -> None:

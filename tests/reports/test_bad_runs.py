@@ -50,8 +50,8 @@ def test_there_is_a_page_that_says_what_is_lacking(make_run: MakeRun, harm: Call
     [
         ("rows.jsonl", "", "none of the run's"),
         ("steps.jsonl", "", "none of the run's"),
-        ("manifest.json", '{"format": 99}', ""),
-        ("manifest.json", "{", ""),
+        ("manifest.json", '{"format": 99}', "newer version of ssbench: its format is 99"),
+        ("manifest.json", "{", "damaged"),
     ],
 )
 def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file: str, text: str, told: str) -> None:
@@ -63,3 +63,20 @@ def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file
         report.command([path])
     assert len(str(raised.value).splitlines()) == 1 and told in str(raised.value)
     assert not (path / "report.html").exists()
+
+
+def test_a_method_without_a_sample_has_no_badge_of_its_answers(make_run: MakeRun) -> None:
+    run = read_run(make_run(categories=("qa",), questions=4))
+    half_done(run)
+    badges = {row.label: [text for text, _ in row.badges] for row in page(run)["ranking"]}
+    assert badges["medusa"] == ["too few questions"] and "identical" in badges["ss"]
+
+
+def test_a_run_without_recorded_drafts_says_how_they_are_recorded(make_run: MakeRun) -> None:
+    path = make_run(categories=("qa",), questions=2)
+    run = read_run(path)
+    made = page(run)
+    text = assets.render("report.html.jinja", [], page=made)
+    assert made["replay"] is None and made["kinds"] is None
+    assert "No drafts were recorded in this run: <code>ssbench run --record-drafts first</code>" in text
+    assert 'id="replay-data"' not in text

@@ -89,6 +89,16 @@ def test_the_page_is_not_wider_than_the_screen(running: Any, made: Path) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_what_was_measured_of_a_prompt_fits_and_names_stay_on_a_phone(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html", "#sample=qa-3.0")
+    box = page.locator("#detail .table")
+    assert box.evaluate("one => one.scrollWidth - one.clientWidth") <= 1
+    page.set_viewport_size({"width": 390, "height": 900})
+    box.evaluate("one => { one.scrollLeft = 1000; }")
+    name, edge = (page.locator(where).first.bounding_box()["x"] for where in ("#detail tbody th", "#detail .table"))
+    assert box.evaluate("one => one.scrollLeft") > 0 and abs(name - edge) <= 2
+
+
 def test_a_phone_shows_one_task_at_a_time(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.set_viewport_size({"width": 390, "height": 900})
@@ -114,6 +124,19 @@ def test_the_matrix_is_sorted_and_read_by_keyboard(running: Any, made: Path) -> 
     page.keyboard.press("ArrowRight")
     second = page.locator("#matrix-note").text_content()
     assert "overall" in first + second and "interval" in first + second and first != second
+
+
+def test_the_order_of_the_matrix_is_in_the_address(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    button = page.locator("#matrix-table thead button", has_text="qa")
+    for way in ("", "&order=up"):
+        button.click()
+        address = page.evaluate("location.hash")
+        assert address == f"#by=qa{way}"
+        again = Watched(running, made / "report.html", address)
+        assert rows_of(again) == rows_of(page) and again.errors == []
+    odd, plain = (Watched(running, made / "report.html", address) for address in ("#by=no+such", ""))
+    assert rows_of(odd) == rows_of(plain)
 
 
 def test_controls_are_folded_and_unfold_by_keyboard(running: Any, made: Path) -> None:
@@ -317,9 +340,10 @@ def test_the_page_predicts_as_the_library_does(running: Any, made: Path) -> None
     page = Watched(running, made / "report.html")
     found = page.evaluate("JSON.parse(document.getElementById('what-if-data').textContent)")
     names = [field.name for field in fields(what_if.Parts)]
-    parts = {one["method"]: what_if.Parts(*(one[name] for name in names)) for one in found["methods"]}
+    medusa = next(one for one in found if one["method"] == "medusa")
+    own, plain = (what_if.Parts(*(one[name] for name in names)) for one in (medusa, medusa["plain"]))
     for change in ({}, {"size": 8.0, "launch": 0.25}, {"acceptance": 0.5, "nodes": 4.0, "products": 2.0}):
-        expected = what_if.speedup(parts["medusa"], parts["ar"], what_if.Change(**change))
+        expected = what_if.speedup(own, plain, what_if.Change(**change))
         assert page.evaluate("change => WhatIf.speedup('medusa', change)", change) == pytest.approx(expected)
     page.fill("#what-if-form [name=size]", "3")
     page.dispatch_event("#what-if-form [name=size]", "change")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -17,11 +18,13 @@ pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
 
 from matplotlib.figure import Figure
 
+from specbench_ss.reports.plots.command import Kind
 from specbench_ss.reports.plots.kinds import KINDS, write_plot
 from specbench_ss.reports.plots.numbers import numbers_of
 from specbench_ss.results.machine import machine_rows
 from specbench_ss.results.roofline import points
 from specbench_ss.results.waterfall import waterfalls
+from specbench_ss.results.work import pairs
 
 LIMITS = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
 SHAPE = {"weight_bytes": 1e7, "matrix_parameters": 2e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}
@@ -38,6 +41,10 @@ def test_every_kind_is_drawn_and_the_same_run_gives_the_same_bytes(
     assert str(tmp_path / "a.pdf") in capsys.readouterr().out
     first = (tmp_path / "a.pdf").read_bytes()
     assert first.startswith(b"%PDF") and first == (tmp_path / "b.pdf").read_bytes()
+
+
+def test_the_command_offers_the_kinds_that_there_are() -> None:
+    assert get_args(Kind) == tuple(KINDS)
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
@@ -89,7 +96,7 @@ def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:
     roof, *drawn = figure.axes[0].lines
     assert max(roof.get_ydata()) == pytest.approx(200)
     assert len(drawn) == 1 + 2 * 2, "plain decoding drafts nothing"
-    for point in points(run):
+    for point in points(pairs(run)):
         assert point.rate <= 2e11
     run.manifest["machine"] = None
     with pytest.raises(UserError, match="limits"):
@@ -100,7 +107,7 @@ def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> 
     run = read_run(make_run())
     shapes = {label: {**SHAPE, "drafter": None if label == "ar" else DRAFTER} for label in run.labels}
     run.manifest["machine"] = {"limits": LIMITS, "shapes": shapes}
-    parts = {(point.method, point.part): point for point in points(run)}
+    parts = {(point.method, point.part): point for point in points(pairs(run))}
     for row in machine_rows(run):
         own = [parts[row.method, part] for part in ("verifying", "drafting") if (row.method, part) in parts]
         seconds = [row.step_s * row.verify_share, row.step_s * row.draft_share][: len(own)]

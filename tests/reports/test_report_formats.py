@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specbench_ss import load_run
+from specbench_ss import load_run, registry
 from specbench_ss.cli import main
+from specbench_ss.commands import report
 from specbench_ss.reports.html import comparison_page
 from specbench_ss.runs.run_directory import read_run
 from tests.cli import failing
@@ -44,6 +45,12 @@ def test_markdown_says_what_was_found_and_what_is_wrong(make_run: MakeRun) -> No
     text = written(make_run(failing=("ss",)), "md", "report.md").decode()
     head, _, table = text.partition("| task |")
     assert head.startswith("# lab-s on ") and "failed" in head and table.count("\n") > 4
+
+
+def test_the_help_names_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert registry.names(registry.REPORTS) == report.KINDS.split(", ") and "parquet" in said and "html" in said
 
 
 def test_a_picture_of_the_ranking(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

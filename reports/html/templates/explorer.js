@@ -80,16 +80,16 @@ const Explorer = (() => {
     ]);
   };
   const table = (p) => {
-    const head = ["method", "against its reference", "speedup", "τ", "ms/token", "tokens", "quality", "ended by"];
+    const head = ["method", "speedup", "τ", "ms/token", "tokens", "quality", "ended by", "against its reference"];
     const body = methods.filter((m) => m.text[p] >= 0).map((m) => {
       const speed = speedup(m, p), cells = [m.void ? "void" : speed === null ? NONE : `${number(speed)}×`, number(m.tau[p]),
         number(m.ms[p]), m.tokens[p] ?? NONE, number(m.quality[p])];
       return make("tr", m === method() ? { class: "now" } : {}, make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.label)),
-        make("td", {}, ...pill(verdict(m, p))), ...cells.map((c) => make("td", { class: "num" }, String(c))),
-        make("td", {}, data.finishes[m.finish[p]] ?? NONE));
+        ...cells.map((c) => make("td", { class: "num" }, String(c))),
+        make("td", {}, data.finishes[m.finish[p]] ?? NONE), make("td", {}, ...pill(verdict(m, p))));
     });
     return make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "This prompt by method" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { scope: "col", class: i > 1 && i < 7 ? "num" : "" }, text)))),
+      make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { scope: "col", class: i > 0 && i < 6 ? "num" : "" }, text)))),
       make("tbody", {}, ...body)));
   };
   const open = (p) => {

@@ -6,9 +6,8 @@
     return raw === "" || raw === "–" ? null : Number.isNaN(Number(raw)) ? raw : Number(raw);
   };
   const compare = (a, b) => (typeof a === "string" || typeof b === "string" ? String(a).localeCompare(String(b)) : a - b);
-  const sort = (button) => {
-    const th = button.closest("th"), table = th.closest("table"), i = th.cellIndex, body = table.tBodies[0];
-    const down = th.getAttribute("aria-sort") ? th.getAttribute("aria-sort") === "ascending" : th.classList.contains("num");
+  const order = (th, down) => {
+    const table = th.closest("table"), i = th.cellIndex, body = table.tBodies[0];
     table.querySelectorAll("th[aria-sort]").forEach((h) => h.removeAttribute("aria-sort"));
     th.setAttribute("aria-sort", down ? "descending" : "ascending");
     const rows = [...body.rows].filter((row) => !row.classList.contains("total")).map((row) => ({ row, v: value(row, i) }));
@@ -17,6 +16,11 @@
       return down ? -compare(a.v, b.v) : compare(a.v, b.v);
     });
     body.append(...rows.map(({ row }) => row));
+  };
+  const sort = (th) => {
+    const down = th.getAttribute("aria-sort") ? th.getAttribute("aria-sort") === "ascending" : th.classList.contains("num");
+    order(th, down);
+    if (th.closest("#matrix-table")) Page.address({ by: th.textContent, order: down ? "" : "up" });
   };
 
   const fold = (button) => {
@@ -45,7 +49,7 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
-    if (button.closest("thead th")) sort(button);
+    if (button.closest("thead th")) sort(button.closest("th"));
     else if (button.dataset.fold) fold(button);
     else if (button.dataset.csv) save(button);
     else if (button.dataset.copy) copy(button);
@@ -82,5 +86,14 @@
     for (const row of matrix.rows) [...row.cells].slice(1).forEach((c, i) => c.classList.toggle("off", i !== Number(select.value)));
   };
   select.addEventListener("change", () => { only(); heads[select.value].querySelector("button").click(); });
+  const read = () => {
+    const words = Page.parameters(), th = [...matrix.tHead.rows[0].cells].find((one) => one.textContent === words.get("by"));
+    if (!th) return;
+    if (heads.includes(th)) select.value = heads.indexOf(th);
+    order(th, words.get("order") !== "up");
+    only();
+  };
+  addEventListener("hashchange", read);
   only();
+  read();
 })();

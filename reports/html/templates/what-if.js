@@ -3,8 +3,8 @@
 const WhatIf = (() => {
   const { make, swatch } = Page, holder = document.getElementById("what-if-data");
   if (!holder) return null;
-  const data = JSON.parse(holder.textContent), form = document.getElementById("what-if-form");
-  const body = document.querySelector("#what-if-table tbody"), plain = data.methods[data.reference];
+  const methods = JSON.parse(holder.textContent), form = document.getElementById("what-if-form");
+  const body = document.querySelector("#what-if-table tbody");
   const sliders = [...form.querySelectorAll("input")], factor = (input) => 2 ** Number(input.value);
   const change = () => Object.fromEntries(sliders.map((input) => [input.name, factor(input)]));
   const step = (m, c) => {
@@ -12,9 +12,9 @@ const WhatIf = (() => {
     return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * c.size * wider / c.products) + m.overhead_s * c.launch;
   };
   const kept = (m, c) => Math.min((m.tau - 1) * c.acceptance, Math.max(m.depth, m.tau - 1));
-  const speedup = (m, c) => (1 + kept(m, c)) * step(plain, c) / step(m, c);
+  const speedup = (m, c) => (1 + kept(m, c)) * step(m.plain, c) / step(m, c);
   const even = (m, c) => {
-    const needed = step(m, c) / step(plain, c) - 1;
+    const needed = step(m, c) / step(m.plain, c) - 1;
     return m.tau <= 1 ? null : needed > Math.max(m.depth, m.tau - 1) ? Infinity : Math.max(0, needed / (m.tau - 1));
   };
   const NEUTRAL = { size: 1, bandwidth: 1, products: 1, launch: 1, acceptance: 1, nodes: 1 };
@@ -22,7 +22,7 @@ const WhatIf = (() => {
   const draw = () => {
     const c = change();
     sliders.forEach((input) => { input.nextElementSibling.textContent = `×${shown(factor(input))}`; });
-    const rows = data.methods.filter((m) => m !== plain).map((m) => [m, speedup(m, c)]).sort((a, b) => b[1] - a[1]);
+    const rows = methods.map((m) => [m, speedup(m, c)]).sort((a, b) => b[1] - a[1]);
     body.replaceChildren(...rows.map(([m, value]) => make("tr", value < 1 ? { class: "loses" } : {},
       make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.method)),
       make("td", { class: "num" }, make("strong", {}, `${shown(value)}×`)), make("td", { class: "num" }, `${shown(speedup(m, NEUTRAL))}×`),
@@ -40,5 +40,5 @@ const WhatIf = (() => {
   form.back.addEventListener("click", () => { sliders.forEach((input) => { input.value = 0; }); draw(); keep(); });
   addEventListener("hashchange", read);
   read();
-  return { speedup: (name, c) => speedup(data.methods.find((m) => m.method === name), { ...NEUTRAL, ...c }) };
+  return { speedup: (name, c) => speedup(methods.find((m) => m.method === name), { ...NEUTRAL, ...c }) };
 })();
