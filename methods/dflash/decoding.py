@@ -200,7 +200,7 @@ class DFlash(Decoder):
 
     def _width(self) -> int:
         """Candidates of a place: no more than there are words."""
-        return min(self.options.k, self.drafter.shape.draft_vocab or self.target.vocab_size)
+        return min(int(self.options.k), self.drafter.shape.draft_vocab or self.target.vocab_size)
 
     def _tree(self, state: State, logits: Tensor) -> DraftTree:
         """The nodes of the greatest path probability, places taken as independent: Medusa's tree, made anew each step.

@@ -1,7 +1,6 @@
 """DFlash's drafter: a few Qwen3 layers whose keys and values come from the target's features and from a block.
 
-Chen et al. 2026, arXiv:2602.06036. Knows tensors, neither trees nor the loop. Modules are named as the published tensors
-are.
+Chen et al. 2026, arXiv:2602.06036. Knows tensors, neither trees nor the loop. Modules are named as published tensors.
 """
 
 from __future__ import annotations
@@ -60,6 +59,7 @@ class Drafter(nn.Module):
     """
 
     d2t: Tensor
+    t2d: Tensor
 
     def __init__(self, shape: Shape, config: Qwen3Config, words: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Drafter(nn.Module):
         return context
 
     def inject(self, context: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys and values [D, B, kv_heads, n, head_dim] of context [B, n, h] in all layers; rotary: of its positions."""
+        """Keys and values [D, B, kv_heads, n, head_dim] of context [B, n, h] in all layers, turned to its positions."""
         product, norm = self.injection or self._injection()
         c, (cos, sin) = self.config, (x[:, :, None, None] for x in rotary)
         rows = product(context).unflatten(-1, (2, len(self.blocks), c.num_key_value_heads, c.head_dim))

@@ -33,6 +33,7 @@ def published_layers(draft_layers: int, target_layers: int) -> tuple[int, ...]:
 def layer_config(target: Target, draft_layers: int) -> Qwen3Config:
     """Qwen3 layers of the target's width and heads, with its rotary embedding."""
     c = llama_layer(target)
+    assert c.head_dim
     return Qwen3Config(
         vocab_size=target.vocab_size,
         hidden_size=c.hidden_size,
