@@ -43,8 +43,8 @@ class Shape:
     scale: float = 1.0
     vocab: int = 0
     draft_vocab: int = 0
-    mapped: bool = True
-    marked: bool = True
+    mapped: bool = False
+    marked: bool = False
 
     @property
     def first(self) -> int:

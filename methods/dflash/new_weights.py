@@ -65,11 +65,11 @@ def new_drafter(
 ) -> Drafter:
     """An untrained drafter. draft_vocab: 0 = all words by the target's LM head; else the first ones by its own."""
     draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
-    outputs = published_layers(draft_layers, target.n_layers)
+    own, outputs = bool(draft_vocab), published_layers(draft_layers, target.n_layers)
     inputs = tuple(-1 if i + 1 == target.n_layers else i + 1 for i in outputs)
     mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
     every = tuple(sights) if sights is not None else (Sight(),) * draft_layers
-    shape = Shape(inputs, block, mask, every, from_anchor, draft_vocab=draft_vocab)
+    shape = Shape(inputs, block, mask, every, from_anchor, draft_vocab=draft_vocab, mapped=own, marked=own)
     drafter = Drafter(shape, layer_config(target, draft_layers), target.vocab_size)
     if draft_vocab:
         choose_words(drafter, torch.arange(draft_vocab))

@@ -141,20 +141,18 @@ def block_logits(
 
         inner = [normed(x, w[f"{p}.input_layernorm.weight"]) for x in rows]
         sources = [*context, *inner]  # what stands at positions 0 .. s + B - 1
-        keys = [turned(normed(project("k_proj", x, KV), w[f"{p}.self_attn.k_norm.weight"]), n)
-                for n, x in enumerate(sources)]  # fmt: skip
-        values = [project("v_proj", x, KV) for x in sources]
+        keys = torch.stack([turned(normed(project("k_proj", x, KV), w[f"{p}.self_attn.k_norm.weight"]), n)
+                            for n, x in enumerate(sources)])  # fmt: skip
+        values = torch.stack([project("v_proj", x, KV) for x in sources])
+        keys, values = (x.repeat_interleave(HEADS // KV, 1) for x in (keys, values))  # [s + B, HEADS, HD]
         following = []
         for n, x in enumerate(inner):
             q = turned(normed(project("q_proj", x, HEADS), w[f"{p}.self_attn.q_norm.weight"]), s + n)
             seen = [k for k in range(s + B) if sees(config, i, s, s + n, k)]
-            out = []
-            for head_at in range(HEADS):
-                group = head_at // (HEADS // KV)
-                shares = torch.stack([q[head_at] @ keys[k][group] / math.sqrt(HD) for k in seen]).softmax(0)
-                out.append(sum(share * values[k][group] for share, k in zip(shares, seen, strict=True)))
+            shares = ((keys[seen] * q).sum(-1) / math.sqrt(HD)).softmax(0)  # [seen, HEADS]
+            out = (shares[..., None] * values[seen]).sum(0).flatten()
             bias = w.get(f"{p}.self_attn.o_proj.bias", torch.zeros(()))
-            y = rows[n] + w[f"{p}.self_attn.o_proj.weight"] @ torch.cat(out) + bias
+            y = rows[n] + w[f"{p}.self_attn.o_proj.weight"] @ out + bias
             z = normed(y, w[f"{p}.post_attention_layernorm.weight"])
             gate = F.silu(w[f"{p}.mlp.gate_proj.weight"] @ z) * (w[f"{p}.mlp.up_proj.weight"] @ z)
             following.append(y + w[f"{p}.mlp.down_proj.weight"] @ gate)
@@ -201,7 +199,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
 def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None:
-    """At every step of an answer; features are transformers' own hidden states."""
+    """At the first and the last step of an answer; features are transformers' own hidden states."""
     weights, config = CHECKPOINTS[name]
     model = tiny_model("llama")
     target = Target(model)
@@ -213,7 +211,7 @@ def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None
     first = 0 if config.get("sample_from_anchor") else 1
     words = weights["d2t"] + torch.arange(WORDS) if "d2t" in weights else torch.arange(V)
     assert decoder.drafter.token_ids(torch.arange(len(words))).tolist() == words.tolist()
-    for ids, logits in decoder.seen:
+    for ids, logits in (decoder.seen[0], decoder.seen[-1]):
         hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
         features = torch.cat([hidden[i + 1][0] for i in IDS], -1)
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -290,7 +288,9 @@ def test_what_is_written_is_read_again(layout: Any, shape: dict[str, Any], tmp_p
 def test_layers_and_mask_of_a_new_drafter() -> None:
     assert published_layers(5, 36) == (1, 9, 17, 25, 33)  # as published for Qwen3-8B
     assert published_layers(1, 30) == (15,)
-    assert published_layers(5, 8) == (1, 2, 3, 4, 5) and published_layers(3, 2) == (0,) and published_layers(2, 1) == (0,)
+    assert (
+        published_layers(5, 8) == (1, 2, 3, 4, 5) and published_layers(3, 2) == (0,) and published_layers(2, 1) == (0,)
+    )
     target = tiny_target("llama", V)
     assert mask_token(target, torch.ones(V, 2)) == V - 1
     assert mask_token(target, torch.ones(V, 2).index_fill(0, torch.tensor([V - 1]), 0)) == V - 2
@@ -354,9 +354,9 @@ def test_the_context_is_what_was_accepted() -> None:
 # -- checkpoints that do not fit -----------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
-    "mask token": (tensors(), zlab(dflash_config={"mask_token_id": V}), "mask_token_id in config.json is 61, the model"),
+    "mask token": (tensors(), zlab(dflash_config={"mask_token_id": V}), "mask_token_id in config.json is 61, the"),
     "mask token below 0": (tensors(), speculators(mask_token_id=-1), "mask_token_id in config.json is -1"),
-    "no mask token": (tensors(), speculators(mask_token_id=None), "mask_token_id is null, not a whole number"),
+    "no mask token": (tensors(), speculators(mask_token_id=None), "mask_token_id is not a whole number"),
     "layer ids": (
         tensors(), zlab(dflash_config={"target_layer_ids": [0, 4]}), "target_layer_ids in config.json names layer 4"
     ),
@@ -404,7 +404,12 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "a multiplier": (tensors(), zlab(output_multiplier=2.0), "output_multiplier, which is not supported"),
     "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, zlab(), "tensor norm.weight holds NaN"),
 }  # fmt: skip
-SEEN_LATER = ("d2t points outside", "d2t points below", "t2d is another", "NaN")  # in numbers, which `check` reads none of
+SEEN_LATER = (
+    "d2t points outside",
+    "d2t points below",
+    "t2d is another",
+    "NaN",
+)  # in numbers, which `check` reads none of
 
 
 @pytest.mark.parametrize("name", BAD)
