@@ -24,6 +24,8 @@ from specbench_ss.training.batches import Batch
 from specbench_ss.training.losses import mean_loss
 from specbench_ss.training.trainee import BaseStates, Trainee
 
+AT_ONCE = 32  # blocks of a row that pass together: each one's rows are keys that the others do not see
+
 
 class DFlashTrainee(Trainee):
     """A drafter, and how it learns. decay: of the weights exp(-k / decay) of the k-th draft's loss.
@@ -76,23 +78,28 @@ class DFlashTrainee(Trainee):
 
     def blocks(self, states: BaseStates, batch: Batch) -> Tensor:
         """Normed states [B, A, drafts, h] of the drafting places of every anchor's block."""
-        drafter, at, (b, t) = self.module, batch.anchors.at, batch.ids.shape
-        size, a = drafter.shape.block, at.shape[1]
+        drafter, places = self.module, _places(batch)
         context = drafter.fuse([states.final if i == FINAL else states.taps[i] for i in drafter.shape.layers])
-        places = torch.arange(t, device=at.device).expand(b, -1)
-        places = places if batch.documents is None else batch.documents.places
         keys, values = drafter.inject(context, self.rotary(places, context.dtype))
-        tokens = torch.full((b, a, size), drafter.shape.mask_token, device=at.device)
-        tokens[..., 0] = batch.ids.gather(1, (at + 1).clamp_max(t - 1))
-        ahead = places.gather(1, at)[..., None] + 1 + torch.arange(size, device=at.device)
-        embedded = drafter.embed(tokens.flatten(1), self.target)
-        cache = StreamCache(dict(enumerate(zip(keys, values, strict=True))))
-        out: Tensor = drafter(embedded, cache, self._masks(batch), self.rotary(ahead.flatten(1), embedded.dtype))
-        return out.unflatten(1, (a, size))[:, :, drafter.shape.first :]
+        given = dict(enumerate(zip(keys, values, strict=True)))
+        parts = batch.anchors.at.split(AT_ONCE, 1)
+        return torch.cat([self._some(batch, at, places.gather(1, at), StreamCache(given)) for at in parts], 1)
 
-    def _masks(self, batch: Batch) -> list[Tensor | None]:
+    def _some(self, batch: Batch, at: Tensor, places: Tensor, cache: StreamCache) -> Tensor:
+        """The same for anchors `at` [B, A] at these places of their texts; cache: all of the row's context."""
+        drafter, (b, a), size = self.module, at.shape, self.module.shape.block
+        tokens = torch.full((b, a, size), drafter.shape.mask_token, device=at.device)
+        tokens[..., 0] = batch.ids.gather(1, (at + 1).clamp_max(batch.ids.shape[1] - 1))
+        ahead = places[..., None] + 1 + torch.arange(size, device=at.device)  # [B, A, size]
+        embedded = drafter.embed(tokens.flatten(1), self.target)
+        rotary = self.rotary(ahead.flatten(1), embedded.dtype)
+        out = drafter(embedded, cache, self._masks(batch, at), rotary)
+        blocks: Tensor = out.unflatten(1, (a, size))
+        return blocks[:, :, drafter.shape.first :]
+
+    def _masks(self, batch: Batch, at: Tensor) -> list[Tensor | None]:
         """Bool [B, 1, A * size, T + A * size], one a layer: context before the root, and places of the same block."""
-        shape, at, (b, t) = self.module.shape, batch.anchors.at, batch.ids.shape
+        shape, (b, t) = self.module.shape, batch.ids.shape
         keys, own = torch.arange(t, device=at.device), torch.eye(at.shape[1], dtype=torch.bool, device=at.device)
         made = {}
         for sight in set(shape.sights):
@@ -133,3 +140,10 @@ class DFlashTrainee(Trainee):
         if words is not None and t2d is not None:  # a word that it lacks is no label
             labels = torch.where(t2d[labels], torch.searchsorted(words, labels), -100)
         return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()
+
+
+def _places(batch: Batch) -> Tensor:
+    """int64 [B, T]: where in its text each token stands."""
+    if batch.documents is not None:
+        return batch.documents.places
+    return torch.arange(batch.ids.shape[1], device=batch.ids.device).expand(len(batch.ids), -1)

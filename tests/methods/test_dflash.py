@@ -26,6 +26,7 @@ from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.methods.dflash.published_files import config_of, read_drafter, speculators_config_of
 from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
 from specbench_ss.testing.tiny import tiny_target
+from tests.cli import failing
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 5, 7, 40
@@ -425,6 +426,28 @@ def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
             call()
         assert told in str(caught.value) and "\n" not in str(caught.value)
         assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mask token", "another type", "block size"])
+def test_a_run_with_it_ends_before_the_model_is_loaded(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, config, _ = BAD[name]
+    there = folder(tmp_path / "d", weights, config | {"vocab_size": 4096, "hidden_size": 256})
+    out = tmp_path / "out"
+    said = failing(["run", "--methods", f"dflash[weights={there}]", "--limit", "1", "--out", str(out)], capsys)
+    assert said.startswith("ssbench: dflash: ") and not out.exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])
+def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
+    decoder = DFlash(tiny_target("llama", V), DFlashOptions(**options), random_drafter(tiny_target("llama", V)))
+    with torch.inference_mode():
+        for p in decoder.drafter.parameters():
+            p.fill_(math.nan)
+    with pytest.raises(UserError, match="dflash: what it drafts from is not finite|draft's probabilities are not"):
+        for seed in range(3):
+            generate(decoder, PROMPTS[2], Limits(9), Sampling(0.8, seed=seed))
 
 
 def test_a_drafter_of_another_base_is_refused(tmp_path: Path) -> None:

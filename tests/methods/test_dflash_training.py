@@ -17,6 +17,7 @@ from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.dflash import training
 from specbench_ss.methods.dflash.decoding import DFlash
 from specbench_ss.methods.dflash.new_weights import new_drafter, random_drafter
 from specbench_ss.methods.dflash.options import DFlashOptions
@@ -83,7 +84,8 @@ def test_training_sees_what_decoding_sees(kind: str, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
-def test_blocks_and_texts_stand_alone(shape: str) -> None:
+def test_blocks_and_texts_stand_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "AT_ONCE", 2)
     target = Target(tiny_model("llama"))
     one, two = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(2))
     numbers = torch.tensor([[0] * 12 + [1] * 12])
