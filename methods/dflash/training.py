@@ -69,11 +69,6 @@ class DFlashTrainee(Trainee):
             choose_words(self.module, words)
             self.module.lm_head.weight.copy_(self.target.unembed[words])
 
-    @torch.no_grad()
-    def prepare(self, states: BaseStates, batch: Batch) -> None:
-        """Begin at the scale of the states that the LM head is used to, number by number."""
-        self.module.norm.weight.copy_(states.final.float().pow(2).mean((0, 1)).sqrt())
-
     # -- the pass -----------------------------------------------------------------------------------------------
 
     def blocks(self, states: BaseStates, batch: Batch) -> Tensor:

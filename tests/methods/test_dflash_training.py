@@ -156,7 +156,6 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
     trainee, again = fresh(), fresh()
     machine = Exact(target.device)
     trainer = TogetherTrainer(target, [trainee], text, budget, tmp_path / "t", machine)
-    assert trainee.module.norm.weight.std() > 0  # at the scale of the final states
     losses = []
     for step in range(budget.steps):
         trainer.advance()
