@@ -24,6 +24,7 @@ from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.methods.dflash.published_files import config_of
 from specbench_ss.methods.dflash.sight import Sight
 from specbench_ss.methods.dflash.training import DFlashTrainee
+from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.models.drafter_folder import write_checkpoint
 from specbench_ss.training.batches import Anchors, Batch, Documents
 from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
@@ -180,3 +181,19 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
             generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens for i in range(3, 11)
         ]
         assert sum(len(r.tokens) - 1 for r in runs) / sum(len(r.steps) for r in runs) > 1.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_beside_another_drafter_it_learns_what_it_would_alone(dtype: torch.dtype, tmp_path: Path) -> None:
+    """By autocast to bfloat16, on labels that reach further than its block."""
+    target = Target(tiny_model("llama", dtype=dtype))
+    text, budget, states = text_of(target), Budget(3, 4, 8, DRAFTS + 2), []
+    for others in (False, True):
+        torch.manual_seed(0)
+        trainee = DFlashTrainee(target, new_drafter(target, 2, 1 + DRAFTS), 5e-3)
+        trainees = [trainee, MedusaTrainee(target, 2)] if others else [trainee]
+        trainer = TogetherTrainer(target, trainees, text, budget, tmp_path / str(others))
+        for _ in range(budget.steps):
+            trainer.advance()
+        states.append(trainee.module.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
