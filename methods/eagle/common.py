@@ -35,7 +35,7 @@ class FeatureDrafting(Decoder):
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
     ) -> None:
-        from specbench_ss.methods.eagle.drafter import Rotary
+        from specbench_ss.methods._shared.rotary import Rotary
 
         super().__init__(target, options)
         self.config, self.layers = config, tuple(layers)

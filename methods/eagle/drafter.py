@@ -15,15 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
 from specbench_ss.decoding.products import Product
 from specbench_ss.decoding.target import AnyCache, Target
-
-LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # kinds whose frequencies change with the length of the sequence
+from specbench_ss.methods._shared.rotary import Rotary, check_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,7 @@ class Shape:
             max_position_embeddings=about.get("max_position_embeddings") or 2048,
             **kept,
         )
-        kind = (config.rope_parameters or {}).get("rope_type")
-        if kind in LENGTH_BOUND_ROPE:
-            raise ValueError(f"rope of type {kind!r} changes with the length of the text, which no cache survives")
+        check_rope(config)
         config._attn_implementation = grouped_attention.NAME
         return config
 
@@ -270,21 +267,3 @@ class Eagle3Drafter(Drafter):
     def token_ids(self, drafted: Tensor) -> Tensor:
         """By d2t, where there is one."""
         return drafted + self.d2t[drafted] if self.mapped else drafted
-
-
-class Rotary:
-    """cos and sin of any position, computed when asked for: published drafters say 2048 positions and meet more.
-
-    No module: its frequencies stay float32 when the drafter is cast.
-    """
-
-    def __init__(self, config: LlamaConfig, device: torch.device) -> None:
-        made = LlamaRotaryEmbedding(config)
-        self.frequencies: Tensor = made.inv_freq.to(device)  # [head_dim / 2]
-        self.scale = float(made.attention_scaling)
-
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Positions [B, n] -> cos, sin [B, n, head_dim]."""
-        angles = positions[..., None].float() * self.frequencies
-        angles = torch.cat((angles, angles), -1)
-        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)

@@ -14,8 +14,9 @@ from torch import Tensor
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
+from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.drafter import Drafter, Rotary
+from specbench_ss.methods.eagle.drafter import Drafter
 
 QUESTION = "Explain in a few sentences why the sky is blue, and name two other things with the same cause."
 TOKENS = 48  # of the target's own answer, on which guesses are judged

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specbench_ss.decoding.target import Target
+from specbench_ss.methods._shared.draft_vocabulary import choose_words
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.eagle.drafter import Eagle1Drafter, Eagle3Drafter, Shape
 from specbench_ss.methods.eagle.feature_layers import published_levels
@@ -64,13 +65,6 @@ def new_eagle3(target: Target, draft_vocab: int) -> tuple[Eagle3Drafter, dict[st
     drafter = Eagle3Drafter(shape, shape.llama(config), True, target.vocab_size)
     choose_words(drafter, torch.arange(draft_vocab))
     return drafter, config, layers
-
-
-@torch.no_grad()
-def choose_words(drafter: Eagle3Drafter, words: torch.Tensor) -> None:
-    """Draft these of the target's words, int64 [draft vocabulary], ascending."""
-    drafter.d2t.copy_(words - torch.arange(len(words), device=words.device))
-    drafter.get_buffer("t2d").zero_()[words.to(drafter.d2t.device)] = True
 
 
 def random_eagle(target: Target) -> Eagle1Drafter:

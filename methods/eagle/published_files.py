@@ -15,7 +15,9 @@ from torch import Tensor
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Rotary, Shape
+from specbench_ss.methods._shared.draft_vocabulary import check_words
+from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
 from specbench_ss.models.drafter_folder import load_into, read_config, weight_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -58,7 +60,8 @@ def drafter_from_tensors(given: Tensors, about: dict[str, Any], base: Outline, l
     kept = {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}
     load_into(drafter, kept, "the drafter")
     if isinstance(drafter, Eagle3Drafter) and not drafter.fc.weight.is_meta:
-        _check_words(drafter, base.vocab_size)
+        t2d = dict(drafter.named_buffers()).get("t2d")
+        check_words(drafter.token_ids(torch.arange(drafter.draft_vocab)), t2d, base.vocab_size)
     return drafter
 
 
@@ -156,14 +159,3 @@ def _check_vocab(tensors: Tensors, vocab: int, draft_vocab: int, base_vocab: int
         raise UserError(
             f"the drafter's LM head has {draft_vocab} words, the model {base_vocab}, and it lacks tensors: d2t"
         )
-
-
-def _check_words(drafter: Eagle3Drafter, vocab: int) -> None:
-    """Raises UserError where d2t leads out of the model's vocabulary, or to other words than t2d marks."""
-    words = drafter.token_ids(torch.arange(drafter.draft_vocab))
-    if int(words.min()) < 0 or int(words.max()) >= vocab:
-        raise UserError(f"d2t leads to token {int(words.max())}, the model has a vocabulary of {vocab}")
-    if "t2d" in dict(drafter.named_buffers()):
-        marked = drafter.get_buffer("t2d").nonzero()[:, 0]
-        if not torch.equal(words.sort().values, marked):
-            raise UserError(f"d2t leads to other words than the {len(marked)} that t2d marks")

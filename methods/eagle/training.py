@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.methods.eagle.drafter import Rotary
-from specbench_ss.methods.eagle.new_weights import choose_words, new_eagle, new_eagle3
+from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, soft_sums
+from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.methods.eagle.new_weights import new_eagle, new_eagle3
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.guess_accuracy import TOP
 from specbench_ss.training.losses import mean_loss
@@ -181,13 +182,7 @@ class Eagle3Trainee(FeatureTrainee):
     @torch.no_grad()
     def scan(self, batches: Iterable[Batch]) -> None:
         """Choose the draft vocabulary."""
-        v = self.target.vocab_size
-        counts = torch.zeros(v, dtype=torch.long)
-        for batch in batches:
-            answers = batch.labels[..., 0]
-            counts += torch.bincount(answers[answers != -100], minlength=v)
-        words = counts.sort(descending=True, stable=True).indices[: self.module.draft_vocab].sort().values
-        words = words.to(self.target.device)
+        words = frequent_words(batches, self.target.vocab_size, self.module.draft_vocab).to(self.target.device)
         choose_words(self.module, words)
         self.module.lm_head.weight.copy_(self.target.unembed[words])
 
@@ -205,13 +200,9 @@ class Eagle3Trainee(FeatureTrainee):
     def _sums(self, state: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over positions [n] of the cross-entropy from the target's distribution and of right guesses.
 
-        state [n, h] of the drafter, true [n, h] the target's at the same token. Words outside the draft vocabulary are
-        left out of the distribution, and positions whose token is one of them out of the loss.
+        state [n, h] of the drafter, true [n, h] the target's at the same token.
         """
         words = self.module.token_ids(torch.arange(self.module.draft_vocab, device=labels.device))
         with torch.no_grad():
-            p = self.target.logits(true)[:, words].softmax(-1, dtype=torch.float32)
-            p = p * self.module.get_buffer("t2d")[labels][:, None]
-        log_q = self.module.logits(state, self.target).log_softmax(-1, dtype=torch.float32)
-        guesses = words[log_q.detach().argmax(-1)]
-        return -(p * log_q).sum(), (guesses == labels).sum()
+            p = self.target.logits(true)
+        return soft_sums(self.module.logits(state, self.target), p, labels, words, self.module.get_buffer("t2d"))

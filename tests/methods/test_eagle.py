@@ -18,9 +18,10 @@ from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.drafter import Drafter, Rotary
+from specbench_ss.methods.eagle.drafter import Drafter
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.examples import best_layers
 from specbench_ss.methods.eagle.feature_layers import published_levels

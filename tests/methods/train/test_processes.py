@@ -18,6 +18,8 @@ from accelerate import Accelerator
 
 from specbench_ss.cli import main
 from specbench_ss.decoding.target import Target
+from specbench_ss.methods.dflash.new_weights import new_drafter
+from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
@@ -46,6 +48,7 @@ TRAINEES: dict[str, Callable[[Target], Trainee]] = {
     "medusa2": lambda target: Medusa2Trainee(target, 3, lora_rank=4, ramp=0),
     "hydra": lambda target: HydraTrainee(target, 3, layers=1, prefix=False),
     "hydra++": lambda target: HydraTrainee(target, 3, layers=1),
+    "dflash": lambda target: DFlashTrainee(target, new_drafter(target, 2, 4)),
     "eagle": lambda target: EagleTrainee(target, levels=3),
     "eagle3": lambda target: Eagle3Trainee(target, levels=3, draft_vocab=61),
     "space": lambda target: SPACETrainee(target, masks=3, mask_id=4, rank=4),

@@ -17,6 +17,8 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.dflash.decoding import DFlash
+from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.medusa.decoding import Medusa
@@ -152,12 +154,15 @@ def test_heads_have_a_tree_of_their_own_and_decode(models: dict[str, Path], chat
     assert answer(Medusa.load(target, MedusaOptions(weights=str(out)))) == answer(Autoregressive(target))
 
 
-@pytest.mark.parametrize("trainer", ["eagle", "eagle3"])
+@pytest.mark.parametrize("trainer", ["dflash", "eagle", "eagle3"])
 def test_a_drafter_over_features_decodes(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(arguments(trainer, models["opt"], chats, out, "--steps", "2")) == 0
     target = load_target(str(models["opt"]), device="cpu")
     reference = answer(Autoregressive(target))
+    if trainer == "dflash":
+        assert answer(DFlash.load(target, DFlashOptions(weights=str(out)))) == reference
+        return
     if trainer == "eagle3":
         assert answer(Eagle3.load(target, Eagle3Options(weights=str(out)))) == reference
         return
@@ -184,11 +189,11 @@ def test_own_answers_are_what_the_base_says(models: dict[str, Path], chats: Path
     assert "the base's own answers" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("trainer", ["ss", "medusa", "draft", "eagle", "eagle3"])
+@pytest.mark.parametrize("trainer", ["ss", "medusa", "draft", "dflash", "eagle", "eagle3"])
 def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    own = STREAMS if trainer == "ss" else ["--hidden", "32"] if trainer == "draft" else []
-    more = [*own, "--steps", "30", "--lr", "0.02", "--eval-every", "10"]
+    own = {"ss": STREAMS, "draft": ["--hidden", "32"], "dflash": ["--layers", "2", "--targets", "tokens"]}
+    more = [*own.get(trainer, []), "--steps", "30", "--lr", "0.02", "--eval-every", "10"]
     assert main(arguments(trainer, models["llama"], chats, out, *more)) == 0
     found = lines(out)
     assert [line["step"] for line in found] == list(range(1, 31))
@@ -217,6 +222,7 @@ KINDS = {
     "medusa2": ["--heads", "2", "--lora-rank", "2", "--ramp", "4"],
     "hydra": ["--heads", "2", "--layers", "1"],
     "draft": ["--hidden", "32", "--layers", "1", "--distill"],
+    "dflash": ["--layers", "2", "--block-size", "4", "--draft-vocab", "50"],
     "eagle": [],
     "eagle3": ["--levels", "3", "--draft-vocab", "50"],
 }
@@ -276,6 +282,8 @@ def test_ctrl_c_says_where_it_is_and_how_to_go_on(
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no streams": ("ss", ["--gamma", "0"], "gamma must be at least 1, not 0"),
     "no heads": ("medusa", ["--heads", "0"], "heads must be at least 1, not 0"),
+    "no drafts": ("dflash", ["--block-size", "1"], "block_size must be 2 to 256, not 1"),
+    "no such mask": ("dflash", ["--mask-token-id", "99999"], "mask_token_id is 99999, the model has tokens 0 to"),
     "no levels": ("eagle3", ["--levels", "0"], "levels must be at least 1, not 0"),
     "nothing to learn": ("eagle", ["--feature-weight", "0", "--token-weight", "0"], "there is nothing to learn"),
     "too many layers": ("ss", ["--n-msa-layers", "9"], "9 MSA layers, the model has 4 layers"),

@@ -1,0 +1,61 @@
+"""A draft vocabulary: the words of the target that a drafter's own LM head has, and losses over them.
+
+d2t int64 [draft vocabulary]: the target's id of draft word d is d + d2t[d]. t2d bool [V]: which words are drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.training.batches import Batch
+
+
+@torch.no_grad()
+def choose_words(drafter: Any, words: Tensor) -> None:
+    """Draft these of the target's words, int64 [draft vocabulary], ascending."""
+    drafter.d2t.copy_(words - torch.arange(len(words), device=words.device))
+    drafter.get_buffer("t2d").zero_()[words.to(drafter.d2t.device)] = True
+
+
+def check_words(words: Tensor, t2d: Tensor | None, vocab: int) -> None:
+    """Raises UserError where words [draft vocabulary] of d2t are out of the model's, or others than t2d [V] marks."""
+    if int(words.min()) < 0 or int(words.max()) >= vocab:
+        outside = int(words.min()) if int(words.min()) < 0 else int(words.max())
+        raise UserError(f"d2t leads to token {outside}, the model has a vocabulary of {vocab}")
+    if t2d is not None and not torch.equal(words.sort().values, t2d.nonzero()[:, 0]):
+        raise UserError(f"d2t leads to other words than the {int(t2d.sum())} that t2d marks")
+
+
+def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:
+    """The `count` words that answers of the batches have most, int64 [count], ascending."""
+    counts = torch.zeros(vocab, dtype=torch.long)
+    for batch in batches:
+        answers = batch.labels[..., 0]
+        counts += torch.bincount(answers[answers != -100], minlength=vocab)
+    return counts.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def soft_sums(q: Tensor, p: Tensor, labels: Tensor, words: Tensor | None, t2d: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums over n positions of the cross-entropy from the target's distribution, and of right guesses.
+
+    q [n, draft vocabulary], p [n, V]: logits of the drafter and of the target; labels [n] the target's ids. words, t2d:
+    of a draft vocabulary, None = all words. Words outside it are left out of the target's distribution, and positions
+    whose token is one of them out of the loss.
+    """
+    log_q = q.log_softmax(-1, dtype=torch.float32)
+    guesses = log_q.detach().argmax(-1)
+    with torch.no_grad():
+        if words is None or t2d is None:
+            p = p.softmax(-1, dtype=torch.float32)
+        else:
+            guesses = words[guesses]
+            p = p[:, words].softmax(-1, dtype=torch.float32) * t2d[labels][:, None]
+    return -(p * log_q).sum(), (guesses == labels).sum()

@@ -1,0 +1,224 @@
+"""DFlash: a block of drafts in one pass over the target's features, verified as a chain or as a tree of marginals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import FINAL, Output, Target
+from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.static_trees import best_tree, tree_of
+from specbench_ss.methods._shared.tree_growth import draw
+from specbench_ss.methods.dflash.options import DFlashOptions
+from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
+from specbench_ss.models.weight_hash import hash_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.dflash.drafter import Drafter, Shape
+
+BLOCKS = (2, 3, 4, 5, 6, 8, 10, 12, 16)  # sizes worth trying
+NODES = (7, 15, 23, 31, 48, 63)  # of trees, worth trying
+
+
+class DFlash(Decoder):
+    """Mask places behind the root, each of which sees all features and all places, draft a token each."""
+
+    name = "dflash"
+    summary = "DFlash: a block in one pass of a small network over the target's features"
+    paper = "Chen et al. 2026, arXiv:2602.06036"
+    Options = DFlashOptions
+
+    def __init__(self, target: Target, options: DFlashOptions, drafter: Drafter) -> None:
+        from specbench_ss.methods._shared.rotary import Rotary
+
+        super().__init__(target, options)
+        shape = drafter.shape
+        self.size = self.settle(options, shape)
+        self.drafts = self.size - shape.first
+        self.taps = tuple(layer for layer in shape.layers if layer != FINAL)
+        self.drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.rotary = Rotary(drafter.config, target.device)
+        self.drafter.settle(self.rotary, target.packs)
+        self.cache = Cache(len(drafter.blocks), 0)  # the context's keys and values
+        self.masked = indices([shape.mask_token] * (self.size - 1), target.device)
+        self._features: list[Tensor] = []  # of the prompt, between its prefill and `begin`
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def settle(cls, options: DFlashOptions, shape: Shape) -> int:
+        """Places of a block. Raises UserError where the drafter has fewer, or none would be drafted."""
+        least = 1 + shape.first
+        if options.block_size and not least <= options.block_size <= shape.block:
+            raise UserError(
+                f"dflash: block_size must be {least} to {shape.block}, as the drafter was trained, or 0, "
+                f"not {options.block_size}"
+            )
+        return options.block_size or shape.block
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The drafter's configuration, file and shapes, and the size of the block."""
+        from specbench_ss.methods.dflash.published_files import read_drafter
+
+        base.check_square(cls.name)
+        path = drafter_here(options.weights, cls.name, base)
+        if path is not None:
+            with torch.device("meta"):
+                drafter, _ = read_drafter(path, base, read_shapes)
+            cls.settle(options, drafter.shape)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> DFlash:
+        """The drafter from the folder or file that the user named, or the one that came with the model."""
+        from specbench_ss.methods.dflash.published_files import read_drafter
+
+        target.check_square(cls.name)
+        path = drafter_folder(options.weights, cls.name, target)
+        drafter, config = read_drafter(path, target, read_tensors)
+        check_base(config, target, cls.name)
+        return cls(target, options, drafter)
+
+    def variant(self, options: Any) -> DFlash:
+        """The same drafter with another block or tree."""
+        return type(self)(self.target, options, self.drafter)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random weights in every form."""
+        from specbench_ss.methods.dflash.new_weights import random_drafter
+        from specbench_ss.methods.dflash.sight import Sight
+
+        def make(shape: dict[str, Any] | None = None, **options: Any) -> Callable[[], Decoder]:
+            return lambda: cls(target, DFlashOptions(**options), random_drafter(target, **(shape or {})))
+
+        few = max(2, target.vocab_size * 3 // 4)
+        windows = (Sight(6, causal=True), Sight(6, from_root=True))
+        return {
+            "chain": make(),
+            "tree": make(mode="tree", nodes=9, k=4),
+            "sampled": make(sample="on"),
+            "reduced": make({"draft_vocab": few, "from_anchor": True}, block_size=4, mode="tree", nodes=6, k=3),
+            "reduced and sampled": make({"draft_vocab": few, "from_anchor": True}, sample="on"),
+            "windows": make({"sights": windows}),
+        }
+
+    # -- what the harness asks ----------------------------------------------------------------------------------
+
+    def described(self) -> dict[str, Any]:
+        """What is drafted, and the drafter."""
+        o = self.options
+        tree = {"nodes": o.nodes, "k": self._width()} if o.mode == "tree" else {}
+        return {
+            "block_size": self.size,
+            "mode": o.mode,
+            **tree,
+            "sample": o.sample,
+            "layers": list(self.drafter.shape.layers),
+            "drafter_hash": hash_tensors(self.drafter.state_dict()),
+        }
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """The size of the block, and the tree's where there is one."""
+        trained, least = self.drafter.shape.block, 1 + self.drafter.shape.first
+        sizes = sorted({b for b in BLOCKS if least <= b < trained} | {trained})
+        return {"block_size": sizes, **({"nodes": NODES} if self.options.mode == "tree" else {})}
+
+    def max_rows(self) -> int:
+        """The chain or the tree, root included."""
+        return 1 + (self.options.nodes if self.options.mode == "tree" else self.drafts)
+
+    # -- the context --------------------------------------------------------------------------------------------
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """The prompt, with the features of all its positions."""
+        output = self.target.prefill(ids, state.cache, self.taps, every=True)
+        self._features = [output.taps[layer] for layer in self.drafter.shape.layers]
+        return output
+
+    def begin(self, state: State) -> None:
+        """The prompt's features are the context; the last prompt's are forgotten."""
+        self.cache.expand(state.cache.capacity + self.size)
+        self._extend(self._features)
+        self._features = []
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """The features of the accepted path join the context."""
+        path = indices(verdict.path, self.target.device)
+        self._extend([output.taps[layer][:, path] for layer in self.drafter.shape.layers])
+
+    def _extend(self, features: Sequence[Tensor]) -> None:
+        """Keep keys and values of the next n positions, from features [1, n, h]."""
+        past, n = self.cache.get_seq_length(), features[0].shape[1]
+        context = self.drafter.fuse(features)
+        keys, values = self.drafter.inject(context, self._rotary(past, n, context.dtype))
+        for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+            self.cache.update(k, v, layer)
+        self.cache.advance(n)
+
+    def _rotary(self, past: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.rotary(torch.arange(past, past + n, device=self.target.device)[None], dtype)
+
+    # -- drafting -----------------------------------------------------------------------------------------------
+
+    def propose(self, state: State) -> DraftTree:
+        """One pass over the block; the best tokens of its places, a tree of them, or a token drawn at each."""
+        logits = self.logits(state)
+        if self.options.mode == "tree":
+            return self._tree(state, logits)
+        if self.options.sample == "on" and not state.sampling.greedy:
+            return self._drawn(state, logits)
+        return DraftTree.chain(state.root, self.drafter.token_ids(logits.argmax(-1)))
+
+    def logits(self, state: State) -> Tensor:
+        """[drafts, draft vocabulary] of the tokens after the root; the block leaves no trace in the cache."""
+        past, drafter = self.cache.get_seq_length(), self.drafter
+        embedded = drafter.embed(torch.cat((state.root, self.masked))[None], self.target)
+        rotary = self._rotary(past, self.size, embedded.dtype)
+        states = drafter(embedded, self.cache, self._masks(past), rotary)
+        state.draft_calls += 1
+        return drafter.logits(states[:, drafter.shape.first :], self.target)[0]
+
+    def _masks(self, past: int) -> list[Tensor | None]:
+        """Additive [1, 1, size, past + size], one a layer."""
+        sights, device = self.drafter.shape.sights, self.target.device
+        made: dict[Any, Tensor] = {}
+        for sight in {s for s in sights if not s.everything}:
+            root, keys = torch.full((), past, device=device), torch.arange(past, device=device)
+            seen = torch.cat((sight.context(root, self.size, keys), sight.block(self.size, device)), -1)
+            made[sight] = self.target.block_mask(seen, 0)
+        return [made.get(sight) for sight in sights]
+
+    def _width(self) -> int:
+        """Candidates of a place: no more than there are words."""
+        return min(int(self.options.k), self.drafter.shape.draft_vocab or self.target.vocab_size)
+
+    def _tree(self, state: State, logits: Tensor) -> DraftTree:
+        """The nodes of the greatest path probability, places taken as independent: Medusa's tree, made anew each step.
+
+        One transfer: the places' best probabilities.
+        """
+        k = self._width()
+        top = logits.topk(k, dim=-1)  # [drafts, k]
+        probs = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
+        tree = tree_of(best_tree(probs.tolist(), self.options.nodes), self.name)
+        at = indices([place * k + rank for place, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
+        drafted = self.drafter.token_ids(top.indices.flatten()[at])
+        return DraftTree(torch.cat((state.root, drafted)), tree.shape)
+
+    def _drawn(self, state: State, logits: Tensor) -> DraftTree:
+        """A chain drawn from q, the places' distributions after the request's temperature and filters."""
+        q, words = state.sampling.probs(logits), self.drafter.words
+        drafted = self.drafter.token_ids(draw(q, state.rng)[:, 0])
+        rows = q.new_zeros(len(q) + 1, self.target.vocab_size)  # of the last node nothing is drawn
+        rows[:-1, slice(None) if words is None else words] = q
+        return DraftTree.chain(state.root, drafted, rows)

@@ -1,0 +1,459 @@
+"""DFlash: published layouts load, drafts equal a computation written from the description alone, trees are the best."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.dflash.decoding import DFlash
+from specbench_ss.methods.dflash.new_weights import mask_token, new_drafter, published_layers, random_drafter
+from specbench_ss.methods.dflash.options import DFlashOptions
+from specbench_ss.methods.dflash.published_files import config_of, read_drafter, speculators_config_of
+from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
+from specbench_ss.testing.tiny import tiny_target
+from tests.cli import failing
+from tests.tiny import tiny_model
+
+H, V, HEADS, KV, HD, FFN, D, B, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 5, 7, 40
+EPS, THETA = 1e-5, 5e4
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
+LAYER = {
+    "model_type": "qwen3", "hidden_size": H, "intermediate_size": FFN, "num_hidden_layers": D, "vocab_size": V,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": HD, "rms_norm_eps": EPS,
+    "max_position_embeddings": 16, "rope_theta": THETA,
+}  # fmt: skip
+IDS = [0, 2]  # of the layers whose outputs are features
+
+
+# -- checkpoints as they are published, scaled down ----------------------------------------------------------------
+
+
+def tensors(words: int = V, bias: bool = False, embed: bool = False, features: int = len(IDS)) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    made = {"fc.weight": torch.randn(H, features * H) * 0.2}
+    for i in range(D):
+        sizes = {"q_proj": HEADS * HD, "k_proj": KV * HD, "v_proj": KV * HD}
+        for name, rows in sizes.items():
+            made[f"layers.{i}.self_attn.{name}.weight"] = torch.randn(rows, H) * 0.3
+        made[f"layers.{i}.self_attn.o_proj.weight"] = torch.randn(H, HEADS * HD) * 0.3
+        if bias:
+            made |= {f"layers.{i}.self_attn.{n}.bias": torch.randn(r) for n, r in (*sizes.items(), ("o_proj", H))}
+        for name in ("q_norm", "k_norm"):
+            made[f"layers.{i}.self_attn.{name}.weight"] = torch.rand(HD) + 0.5
+        made[f"layers.{i}.mlp.gate_proj.weight"] = torch.randn(FFN, H) * 0.3
+        made[f"layers.{i}.mlp.up_proj.weight"] = torch.randn(FFN, H) * 0.3
+        made[f"layers.{i}.mlp.down_proj.weight"] = torch.randn(H, FFN) * 0.3
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            made[f"layers.{i}.{name}.weight"] = torch.rand(H) + 0.5
+    made |= {"norm.weight": torch.rand(H) + 0.5, "hidden_norm.weight": torch.rand(H) + 0.5}
+    if words < V:
+        chosen = torch.randperm(V)[:words].sort().values
+        made |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
+        made["t2d"][chosen] = True
+        made["lm_head.weight"] = torch.randn(words, H)
+    if embed:
+        made["embed_tokens.weight"] = torch.randn(V, H)
+    return made
+
+
+def zlab(**changed: Any) -> dict[str, Any]:
+    """config.json as z-lab publishes it."""
+    nested = {"target_layer_ids": IDS, "mask_token_id": MASK} | changed.pop("dflash_config", {})
+    return {**LAYER, "block_size": B, "num_target_layers": 4, "dflash_config": nested, **changed}
+
+
+def speculators(**changed: Any) -> dict[str, Any]:
+    """config.json as speculators writes it; `layer` changes its layers' configuration."""
+    layer = LAYER | changed.pop("layer", {})
+    return {
+        "architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "transformer_layer_config": layer,
+        "draft_vocab_size": V, "block_size": B, "aux_hidden_state_layer_ids": [i + 1 for i in IDS],
+        "mask_token_id": MASK, "sample_from_anchor": False, "sliding_window_non_causal": False,
+        "speculators_config": {"algorithm": "dflash"}, **changed,
+    }  # fmt: skip
+
+
+def folder(path: Path, weights: dict[str, Tensor], config: dict[str, Any], pickled: bool = False) -> str:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    if pickled:
+        torch.save(weights, path / "pytorch_model.bin")
+    else:
+        save_file(weights, path / "model.safetensors")
+    return str(path)
+
+
+# -- the same, written from the description ------------------------------------------------------------------------
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+def turned(x: Tensor, position: int) -> Tensor:
+    """Rotary embedding of heads [heads, HD] at a position."""
+    angle = position / THETA ** (torch.arange(HD // 2) * 2 / HD)
+    low, high = x[..., : HD // 2], x[..., HD // 2 :]
+    return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
+
+
+def sees(config: dict[str, Any], layer: int, root: int, query: int, key: int) -> bool:
+    """Whether a place at position `query` of the block whose root is at `root` sees what stands at position `key`."""
+    about = config.get("transformer_layer_config", config)
+    sliding = about.get("layer_types", ["full_attention"] * D)[layer] == "sliding_attention"
+    if not sliding:
+        return True
+    if "transformer_layer_config" in config:
+        if key < root:
+            return key >= root - about["sliding_window"]
+        return key <= query or config["sliding_window_non_causal"]
+    return query - about["sliding_window"] < key <= query
+
+
+def block_logits(
+    w: dict[str, Tensor], config: dict[str, Any], embedding: Tensor, head: Tensor, features: Tensor, root: int
+) -> Tensor:
+    """Logits of a block's places behind the root token, one place at a time. features [S, len(IDS) * H]."""
+    s = len(features)
+    context = [normed(w["fc.weight"] @ f, w["hidden_norm.weight"]) for f in features]
+    table = w.get("embed_tokens.weight", embedding)
+    rows = [table[token].clone() for token in [root] + [MASK] * (B - 1)]
+    for i in range(D):
+        p = f"layers.{i}"
+
+        def project(name: str, x: Tensor, heads: int, p: str = p) -> Tensor:
+            bias = w.get(f"{p}.self_attn.{name}.bias", torch.zeros(()))
+            return (w[f"{p}.self_attn.{name}.weight"] @ x + bias).view(heads, HD)
+
+        inner = [normed(x, w[f"{p}.input_layernorm.weight"]) for x in rows]
+        sources = [*context, *inner]  # what stands at positions 0 .. s + B - 1
+        keys = torch.stack([turned(normed(project("k_proj", x, KV), w[f"{p}.self_attn.k_norm.weight"]), n)
+                            for n, x in enumerate(sources)])  # fmt: skip
+        values = torch.stack([project("v_proj", x, KV) for x in sources])
+        keys, values = (x.repeat_interleave(HEADS // KV, 1) for x in (keys, values))  # [s + B, HEADS, HD]
+        following = []
+        for n, x in enumerate(inner):
+            q = turned(normed(project("q_proj", x, HEADS), w[f"{p}.self_attn.q_norm.weight"]), s + n)
+            seen = [k for k in range(s + B) if sees(config, i, s, s + n, k)]
+            shares = ((keys[seen] * q).sum(-1) / math.sqrt(HD)).softmax(0)  # [seen, HEADS]
+            out = (shares[..., None] * values[seen]).sum(0).flatten()
+            bias = w.get(f"{p}.self_attn.o_proj.bias", torch.zeros(()))
+            y = rows[n] + w[f"{p}.self_attn.o_proj.weight"] @ out + bias
+            z = normed(y, w[f"{p}.post_attention_layernorm.weight"])
+            gate = F.silu(w[f"{p}.mlp.gate_proj.weight"] @ z) * (w[f"{p}.mlp.up_proj.weight"] @ z)
+            following.append(y + w[f"{p}.mlp.down_proj.weight"] @ gate)
+        rows = following
+    head = w.get("lm_head.weight", head)
+    return torch.stack([head @ normed(x, w["norm.weight"]) for x in rows])
+
+
+class Watching(DFlash):
+    """Keeps what it drafted from: (tokens so far, logits)."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: list[tuple[list[int], Tensor]] = []
+
+    def logits(self, state: State) -> Tensor:
+        found = super().logits(state)
+        self.seen.append((list(state.ids), found))
+        return found
+
+
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
+CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
+    "z-lab": (tensors(), zlab()),
+    "z-lab, all in dflash_config": (
+        tensors(), {k: v for k, v in zlab(dflash_config={"block_size": B}).items() if k != "block_size"}
+    ),
+    "z-lab, biases and windows": (
+        tensors(bias=True), zlab(attention_bias=True, use_sliding_window=True, **SLIDING)
+    ),
+    "speculators": (tensors(), speculators()),
+    "speculators, fewer words": (tensors(WORDS), speculators(draft_vocab_size=WORDS)),
+    "speculators, own embedding, a Llama": (
+        tensors(embed=True), speculators(layer={"model_type": "llama"}, num_target_layers=4)
+    ),
+    "speculators, windows": (tensors(), speculators(layer={"use_sliding_window": True, **SLIDING})),
+    "speculators, windows and later places": (
+        tensors(), speculators(layer={"use_sliding_window": True, **SLIDING}, sliding_window_non_causal=True)
+    ),
+    "speculators, from the anchor": (tensors(), speculators(sample_from_anchor=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+@torch.no_grad()
+def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None:
+    """At the first and the last step of an answer; features are transformers' own hidden states."""
+    weights, config = CHECKPOINTS[name]
+    model = tiny_model("llama")
+    target = Target(model)
+    options = DFlashOptions(weights=folder(tmp_path / "d", weights, config, pickled=name == "speculators"))
+    Watching.check(options, target)
+    decoder: Any = Watching.load(target, options)
+    answer = generate(decoder, PROMPTS[2], Limits(12), Sampling()).tokens
+    assert answer == generate(Autoregressive(target), PROMPTS[2], Limits(12), Sampling()).tokens
+    first = 0 if config.get("sample_from_anchor") else 1
+    words = weights["d2t"] + torch.arange(WORDS) if "d2t" in weights else torch.arange(V)
+    assert decoder.drafter.token_ids(torch.arange(len(words))).tolist() == words.tolist()
+    for ids, logits in (decoder.seen[0], decoder.seen[-1]):
+        hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[i + 1][0] for i in IDS], -1)
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        wanted = block_logits(weights, config, embedding, head, features, ids[-1])[first:]
+        torch.testing.assert_close(logits, wanted, atol=3e-4, rtol=1e-4)
+    assert len(decoder.seen) > 1
+
+
+def test_the_last_layer_is_read_after_the_final_norm(tmp_path: Path) -> None:
+    """As transformers gives it to z-lab's code; speculators' layout names inputs, so its last one is another layer."""
+    target = Target(tiny_model("llama"))
+    made = [
+        read_drafter(Path(folder(tmp_path / str(i), tensors(), config)), target, read_tensors)[0].shape.layers
+        for i, config in enumerate((
+            zlab(dflash_config={"target_layer_ids": [1, 3]}), speculators(aux_hidden_state_layer_ids=[0, 3])
+        ))
+    ]  # fmt: skip
+    assert made == [(2, -1), (0, 3)]
+
+
+# -- the package that writes the other layout, where it is installed -----------------------------------------------
+
+
+@torch.no_grad()
+def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
+    """Its own model, its own reading of a folder that is written here.
+
+    The package is no extra of this project: it pins other versions of transformers. `pip install --no-deps` serves.
+    """
+    theirs = pytest.importorskip("speculators.models.dflash", reason="the package speculators is not installed")
+    target = tiny_target("llama", V)
+    decoder = Watching(target, DFlashOptions(), random_drafter(target))
+    generate(decoder, PROMPTS[2], Limits(8), Sampling())
+    out = tmp_path / "d"
+    write_checkpoint(out, decoder.drafter, speculators_config_of(decoder.drafter, target))
+    config = theirs.DFlashSpeculatorConfig.from_pretrained(out)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = theirs.DFlashDraftModel(config)
+    tensors = {k: v.float() for k, v in read_tensors(out / "model.safetensors").items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert not unexpected and all(name.startswith(("embed", "lm_head", "verifier")) for name in missing)
+    again: Any = Watching(target, DFlashOptions(), read_drafter(out, target, read_tensors)[0])
+    generate(again, PROMPTS[2], Limits(8), Sampling())
+    embedding = target.model.get_input_embeddings().weight
+    for ids, logits in again.seen:
+        s = len(ids) - 1
+        taps = target.prefill(torch.tensor([ids[:-1]]), target.new_cache(s), again.taps, every=True).taps
+        context = model.hidden_norm(model.fc(torch.cat([taps[i] for i in again.taps], -1)))
+        block = torch.tensor([ids[-1]] + [again.drafter.shape.mask_token] * (config.block_size - 1))
+        x, places = embedding[block][None], torch.arange(s + len(block))[None]
+        rotary = model.rotary_emb(x, places)
+        for layer in model.layers:
+            x = layer(target_hidden=context, hidden_states=x, attention_mask=None, position_embeddings=rotary)
+        torch.testing.assert_close(target.logits(model.norm(x))[0, 1:], logits, atol=1e-4, rtol=1e-4)
+
+
+# -- what is written here is read again ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [config_of, speculators_config_of])
+@pytest.mark.parametrize("shape", [{}, {"draft_vocab": 20, "from_anchor": True}])
+def test_what_is_written_is_read_again(layout: Any, shape: dict[str, Any], tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    drafter = random_drafter(target, **shape)
+    write_checkpoint(tmp_path, drafter, layout(drafter, target))
+    again, _ = read_drafter(tmp_path, target, read_tensors)
+    assert again.shape == drafter.shape
+    for name, tensor in drafter.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name].float(), tensor.float(), atol=1e-3, rtol=1e-3)
+    one, two = (DFlash(target, DFlashOptions(), d) for d in (drafter, again))
+    assert one.described()["layers"] == two.described()["layers"]
+
+
+def test_layers_and_mask_of_a_new_drafter() -> None:
+    assert published_layers(5, 36) == (1, 9, 17, 25, 33)  # as published for Qwen3-8B
+    assert published_layers(1, 30) == (15,)
+    assert (
+        published_layers(5, 8) == (1, 2, 3, 4, 5) and published_layers(3, 2) == (0,) and published_layers(2, 1) == (0,)
+    )
+    target = tiny_target("llama", V)
+    assert mask_token(target, torch.ones(V, 2)) == V - 1
+    assert mask_token(target, torch.ones(V, 2).index_fill(0, torch.tensor([V - 1]), 0)) == V - 2
+    target.tokenizer.add_special_tokens({"mask_token": "<pad>"})
+    assert mask_token(target, torch.ones(V, 2)) == 0
+
+
+# -- trees ---------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_a_tree_has_the_best_nodes_of_all() -> None:
+    target = Target(tiny_model("llama"))
+    decoder = DFlash(target, DFlashOptions(mode="tree", nodes=12, k=3), random_drafter(target))
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2)) * 2
+    state = State([1, 2], 1, torch.tensor([2]), target.new_cache(9), Sampling())
+    tree = decoder._tree(state, logits)
+    log_p = logits.log_softmax(-1)
+    best = log_p.topk(3).indices.tolist()
+    every = [c for depth in range(1, 5) for c in itertools.product(*best[:depth])]
+    scores = sorted((sum(float(log_p[i, t]) for i, t in enumerate(c)) for c in every), reverse=True)
+    found, paths = [], {0: ()}
+    for node in range(1, len(tree)):
+        paths[node] = (*paths[tree.shape.parents[node]], int(tree.tokens[node]))
+        found.append(sum(float(log_p[i, t]) for i, t in enumerate(paths[node])))
+    assert len(set(paths.values())) == 13
+    assert sorted(found, reverse=True) == pytest.approx(scores[:12], abs=1e-4)
+
+
+def test_a_smaller_block_drafts_less(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    for size, depth in ((0, 4), (3, 2)):
+        decoder = DFlash(target, DFlashOptions(block_size=size), random_drafter(target))
+        steps = generate(decoder, PROMPTS[0], Limits(9), Sampling()).steps
+        assert {step.depth for step in steps} == {depth} and decoder.max_rows() == depth + 1
+    with pytest.raises(UserError, match="block_size must be 2 to 5, as the drafter was trained, or 0, not 6"):
+        DFlash(target, DFlashOptions(block_size=6), random_drafter(target))
+    with pytest.raises(UserError, match="block_size must be 2 to 5"):
+        DFlash(target, DFlashOptions(block_size=1), random_drafter(target))
+    with pytest.raises(UserError, match="it does not go with mode=tree"):
+        DFlashOptions(sample="on", mode="tree")
+
+
+def test_the_context_is_what_was_accepted() -> None:
+    """After every step the cache holds a row for each decided token but the root, whatever was drafted."""
+    target = Target(tiny_model("llama"))
+
+    class Counting(DFlash):
+        def propose(self, state: State) -> Any:
+            assert self.cache.lengths == [state.position] * 2
+            tree = super().propose(state)
+            assert self.cache.lengths == [state.position] * 2
+            return tree
+
+    for mode in ("chain", "tree"):
+        decoder = Counting(target, DFlashOptions(mode=mode, nodes=20, k=5), random_drafter(target))
+        answer = generate(decoder, PROMPTS[2], Limits(30), Sampling())
+        assert answer.draft_calls == len(answer.steps)
+
+
+# -- checkpoints that do not fit -----------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
+    "mask token": (tensors(), zlab(dflash_config={"mask_token_id": V}), "mask_token_id in config.json is 61, the"),
+    "mask token below 0": (tensors(), speculators(mask_token_id=-1), "mask_token_id in config.json is -1"),
+    "no mask token": (tensors(), speculators(mask_token_id=None), "mask_token_id is not a whole number"),
+    "layer ids": (
+        tensors(), zlab(dflash_config={"target_layer_ids": [0, 4]}), "target_layer_ids in config.json names layer 4"
+    ),
+    "layer ids, inputs": (
+        tensors(), speculators(aux_hidden_state_layer_ids=[-1, 2]), "layer_ids in config.json names layer -1"
+    ),
+    "no layer ids": (tensors(), speculators(aux_hidden_state_layer_ids=[]), "names no layer"),
+    "layer ids are words": (tensors(), zlab(dflash_config={"target_layer_ids": ["a"]}), "not a whole number"),
+    "more features than ids": (tensors(features=3), zlab(), "tensor fc.weight has shape (32, 96)"),
+    "block size": (tensors(), zlab(block_size=1), "block_size in config.json is 1, it can be 2 to 128"),
+    "a huge block": (tensors(), speculators(block_size=1000), "block_size in config.json is 1000"),
+    "no block size": (tensors(), zlab(block_size="eight"), "block_size is"),
+    "another vocabulary": (tensors(), zlab(vocab_size=99), "a model with a vocabulary of 99, the model has 61"),
+    "another width": (tensors(), speculators(layer={"hidden_size": 64}), "a hidden size of 64, the model has 32"),
+    "another depth": (tensors(), zlab(num_target_layers=36), "a number of layers of 36, the model has 4"),
+    "draft vocabulary": (tensors(WORDS), speculators(draft_vocab_size=50), "the drafter has 50 words, lm_head"),
+    "too many words": (tensors(), speculators(draft_vocab_size=99), "vocabulary has 99 words, the model's 61"),
+    "no map": (
+        {k: v for k, v in tensors(WORDS).items() if k not in ("d2t", "t2d")}, speculators(draft_vocab_size=WORDS),
+        "the drafter has 40 words, the model 61, and it lacks tensors: d2t",
+    ),
+    "d2t points outside": (
+        tensors(WORDS) | {"d2t": torch.full((WORDS,), 30)}, speculators(draft_vocab_size=WORDS), "d2t leads to token 69"
+    ),
+    "d2t points below": (
+        tensors(WORDS) | {"d2t": torch.full((WORDS,), -3)}, speculators(draft_vocab_size=WORDS), "d2t leads to token -3"
+    ),
+    "t2d is another": (
+        tensors(WORDS) | {"t2d": torch.ones(V, dtype=torch.bool)}, speculators(draft_vocab_size=WORDS),
+        "d2t leads to other words than the 61 that t2d marks",
+    ),
+    "another type": (
+        tensors(), speculators(speculators_model_type="eagle3"), "a speculator of the type 'eagle3', not 'dflash'"
+    ),
+    "no drafter": (tensors(), LAYER, "config.json describes no DFlash drafter"),
+    "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
+    "a strange rope": (
+        tensors(), zlab(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "rope of type"
+    ),
+    "strange attention": (tensors(), zlab(layer_types=["linear_attention"] * 2), "attention"),
+    "its grandchild": (
+        tensors() | {"layers.0.attention_conv.base_kernel": torch.ones(2)}, zlab(), "has unknown tensors: layers.0.att"
+    ),
+    "a tensor less": ({k: v for k, v in tensors().items() if k != "norm.weight"}, zlab(), "lacks tensors: norm.weight"),
+    "a multiplier": (tensors(), zlab(output_multiplier=2.0), "output_multiplier, which is not supported"),
+    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, zlab(), "tensor norm.weight holds NaN"),
+}  # fmt: skip
+SEEN_LATER = (
+    "d2t points outside",
+    "d2t points below",
+    "t2d is another",
+    "NaN",
+)  # in numbers, which `check` reads none of
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
+    weights, config, told = BAD[name]
+    target = Target(tiny_model("llama"))
+    options = DFlashOptions(weights=folder(tmp_path / "d", weights, config))
+    calls = [lambda: DFlash.load(target, options)]
+    if name not in SEEN_LATER:
+        calls.append(lambda: DFlash.check(options, target))  # type: ignore[arg-type,return-value]
+    for call in calls:
+        with pytest.raises(UserError) as caught:
+            call()
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mask token", "another type", "block size"])
+def test_a_run_with_it_ends_before_the_model_is_loaded(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, config, _ = BAD[name]
+    there = folder(tmp_path / "d", weights, config | {"vocab_size": 4096, "hidden_size": 256})
+    out = tmp_path / "out"
+    said = failing(["run", "--methods", f"dflash[weights={there}]", "--limit", "1", "--out", str(out)], capsys)
+    assert said.startswith("ssbench: dflash: ") and not out.exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])
+def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
+    decoder = DFlash(tiny_target("llama", V), DFlashOptions(**options), random_drafter(tiny_target("llama", V)))
+    with torch.inference_mode():
+        for p in decoder.drafter.parameters():
+            p.fill_(math.nan)
+    with pytest.raises(UserError, match="dflash: what it drafts from is not finite|draft's probabilities are not"):
+        for seed in range(3):
+            generate(decoder, PROMPTS[2], Limits(9), Sampling(0.8, seed=seed))
+
+
+def test_a_drafter_of_another_base_is_refused(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    target.weights_hash = "this"
+    weights = folder(tmp_path / "d", tensors(), zlab(base_hash="that"))
+    with pytest.raises(UserError, match="dflash was trained for another base"):
+        DFlash.load(target, DFlashOptions(weights=weights))
+    assert new_drafter(target, 2, 4).shape.block == 4

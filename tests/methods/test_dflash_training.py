@@ -1,0 +1,199 @@
+"""DFlash's training: a block in training is one in decoding, blocks and texts stand alone, what is saved loads."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.dflash import training
+from specbench_ss.methods.dflash.decoding import DFlash
+from specbench_ss.methods.dflash.new_weights import new_drafter, random_drafter
+from specbench_ss.methods.dflash.options import DFlashOptions
+from specbench_ss.methods.dflash.published_files import config_of
+from specbench_ss.methods.dflash.sight import Sight
+from specbench_ss.methods.dflash.training import DFlashTrainee
+from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.training.batches import Anchors, Batch, Documents
+from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
+from specbench_ss.training.trainee import BaseStates, base_states
+from tests.tiny import SOME, tiny_model
+
+DRAFTS = 4
+SHAPES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "windows": {"sights": (Sight(4, causal=True), Sight(4, from_root=True))},
+    "from the anchor, fewer words": {"from_anchor": True, "draft_vocab": 40},
+}
+
+
+def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None, ahead: int = DRAFTS + 1) -> Batch:
+    """Anchors at [B, A]; every token of a row counts as answer."""
+    b, t = ids.shape
+    labels = torch.full((b, t, 1 + ahead), -100)
+    for j in range(1 + ahead):
+        labels[:, : t - 1 - j, j] = ids[:, 1 + j :]
+    chosen = labels.gather(1, at[..., None].expand(-1, -1, 1 + ahead))
+    return Batch(ids, labels, Anchors(at, chosen), documents)
+
+
+def trainee_of(target: Target, soft: bool = True, **shape: Any) -> DFlashTrainee:
+    return DFlashTrainee(target, random_drafter(target, **shape), 3e-3, soft=soft)
+
+
+def states_of(target: Target, trainee: DFlashTrainee, batch: Batch) -> BaseStates:
+    return base_states(target, batch.ids, trainee.taps, None, batch.documents)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", SOME)
+@torch.no_grad()
+def test_training_sees_what_decoding_sees(kind: str, shape: str) -> None:
+    """The block of anchor t is drafted by decoding where the root is the token at t + 1, in one go and step by step."""
+    target = Target(tiny_model(kind))
+    ids, t = torch.randint(3, 61, (1, 20), generator=torch.Generator().manual_seed(1)), 12
+    trainee = trainee_of(target, **SHAPES[shape])
+    batch = batch_of(ids, torch.tensor([[2, t, 19]]))
+    wanted = trainee.module.logits(trainee.blocks(states_of(target, trainee, batch), batch)[0, 1], target)
+    tokens = ids[0].tolist()
+    for prompt in (t + 1, 5):
+        decoder = DFlash(target, DFlashOptions(), copy.deepcopy(trainee.module))
+        with torch.inference_mode():
+            cache = target.new_cache(60)
+            state = State(tokens[: prompt + 1], prompt, ids[0, prompt : prompt + 1], cache, Sampling())
+            decoder.prefill(state, ids[:, :prompt])
+            decoder.begin(state)
+            for end in range(prompt + 1, t + 2):  # a token at a time is accepted, its features join the context
+                taps = target.prefill(ids[:, end - 1 : end], cache, decoder.taps, every=True).taps
+                decoder._extend([taps[layer] for layer in decoder.drafter.shape.layers])
+            state.ids, state.root = tokens[: t + 2], ids[0, t + 1 : t + 2]
+            found = decoder.logits(state)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_blocks_and_texts_stand_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "AT_ONCE", 2)
+    target = Target(tiny_model("llama"))
+    one, two = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(2))
+    numbers = torch.tensor([[0] * 12 + [1] * 12])
+    places = torch.cat((torch.arange(12), torch.arange(12)))[None]
+    trainee = trainee_of(target, **SHAPES[shape])
+    packed = batch_of(torch.cat((one, two))[None], torch.tensor([[12 + 5, 3, 12 + 8]]), Documents(numbers, places))
+    found = trainee.blocks(states_of(target, trainee, packed), packed)
+    for n, at in ((0, 5), (2, 8)):
+        alone = batch_of(two[None], torch.tensor([[at]]))
+        wanted = trainee.blocks(states_of(target, trainee, alone), alone)
+        torch.testing.assert_close(found[:, n], wanted[:, 0], atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("soft", [True, False])
+@pytest.mark.parametrize("words", [61, 30])
+@torch.no_grad()
+def test_the_loss_is_the_weighted_cross_entropy(soft: bool, words: int) -> None:
+    """Computed again place by place: exp(-(k - 1) / 4), means over the anchors that have a token so far ahead."""
+    target = Target(tiny_model("llama"))
+    trainee = trainee_of(target, soft, draft_vocab=words)
+    ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(3))
+    batch = batch_of(ids, torch.tensor([[0, 4, 9], [2, 3, 8]]))
+    states = states_of(target, trainee, batch)
+    loss, right = trainee.loss(states, batch)
+    known = list(range(61)) if trainee.module.words is None else trainee.module.words.tolist()
+    out = trainee.blocks(states, batch)
+    total, hits = 0.0, []
+    for k in range(DRAFTS):
+        terms, good = [], []
+        for row in range(2):
+            for n, t in enumerate(batch.anchors.at[row].tolist()):
+                if t + 2 + k >= 12:
+                    continue
+                label = int(ids[row, t + 2 + k])
+                log_q = trainee.module.logits(out[row, n, k], target).log_softmax(-1)
+                p = target.logits(states.final[row, t + 1 + k])[known].softmax(-1)
+                hard = -float(log_q[known.index(label)]) if label in known else 0.0
+                terms.append((-float((p * log_q).sum()) if label in known else 0.0) if soft else hard)
+                good.append(known[int(log_q.argmax())] == label)
+        total += math.exp(-k / 4) * sum(terms) / len(terms)
+        hits.append(sum(good) / len(good))
+    assert float(loss) == pytest.approx(total, rel=1e-4)
+    assert right.tolist() == pytest.approx(hits)
+
+
+class Exact(Machine):
+    """float32."""
+
+    def autocast(self) -> Any:
+        return torch.autocast(self.device.type, enabled=False)
+
+
+def text_of(target: Target) -> DrafterText:
+    """The target's own answers to single tokens, after a prompt of one."""
+    rows = [[i, *generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens] for i in range(3, 19)]
+    return DrafterText(np.array(rows, np.int32), lambda row: np.arange(len(row)) > 0, 2, seed=1)
+
+
+@pytest.mark.parametrize(("draft_vocab", "soft"), [(0, True), (50, False)])
+def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: int, soft: bool, tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    text, budget = text_of(target), Budget(40, 8, 16, DRAFTS, warmup=3)
+
+    def fresh() -> DFlashTrainee:
+        torch.manual_seed(0)
+        return DFlashTrainee(target, new_drafter(target, 2, 1 + DRAFTS, draft_vocab), 5e-3, soft=soft)
+
+    trainee, again = fresh(), fresh()
+    machine = Exact(target.device)
+    trainer = TogetherTrainer(target, [trainee], text, budget, tmp_path / "t", machine)
+    losses = []
+    for step in range(budget.steps):
+        trainer.advance()
+        losses.append(trainer.outcomes["dflash"].loss)
+        if step == 19:
+            trainer.save()
+    assert np.mean(losses[-5:]) < (0.95 if soft else 0.6) * np.mean(losses[:5])  # the distribution's own entropy stays
+    other = TogetherTrainer(target, [again], text, budget, tmp_path / "t", machine)
+    assert other.resumed and other.step == 20
+    while other.step < budget.steps:
+        other.advance()
+    for name, tensor in trainee.module.state_dict().items():
+        torch.testing.assert_close(tensor, again.module.state_dict()[name], atol=1e-6, rtol=1e-5)
+    if draft_vocab:
+        words = trainee.module.words
+        assert words is not None and torch.equal(trainee.module.lm_head.weight, target.unembed[words])  # type: ignore[union-attr]
+    write_checkpoint(tmp_path / "t", trainee.module, config_of(trainee.module, target))
+    for options in ({}, {"mode": "tree", "nodes": 12, "k": 4}):
+        decoder = DFlash.load(target, DFlashOptions(weights=str(tmp_path / "t"), **options))
+        runs = [generate(decoder, [i], Limits(23), Sampling()) for i in range(3, 11)]
+        assert [r.tokens for r in runs] == [
+            generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens for i in range(3, 11)
+        ]
+        assert sum(len(r.tokens) - 1 for r in runs) / sum(len(r.steps) for r in runs) > 1.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_beside_another_drafter_it_learns_what_it_would_alone(dtype: torch.dtype, tmp_path: Path) -> None:
+    """By autocast to bfloat16, on labels that reach further than its block."""
+    target = Target(tiny_model("llama", dtype=dtype))
+    text, budget, states = text_of(target), Budget(3, 4, 8, DRAFTS + 2), []
+    for others in (False, True):
+        torch.manual_seed(0)
+        trainee = DFlashTrainee(target, new_drafter(target, 2, 1 + DRAFTS), 5e-3)
+        trainees = [trainee, MedusaTrainee(target, 2)] if others else [trainee]
+        trainer = TogetherTrainer(target, trainees, text, budget, tmp_path / str(others))
+        for _ in range(budget.steps):
+            trainer.advance()
+        states.append(trainee.module.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
