@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
@@ -147,10 +148,10 @@ def _launch(device: torch.device, times: int) -> float:
     return best_time(row, device) / times
 
 
-def best_time(work: Callable[[], Any], device: torch.device, least_s: float = LEAST_S) -> float:
+def best_time(work: Callable[[], Any], device: torch.device, least_s: float | None = None) -> float:
     """Return the seconds that the work takes at its fastest, the device idle before and after.
 
-    least_s: seconds for which it is repeated.
+    least_s: seconds for which it is repeated; LEAST_S by default.
     """
 
     def once() -> float:
@@ -161,10 +162,11 @@ def best_time(work: Callable[[], Any], device: torch.device, least_s: float = LE
         return time.perf_counter() - started
 
     once()
-    times: list[float] = []
-    while len(times) < LEAST_TIMES or sum(times) < least_s:
-        times.append(once())
-    return min(times)
+    fastest, total, times = math.inf, 0.0, 0
+    while times < LEAST_TIMES or total < (LEAST_S if least_s is None else least_s):
+        took = once()
+        fastest, total, times = min(fastest, took), total + took, times + 1
+    return fastest
 
 
 def _wait(device: torch.device) -> None:
