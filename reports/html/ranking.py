@@ -90,7 +90,10 @@ def ranking(
         row, own = overall[label], overall[label].reference
         counts = row.speedup is not None and row.comparison != "reference"
         places += counts
-        made.append(replace(rows[label], place=places if counts else None, controls=[rows[own]] if own in left else []))
+        mine, control = rows[label], overall.get(own or "")
+        if mine.own_model and control and control.speedup is not None:
+            mine = replace(mine, own_model=f"{mine.own_model}, itself {times(control.speedup)}")
+        made.append(replace(mine, place=places if counts else None, controls=[rows[own]] if own in left else []))
         left.discard(own)
     return [*made, *(rows[label] for label in rows if label in left)]
 

@@ -49,11 +49,15 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """A method's samples of one prompt: the first repeat, and means over the good ones. ms: per token."""
+    """A method's samples of one prompt: the first repeat, and means over the good ones. ms: per token.
+
+    disturbed: whether something else on the machine disturbed one of them.
+    """
 
     first: Row
     ms: float | None
     tau: float | None
+    disturbed: bool
 
 
 def samples(
@@ -78,6 +82,7 @@ def samples(
             "quality": [row and _short(row.quality) for row in rows],
             "tau": [mean and _short(mean.tau) for mean in found],
             "ms": [mean and _short(mean.ms) for mean in found],
+            "disturbed": [i for i, mean in enumerate(found) if mean and mean.disturbed],
         }
 
     made = {label: column(label) for label in ranked}
@@ -119,7 +124,8 @@ def _mean(rows: Sequence[Row]) -> _Mean:
     seconds, tokens = sum(row.wall_s or 0.0 for row in good), sum(row.tokens or 0 for row in good)
     steps = sum(row.steps or 0 for row in good)
     kept = tokens - sum(row.prefill_tokens or 0 for row in good)
-    return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, kept / steps if steps else None)
+    disturbed = any(row.disturbed for row in rows)
+    return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, kept / steps if steps else None, disturbed)
 
 
 def _prompts(run: Run, of: Mapping[tuple[str, int, str], _Mean]) -> list[Prompt]:

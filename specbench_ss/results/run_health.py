@@ -26,6 +26,7 @@ State = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[State, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
 NUMBERS = re.compile(r"[\d.,]*\d")
+GATHERED = 0.25  # of the disturbed samples: a share of one question that is named
 
 FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how bad it is, and what is said
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
@@ -101,13 +102,23 @@ def _disturbed(run: Run) -> Iterator[Check]:
         again = sum(row.remade or 0 for row in run.rows)
         remade = f" {again} times one was made again." if again else ""
         said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine."
-        yield Check("disturbed", "warning", said + remade + rest, tuple(_alike(bad)))
+        yield Check("disturbed", "warning", said + remade + _gathered(run) + rest, tuple(_alike(bad)))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
         said = f"Disturbances{many} were not checked: not all of the machine was read."
         yield Check("disturbed", "not checked", said)
     else:
         yield Check("disturbed", "ok", "Nothing else on the machine was seen to disturb a sample.")
+
+
+def _gathered(run: Run) -> str:
+    """Name the question that has a quarter of the disturbed samples or more, where there are several."""
+    of = Counter(row.question_id for row in run.rows if row.disturbed)
+    question, n = of.most_common(1)[0]
+    gathers = len(of) > 1 and n > 1 and n >= GATHERED * of.total()
+    return (
+        f" {n:,} of these are of {question}: what it says of single methods may be the disturbance." if gathers else ""
+    )
 
 
 def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:
@@ -123,7 +134,7 @@ def _alike(reasons: Sequence[str]) -> Iterator[str]:
     kinds = Counter(NUMBERS.sub("#", why) for why in reasons)
     for kind, n in kinds.most_common():
         found = sorted((why for why in reasons if NUMBERS.sub("#", why) == kind), key=_numbers)
-        ends = found[0] if found[0] == found[-1] else f"{found[0]}, up to: {found[-1]}"
+        ends = found[0] if found[0] == found[-1] else f"from “{found[0]}” to “{found[-1]}”"
         yield f"{'once' if n == 1 else f'{n:,} times'}: {ends}"
 
 

@@ -1,15 +1,15 @@
 """What speedups might be on another model or machine: a prediction from the measured parts and the counted shapes.
 
 A step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an overhead that the
-shapes do not explain (starting operators, above all), which is what was measured beyond that. docs/metrics.md has the
-formula, and docs/results how far it is off.
+shapes do not explain (starting operators, above all), which is what was measured beyond that. What verifying several
+rows adds to that overhead grows with the rows. docs/results has how far it is off.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.roofline import Roof, roof_of
@@ -22,7 +22,8 @@ class Parts:
     """One method's step. depth, nodes: drafted tokens one behind the other, and verified drafted nodes, a step.
 
     read_s, product_s: seconds that counted bytes and operations take at the limits. overhead_s: measured time beyond
-    the longer of the two.
+    the longer of the two. rows_s: the part of it by which verifying takes longer than the reference's pass of one row,
+    beyond what counted operations explain.
     """
 
     method: str
@@ -32,6 +33,7 @@ class Parts:
     read_s: float
     product_s: float
     overhead_s: float
+    rows_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,10 @@ def parts(run: Run, worked: Sequence[Pair] | None = None) -> list[Sides]:
     roof = roof_of(run)
     if roof is None:
         return []
-    both = [(_parts(pair.own, roof), _parts(pair.plain, roof)) for pair in (pairs(run) if worked is None else worked)]
-    return [Sides(own, plain) for own, plain in both if own and plain]
+    both = [
+        (pair, _parts(pair.own, roof), _parts(pair.plain, roof)) for pair in (pairs(run) if worked is None else worked)
+    ]
+    return [Sides(_widened(own, plain, pair), plain) for pair, own, plain in both if own and plain]
 
 
 def _parts(work: Work, roof: Roof) -> Parts | None:
@@ -79,11 +83,20 @@ def _parts(work: Work, roof: Roof) -> Parts | None:
     return Parts(work.method, own.tau, depth, work.nodes, read, product, own.step_s - max(read, product))
 
 
+def _widened(own: Parts, plain: Parts, pair: Pair) -> Parts:
+    """Return the method's parts with what its rows add to the overhead of verifying."""
+    verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))
+    counted = max(own.read_s, own.product_s) - max(plain.read_s, plain.product_s)
+    added = verify - verify_plain - max(0.0, counted)
+    return replace(own, rows_s=min(max(0.0, added), max(0.0, own.overhead_s)))
+
+
 def step_s(one: Parts, change: Change) -> float:
     """Return the predicted seconds of a step."""
     wider = (1 + change.nodes * one.nodes) / (1 + one.nodes)
     read = one.read_s * change.size / change.bandwidth
-    return max(read, one.product_s * change.size * wider / change.products) + one.overhead_s * change.launch
+    overhead = one.overhead_s + one.rows_s * (change.nodes - 1)
+    return max(read, one.product_s * change.size * wider / change.products) + overhead * change.launch
 
 
 def speedup(one: Parts, plain: Parts, change: Change) -> float:

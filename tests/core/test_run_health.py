@@ -172,6 +172,22 @@ def test_timing_is_not_called_stable_beside_disturbed_samples(steady: Run) -> No
     assert made["unstable"].state == made["disturbed"].state == "warning"
 
 
+def test_a_question_that_has_many_of_the_disturbed_samples_is_named(steady: Run) -> None:
+    many, other = (
+        steady.rows[0].question_id,
+        next(r for r in steady.rows if r.question_id != steady.rows[0].question_id),
+    )
+    for row in steady.rows:
+        row.disturbed = "other processes took 12% of the processor" if row.question_id == many else ""
+    assert "these are of" not in made_of(steady)["disturbed"].sentence, "there is no other to be many against"
+    other.disturbed = "other processes took 42% of the processor"
+    check = made_of(steady)["disturbed"]
+    assert f"of these are of {many}:" in check.sentence
+    assert any(
+        "from “other processes took 12%" in line and "to “other processes took 42%" in line for line in check.lines
+    )
+
+
 def test_a_warning_of_something_else_says_nothing_of_timing(steady: Run) -> None:
     steady.manifest["warnings"] = ["the answer holds a word sometimes, and was cut three times"]
     assert made_of(steady)["unstable"].state == "ok"

@@ -221,7 +221,7 @@ def test_a_method_that_changes_the_model_is_shown_against_its_own_reference(shar
     ranked = {row.label: row for row in made["ranking"]}
     assert set(ranked) == {"ar", "ss-shared"}, "the control is folded"
     assert [control.label for control in ranked["ss-shared"].controls] == ["ss-shared-ar"]
-    assert ranked["ss-shared"].own_model.endswith(" over ss-shared-ar")
+    assert ranked["ss-shared"].own_model.endswith(" over ss-shared-ar, itself 1.00×")
     assert ranked["ss-shared"].badges[0][0] == "differs: 24 mismatches of 24 †"
     assert ("reference †", "flat") in ranked["ss-shared"].controls[0].badges
     assert {row[0].text for row in made["matrix"].rows} == {"ar", "ss-shared"}

@@ -48,6 +48,14 @@ def test_failed_and_missing_samples_have_no_numbers(make_run: MakeRun) -> None:
     assert ss["text"][2] == ss["verdict"][2] == -1 and ss["ms"][2] is None
 
 
+def test_disturbed_samples_are_marked(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
+    for row in run.rows:
+        row.disturbed = "others" if (row.method, row.question_id) == ("ss", "qa-1") else ""
+    packed = page_of(run)["samples"]
+    assert {method["label"]: method["disturbed"] for method in packed["methods"]} == {"ar": [], "ss": [1]}
+
+
 def test_long_texts_are_whole_to_a_limit_which_is_told(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar",), categories=("qa",), questions=2))
     run.rows[0].text, run.rows[1].text = "x" * 50_000, "y" * (MOST + 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,10 @@ def test_each_factor_acts_on_its_part() -> None:
     assert step_s(METHOD, Change(launch=2)) == pytest.approx(0.011 + 0.006)
     assert step_s(METHOD, Change(size=10)) == pytest.approx(0.110 + 0.003)
     assert step_s(METHOD, Change(nodes=3)) == pytest.approx(0.008 * 22 / 8 + 0.003)
+    wide = replace(METHOD, rows_s=0.002)
+    assert step_s(wide, Change()) == step_s(METHOD, Change())
+    assert step_s(wide, Change(nodes=0)) == pytest.approx(0.011 + 0.001), "its rows cost nothing then"
+    assert step_s(wide, Change(nodes=2, launch=3)) == pytest.approx(0.015 + 3 * 0.005)
     assert speedup(METHOD, PLAIN, Change()) == pytest.approx(3 * 0.012 / 0.014)
     assert speedup(METHOD, PLAIN, Change(acceptance=0.5)) == pytest.approx(2 * 0.012 / 0.014)
     assert speedup(METHOD, PLAIN, Change(acceptance=9)) == pytest.approx(5 * 0.012 / 0.014), "four tokens are drafted"

@@ -34,6 +34,8 @@ const Explorer = (() => {
   };
 
   const pill = (given) => (given ? [make("span", { class: `pill ${given[1]}` }, given[0])] : []);
+  methods.forEach((m) => { m.off = new Set(m.disturbed); });
+  const disturbed = (m, p) => (m.off.has(p) ? pill(["disturbed", "note"]) : []);
   const row = (p, i) => {
     const made = make("div", { class: "row", role: "option", id: `row-${p}`, "aria-selected": p === state.sample,
       "aria-setsize": found.length, "aria-posinset": i + 1, style: `top:${i * HEIGHT}px`, "data-p": p });
@@ -42,7 +44,7 @@ const Explorer = (() => {
       make("div", {}, make("b", {}, make("bdi", {}, name(p))), make("span", { class: "what" }, prompts.task[p]),
         make("span", { class: "end" }, `${method().void ? "void" : speed === null ? NONE : `${number(speed)}×`} · τ ${number(method().tau[p])}`)),
       make("div", {}, make("bdi", { class: "what" }, texts[prompts.asked[p]].slice(0, 160)),
-        make("span", { class: "end" }, ...pill(verdict(method(), p)))));
+        make("span", { class: "end" }, ...disturbed(method(), p), ...pill(verdict(method(), p)))));
     return made;
   };
   const draw = () => {
@@ -86,7 +88,7 @@ const Explorer = (() => {
         number(m.ms[p]), m.tokens[p] ?? NONE, number(m.quality[p])];
       return make("tr", m === method() ? { class: "now" } : {}, make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.label)),
         ...cells.map((c) => make("td", { class: "num" }, String(c))),
-        make("td", {}, data.finishes[m.finish[p]] ?? NONE), make("td", {}, ...pill(verdict(m, p))));
+        make("td", {}, data.finishes[m.finish[p]] ?? NONE), make("td", {}, ...pill(verdict(m, p)), ...disturbed(m, p)));
     });
     return make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "This prompt by method" }, make("table", {},
       make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { scope: "col", class: i > 0 && i < 6 ? "num" : "" }, text)))),

@@ -13,12 +13,13 @@
   const ticks = (high) => { const by = step(high); return Array.from({ length: Math.floor(high / by) + 1 }, (_, i) => Number((i * by).toPrecision(6))); };
   const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
+  const dotless = () => (Explorer.found().length ? "No sample of this method has times." : "No sample is like this.");
   const draw = () => {
     const m = Explorer.method(), reference = data.methods[data.reference];
     dots = Explorer.found().filter((p) => m.tau[p] !== null && m.ms[p] !== null).sort((a, b) => m.tau[a] - m.tau[b] || m.ms[a] - m.ms[b]);
     const plain = reference ? median(reference.ms.filter((ms) => ms !== null)) : undefined;
     const wide = box.clientWidth - 32, high = box.clientHeight;
-    if (!dots.length) { box.replaceChildren(make("p", { class: "nothing", role: "option" }, "No sample of this method has times.")); note.textContent = ""; return; }
+    if (!dots.length) { box.replaceChildren(make("p", { class: "nothing", role: "option" }, dotless())); note.textContent = ""; return; }
     const mostX = Math.max(...dots.map((p) => m.tau[p])) * 1.05, mostY = Math.max(...dots.map((p) => m.ms[p]), plain ?? 0) * 1.08;
     const x = (tau) => LEFT + (tau / mostX) * (wide - LEFT), y = (ms) => TOP + (1 - ms / mostY) * (high - TOP - BOTTOM);
     const across = (at, kind) => svg("line", { class: kind, x1: LEFT, x2: wide, y1: y(at), y2: y(at) });

@@ -9,7 +9,8 @@ const WhatIf = (() => {
   const change = () => Object.fromEntries(sliders.map((input) => [input.name, factor(input)]));
   const step = (m, c) => {
     const wider = (1 + c.nodes * m.nodes) / (1 + m.nodes);
-    return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * c.size * wider / c.products) + m.overhead_s * c.launch;
+    const overhead = m.overhead_s + m.rows_s * (c.nodes - 1);
+    return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * c.size * wider / c.products) + overhead * c.launch;
   };
   const kept = (m, c) => Math.min((m.tau - 1) * c.acceptance, Math.max(m.depth, m.tau - 1));
   const speedup = (m, c) => (1 + kept(m, c)) * step(m.plain, c) / step(m, c);
