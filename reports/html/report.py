@@ -110,6 +110,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         **first,
         **_why(run, look, contestants, worked),
         "matrix": matrix.matrix(cells, look, contestants),
+        "of_a_task": _of_a_task(summaries),
         "speedups": matrix.by_task(cells, look, contestants),
         "everything": speed.everything(cells, look, config),
         "others": speed.others(cells, look),
@@ -198,6 +199,14 @@ def _what_if(
         for label in ranked
         if label in found and label != REFERENCE
     ]
+
+
+def _of_a_task(summaries: Sequence[SummaryRow]) -> str:
+    """Return how many questions a task has, as '4' or '1 to 20'."""
+    counts = sorted(
+        {row.n_questions for row in summaries if row.category != OVERALL and row.comparison != "reference"} - {0}
+    )
+    return "" if not counts else f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
 
 
 def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:

@@ -90,6 +90,16 @@ def test_what_is_wrong_with_a_method_is_its_first_badge(make_run: MakeRun) -> No
     assert {text for text, kind in badges if kind == "bad"} >= {"1 failed", "differs: 7 mismatches of 7"}
 
 
+def test_the_matrix_says_how_many_questions_a_task_has(make_run: MakeRun) -> None:
+    run = read_run(make_run(questions=4))
+    assert page_of(run)["of_a_task"] == "4"
+    gone = {q.id for q in run.questions if q.category == "qa"} - {"qa-0"}
+    run.rows = [row for row in run.rows if row.question_id not in gone]
+    assert page_of(run)["of_a_task"] == "1 to 4"
+    run.rows = [row for row in run.rows if row.method == "ar"]
+    assert page_of(run)["of_a_task"] == ""
+
+
 def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8))
     table = matrix.matrix(cells_of(run), styles(run.labels), ["ss", "ar[n=1]", "ar"])
