@@ -115,10 +115,9 @@ def _gathered(run: Run) -> str:
     """Name the question that has a quarter of the disturbed samples or more, where there are several."""
     of = Counter(row.question_id for row in run.rows if row.disturbed)
     question, n = of.most_common(1)[0]
-    gathers = len(of) > 1 and n > 1 and n >= GATHERED * of.total()
-    return (
-        f" {n:,} of these are of {question}: what it says of single methods may be the disturbance." if gathers else ""
-    )
+    if len(of) == 1 or n == 1 or n < GATHERED * of.total():
+        return ""
+    return f" {n:,} of these are of question {question}: what it says of single methods may be the disturbance."
 
 
 def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:

@@ -179,10 +179,10 @@ def test_a_question_that_has_many_of_the_disturbed_samples_is_named(steady: Run)
     )
     for row in steady.rows:
         row.disturbed = "other processes took 12% of the processor" if row.question_id == many else ""
-    assert "these are of" not in made_of(steady)["disturbed"].sentence, "there is no other to be many against"
+    assert "these are of question" not in made_of(steady)["disturbed"].sentence, "there is no other to be many against"
     other.disturbed = "other processes took 42% of the processor"
     check = made_of(steady)["disturbed"]
-    assert f"of these are of {many}:" in check.sentence
+    assert f"of these are of question {many}:" in check.sentence
     assert any(
         "from “other processes took 12%" in line and "to “other processes took 42%" in line for line in check.lines
     )
