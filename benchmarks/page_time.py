@@ -8,12 +8,12 @@ the seconds of its scripts, layout and styles; the median of 5 fresh pages.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+from pictures import chromium
 from playwright.sync_api import sync_playwright
 
 FIGURES = ("TaskDuration", "ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
@@ -34,9 +34,8 @@ def measured(browser: Any, path: Path) -> list[float]:
 
 def main() -> None:
     """Print a line for each file."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         print(f"{'file':30} {'MB':>6} {'all, s':>8} {'scripts':>8} {'layout':>8} {'styles':>8}")
         for path in map(Path, sys.argv[1:]):
             middle = [

@@ -23,6 +23,11 @@ from specbench_ss.runs.run_directory import read_run
 WIDE, HIGH = 1180, 760  # pixels of the first screen
 
 
+def chromium() -> str | None:
+    """Return the path of an installed Chromium; None where playwright is to use its own."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 def main() -> None:
     """Write the page, open it, take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -30,10 +35,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--replay", default="", help="address of what is replayed; default: the first recorded answer")
     arguments = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page_file = write_report(read_run(arguments.run), "html", Path(folder) / "report.html")
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDE, "height": HIGH}, color_scheme="light")
         page.goto(page_file.as_uri())
         page.screenshot(path=arguments.out / "report.png")

@@ -41,7 +41,8 @@ class DFlashTraining(Bounded):
     mask_token_id: Annotated[int, Ge(-1)] = field(
         default=-1,
         metadata={
-            "help": "Token that stands at drafted places. -1: the tokenizer's mask token, or else its last token."
+            "help": "Token that stands at drafted places. -1: the tokenizer's mask token, or else the last token whose "
+            "embedding is not zero."
         },
     )
     sample_from_anchor: bool = field(default=False, metadata={"help": "Whether the root's place drafts a token, too."})

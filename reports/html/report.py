@@ -161,7 +161,8 @@ def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
 def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]) -> dict[str, Any]:
     found = waterfalls(run, worked)
     order = [label for label in ranked if label in found]
-    sentences = [found[label].sentence() for label in order[: min(PRINTED, max(1, 7 - len(order) // 5))]]
+    room = max(1, 7 - len(order) // 5)  # below the table, which has a row for each method
+    sentences = [found[label].sentence() for label in order[: min(PRINTED, room)]]
     printed = waterfall.table(found, look, order, "why-printed")
     return {"why": waterfall.why(found, look, order), "why_printed": printed, "sentences": sentences}
 

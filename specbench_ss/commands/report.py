@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +12,13 @@ import typer
 
 from specbench_ss.commands.fail_on import FailOn, fail
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.registry import REPORTS
+from specbench_ss.registry import REPORTS, names
 from specbench_ss.results.report import Report
 
 if TYPE_CHECKING:
     from specbench_ss.runs.rows import Run
 
-KINDS = ", ".join(sorted({point.name for point in entry_points(group=REPORTS.entry_points)}))  # those of plugins too
+KINDS = ", ".join(names(REPORTS))  # those of plugins too
 
 
 def command(
