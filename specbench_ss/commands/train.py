@@ -100,10 +100,20 @@ def options(
         int | None,
         typer.Option(
             min=1,
-            help="Warm-up steps until the peak learning rate. Default: a tenth of all steps, at most 50.",
+            help="Warm-up steps until the peak learning rate. Default: a tenth of all steps, at most 50; with "
+            "--cooldown 50.",
             rich_help_panel=BUDGET,
         ),
     ] = DEFAULT.warmup,
+    cooldown: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the steps, at the end, in which the learning rate falls to 0. Until then it stays at its "
+            "peak, and a finished training can be made longer: the same command with more --steps goes on from where "
+            "the fall began. Default: the learning rate falls along a cosine from the start.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = DEFAULT.cooldown,
     seed: Annotated[
         int,
         typer.Option(

@@ -16,6 +16,7 @@ from specbench_ss.models.drafter_folder import HUB_ID
 from specbench_ss.options import value_text
 from specbench_ss.training.drafter_recipe import DrafterRecipe
 from specbench_ss.training.drafter_training import LOG, Trained
+from specbench_ss.training.side_by_side import Budget
 from specbench_ss.training.text.loading import TrainingText
 from specbench_ss.training.trainer import TrainConfig
 
@@ -30,6 +31,7 @@ CARD = """# {title} for {base}
 | held out | {held_out} |
 | budget | {steps} steps of {rows} rows of {length} tokens, {anchors} positions of each to draft from |
 | peak learning rate, seed | {lr:g}, {seed} |
+| course of the learning rate | {course} |
 | options | {options} |
 | parameters that learnt | {learnt:,} |
 
@@ -62,7 +64,7 @@ def write_card(
         "base_hash": target.weights_hash, "base_dtype": "NF4" if config.load_in_4bit else str(target.dtype),
         "text": own + text.train.counts.line(), "held_out": text.held_out.counts.line(), "steps": training.total,
         "rows": config.batch_size, "length": config.length, "anchors": config.anchors, "lr": lr, "seed": config.seed,
-        "options": _options(trainer.options), "log": LOG,
+        "options": _options(trainer.options), "log": LOG, "course": _course(training.budget),
         "learnt": sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad),
         "measured": _measured(last),
     }  # fmt: skip
@@ -85,6 +87,13 @@ def _measured(last: dict[str, Any]) -> str:
 
 def _shares(right: list[float]) -> str:
     return ", ".join(f"{share:.3f}" for share in right)
+
+
+def _course(budget: Budget) -> str:
+    rise = f"up to the peak in {budget.warmup} steps"
+    if budget.falls_from is None:
+        return f"{rise}, and to 0 along a cosine"
+    return f"{rise}, and to 0 in a line from step {budget.falls_from} on"
 
 
 def _options(options: Any) -> str:

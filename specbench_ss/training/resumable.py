@@ -25,6 +25,7 @@ from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files.crash_safe import replacing
 
 CHECKPOINT = "checkpoint.pt"
+KEPT = "checkpoint.pt.kept"
 
 
 @contextmanager
@@ -60,7 +61,8 @@ class Resumable(ABC):
     """A training of `total` steps that goes on from the checkpoint in its folder.
 
     about: JSON-ready facts that a checkpoint has to agree in. tokens_per_step: for the rate in progress lines.
-    Raises UserError where the checkpoint belongs to another training or cannot be read.
+    kept: a step up to which the training is the same for any `total`; its checkpoint is kept apart, and a longer
+    training goes on from there. Raises UserError where the checkpoint belongs to another training or cannot be read.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Resumable(ABC):
         total: int,
         tokens_per_step: int,
         about: Mapping[str, Any],
+        kept: int | None = None,
     ) -> None:
+        self.kept = kept
         self.folder, self.modules, self.optimizers = folder, modules, optimizers
         self.total, self.tokens_per_step, self.about = total, tokens_per_step, dict(about)
         self.step = 0
@@ -103,7 +107,7 @@ class Resumable(ABC):
                 if ended or self.step % every == 0:
                     rate = (self.step - first) * self.tokens_per_step / (time.monotonic() - started)
                     log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {said}")
-                if stops or ended or self.step % save_every == 0:
+                if stops or ended or self.step == self.kept or self.step % save_every == 0:
                     self.save()
                 if stops:
                     raise KeyboardInterrupt(f"step {self.step} of {self.total} is saved in {self.folder / CHECKPOINT}")
@@ -117,15 +121,33 @@ class Resumable(ABC):
         state = {
             "about": json.dumps(self.about),
             "step": self.step,
+            "kept": self.kept,
             "modules": [m.state_dict() for m in self.modules],
             "optimizers": [o.state_dict() for o in self.optimizers],
         }
-        with replacing(self.folder / CHECKPOINT) as file:
-            torch.save(state, file)
+        for name in (KEPT, CHECKPOINT) if self.step == self.kept else (CHECKPOINT,):
+            with replacing(self.folder / name) as file:
+                torch.save(state, file)
 
     def _resume(self, path: Path) -> None:
+        state = self._load(path)
+        before = state.get("kept")
+        if before != self.kept and state["step"] > min(before or 0, self.kept or 0):  # it is past where they are alike
+            state = self._load(path.with_name(KEPT))
+            if state["step"] > (self.kept or 0):
+                raise UserError(
+                    f"{self.folder} has been trained for {state['step']} steps at the peak learning rate: it can be "
+                    "made longer, not shorter. Give more --steps, or another --out"
+                )
+        for module, tensors in zip(self.modules, state["modules"], strict=True):
+            module.load_state_dict(tensors)
+        for optimizer, tensors in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(tensors)  # puts what it reads on the parameters' device
+        self.step = int(state["step"])
+
+    def _load(self, path: Path) -> dict[str, Any]:
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             about = json.loads(state["about"])
         except OSError as error:
             raise UserError(f"cannot read {path}: {os_reason(error)}") from None
@@ -134,11 +156,7 @@ class Resumable(ABC):
                 f"cannot go on: {path} is damaged, or no checkpoint. Remove it to begin again, or give another --out"
             ) from None
         check_same(f"the checkpoint {path}", about, self.about)
-        for module, tensors in zip(self.modules, state["modules"], strict=True):
-            module.load_state_dict(tensors)
-        for optimizer, tensors in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(tensors)  # puts what it reads on the parameters' device
-        self.step = int(state["step"])
+        return state
 
 
 def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

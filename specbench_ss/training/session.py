@@ -140,8 +140,9 @@ def training_text(config: TrainConfig, target: Target, processes: Processes) -> 
 
 def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
     steps = config.steps or math.ceil(config.epochs * rows / config.batch_size)
-    warmup = config.warmup or min(MOST_WARMUP, max(1, steps // 10))
-    return Budget(steps, config.batch_size, config.anchors, ahead, warmup)
+    tenth = MOST_WARMUP if config.cooldown else max(1, steps // 10)  # one that can be made longer starts as it will
+    warmup = config.warmup or min(MOST_WARMUP, tenth)
+    return Budget(steps, config.batch_size, config.anchors, ahead, warmup, config.cooldown)
 
 
 def about_training(trainer: Trainer, config: TrainConfig) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _finish(order: Order, config: TrainConfig, part: Trained, text: TrainingText
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
         "trained": {
             "steps": part.total, "tokens": part.total * part.tokens_per_step, "lr": order.lr,
-            "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
+            "cooldown": config.cooldown, "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
             "own_answers": config.own_answers,
         },
     }  # fmt: skip

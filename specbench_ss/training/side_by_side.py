@@ -22,18 +22,45 @@ from specbench_ss.training.batches import Batch, future_labels, pick_anchors
 from specbench_ss.training.resumable import Resumable, digest
 from specbench_ss.training.trainee import BaseStates, Trainee, base_states
 
+UNTIL_COOLDOWN = "at its peak until a cooldown"
 SCANNED = 1000  # batches, at most, that a trainee may look through before it begins
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to train: steps of rows_per_step rows, with anchors_per_row positions that each draft `ahead` tokens."""
+    """How long to train: steps of rows_per_step rows, with anchors_per_row positions that each draft `ahead` tokens.
+
+    cooldown: share of the steps, at the end, over which the learning rate falls from its peak to 0. None: it falls
+    along a cosine from the start.
+    """
 
     steps: int
     rows_per_step: int = 8
     anchors_per_row: int = 128
     ahead: int = 4
     warmup: int = 50
+    cooldown: float | None = None
+
+    @property
+    def falls_from(self) -> int | None:
+        """Step at which the cooldown begins. Until there a training does not depend on how long it will be."""
+        return None if self.cooldown is None else self.steps - math.ceil(self.cooldown * self.steps)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step (from 0) as a share of the peak."""
+        rise = min(1.0, (step + 1) / max(1, self.warmup))
+        if self.falls_from is None:
+            return rise * (0.5 + 0.5 * math.cos(math.pi * step / self.steps))
+        return rise * min(1.0, (self.steps - step) / (self.steps - self.falls_from))
+
+    def about(self) -> dict[str, Any]:
+        """Return what trainings agree in of which one goes on where the other stopped, as JSON-ready data."""
+        facts = asdict(self)
+        del facts["cooldown"]
+        if self.cooldown is not None:
+            del facts["steps"]
+            facts["learning rate"] = UNTIL_COOLDOWN
+        return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +173,7 @@ class TogetherTrainer(Resumable):
         self.peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
         about = {
             **(about or {}),
-            **asdict(budget),
+            **budget.about(),
             "drafters": [t.name for t in trainees],
             **{f"{t.name}'s {key}": value for t in trainees for key, value in t.about().items()},
             "learning rates": self.peaks,
@@ -156,7 +183,8 @@ class TogetherTrainer(Resumable):
             "base": target.weights_hash,
         }
         tokens = budget.rows_per_step * text.rows.shape[1]
-        super().__init__(folder, [t.module for t in trainees], optimizers, budget.steps, tokens, about)
+        modules, kept = [t.module for t in trainees], budget.falls_from
+        super().__init__(folder, modules, optimizers, budget.steps, tokens, about, kept)
         if not self.resumed:
             for trainee in trainees:
                 trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(min(budget.steps, SCANNED)))
@@ -169,10 +197,6 @@ class TogetherTrainer(Resumable):
     def agree(self, stops: bool) -> bool:
         """Let all processes stop where one of them is asked to."""
         return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
-
-    def _factor(self) -> float:
-        s, n, w = self.step, self.budget.steps, self.budget.warmup
-        return min(1.0, (s + 1) / max(1, w)) * (0.5 + 0.5 * math.cos(math.pi * s / n))
 
     def states(self, batch: Batch) -> BaseStates:
         """Return the states of the base that the trainees ask for."""
@@ -189,7 +213,7 @@ class TogetherTrainer(Resumable):
         said = []
         for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * self._factor()
+                group["lr"] = peak * self.budget.rate(self.step)
             with self.machine.autocast():
                 loss, right = trainee.loss(states, batch)
             self.machine.gradients(loss, list(trainee.module.parameters()))

@@ -23,9 +23,10 @@ class TrainConfig:
 
     data: files, folders or one hub id. length: tokens per row. batch_size: rows per step, of all processes together.
     anchors: positions of a row that are drafted from. steps: None takes as many as `epochs` passes over the rows need.
-    lr: None takes the trainer's own. warmup: steps; None takes a tenth of all steps, at most 50. own_answers: the
-    target answers in place of the data, with at most answer_limit tokens. save_every, eval_every: steps. Raises
-    UserError for values out of range.
+    lr: None takes the trainer's own. warmup: steps; None takes a tenth of all steps, at most 50, or 50 with a cooldown.
+    cooldown: share of the steps, at the end, in which the learning rate falls; None lets it fall along a cosine from
+    the start. own_answers: the target answers in place of the data, with at most answer_limit tokens. save_every,
+    eval_every: steps. Raises UserError for values out of range.
     """
 
     out: Path
@@ -38,6 +39,7 @@ class TrainConfig:
     anchors: int = 128
     lr: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     warmup: int | None = None
+    cooldown: Annotated[float, Gt(0), Lt(1)] | None = None
     seed: int = 0
     eval_fraction: float = 0.02
     columns: tuple[tuple[str, str], ...] = ()
@@ -54,11 +56,16 @@ class TrainConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        check_bounds(type(self), {"epochs": self.epochs, "lr": self.lr}, flag="--")
+        check_bounds(type(self), {"epochs": self.epochs, "lr": self.lr, "cooldown": self.cooldown}, flag="--")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data of all that decides what is learnt, except text and model, which hashes identify."""
+        """Return JSON-ready data of all that decides what is learnt, except text and model, which hashes identify.
+
+        How long a training with a cooldown is to be is left out, since it can be made longer.
+        """
         kept = asdict(self)
+        for name in ("cooldown",) if self.cooldown is None else ("cooldown", "steps", "epochs"):
+            del kept[name]
         for name in ("out", "data", "model", "device", "push_to_hub", "save_every", "trust_remote_code"):
             del kept[name]
         return kept

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from specbench_ss.cli import main
 from specbench_ss.training.drafter_training import DrafterTraining
+from specbench_ss.training.side_by_side import Budget
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
@@ -103,3 +104,80 @@ def test_mistakes_are_one_line(
 ) -> None:
     assert words in failing(together(tmp_path / "out", given, drafters), capsys)
     assert not (tmp_path / "out").exists()
+
+
+def cooled(out: Path, given: list[str], steps: int, share: float = 0.5) -> list[str]:
+    return [*together(out, given, steps=steps), "--cooldown", str(share), "--save-every", "1", "--warmup", "1"]
+
+
+def learnt(out: Path) -> list[tuple[str, dict[str, list[float]]]]:
+    """Logs and weights of all drafters."""
+    return [
+        ((out / folder / "training.jsonl").read_text(), {n: t.tolist() for n, t in load_file(weights).items()})
+        for folder in FOLDERS
+        for weights in (out / folder).glob("*.safetensors")
+    ]
+
+
+def test_the_rate_stays_at_its_peak_and_then_falls_in_a_line() -> None:
+    budget = Budget(steps=10, warmup=2, cooldown=0.4)
+    assert budget.falls_from == 6
+    assert [budget.rate(step) for step in range(10)] == pytest.approx([0.5, *[1.0] * 6, 0.75, 0.5, 0.25])
+    assert Budget(steps=10).falls_from is None
+
+
+def test_without_a_cooldown_it_falls_along_a_cosine() -> None:
+    rates = [Budget(steps=4, warmup=1).rate(step) for step in range(4)]
+    assert rates == pytest.approx([1, 0.853553, 0.5, 0.146447], rel=1e-5)
+
+
+def test_a_finished_training_is_made_longer(tmp_path: Path, given: list[str]) -> None:
+    assert main(cooled(tmp_path / "whole", given, 6)) == 0
+    for steps in (3, 6):
+        assert main(cooled(tmp_path / "longer", given, steps)) == 0
+    assert learnt(tmp_path / "longer") == learnt(tmp_path / "whole")
+    assert "to 0 in a line from step 3 on |" in (tmp_path / "longer" / FOLDERS[0] / "README.md").read_text()
+
+
+def test_one_that_is_cut_off_while_it_cools_is_made_longer_or_ended(
+    tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in (4, 6):
+        assert main(cooled(tmp_path / f"whole {steps}", given, steps)) == 0
+    step = DrafterTraining.advance
+
+    def killed(self: DrafterTraining) -> str:
+        if self.step == 3:  # the first step of the cooldown is done
+            raise MemoryError
+        return step(self)
+
+    for steps in (4, 6):
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(DrafterTraining, "advance", killed)
+            main(cooled(tmp_path / f"cut {steps}", given, 4))
+        assert main(cooled(tmp_path / f"cut {steps}", given, steps)) == 0
+        assert learnt(tmp_path / f"cut {steps}") == learnt(tmp_path / f"whole {steps}")
+
+
+def test_it_cannot_be_made_shorter_than_it_was_at_its_peak(
+    tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(cooled(tmp_path / "out", given, 4)) == 0
+    for asked, words in (
+        (
+            cooled(tmp_path / "out", given, 2),
+            "it can be made longer, not shorter. Give more --steps, or another --out\n",
+        ),
+        (together(tmp_path / "out", given, steps=4), "give another --out\n"),
+    ):
+        capsys.readouterr()
+        assert main(asked) == 2
+        said = capsys.readouterr().err
+        assert said.endswith(words) and said.count("\n") == 1
+
+
+def test_the_share_lies_between_nothing_and_all(
+    tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for share in (0, 1, -1):
+        assert "--cooldown" in failing(cooled(tmp_path / "out", given, 4, share), capsys)
