@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,7 @@ from specbench_ss.results import exports, frames
 from specbench_ss.results.finding import finding
 from specbench_ss.results.report import Report
 from specbench_ss.results.run_health import checks
+from specbench_ss.results.standings import standings
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.rows import Run
 
@@ -45,7 +47,7 @@ class MarkdownReport(_File):
         model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
         wrong = [check for check in made if check.state in ("wrong", "warning")]
         told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
-        lines = [f"# {model} on {suite}", "", finding(rows, made), "", *told]
+        lines = [f"# {model} on {suite}", "", finding(rows, made, standings(run, rows)), "", *told]
         table = exports.markdown(rows, run.manifest["config"])
         return "\n".join([*map(exports.safe, lines), "", table]).encode("utf-8", "replace")
 
@@ -98,11 +100,12 @@ class JsonReport(_File):
 
     def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
         """Return the bytes of the file. rows: the summary."""
-        made = checks(run, rows)
+        made, placed = checks(run, rows), standings(run, rows)
         said = [{"name": c.name, "state": c.state, "sentence": c.sentence, "lines": list(c.lines)} for c in made]
         whole = {
-            "finding": finding(rows, made),
+            "finding": finding(rows, made, placed),
             "checks": said,
+            "places": {label: asdict(standing) for label, standing in placed.items()},
             "summary": [row.as_dict() for row in rows],
             "manifest": run.manifest,
         }

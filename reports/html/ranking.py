@@ -15,6 +15,7 @@ from specbench_ss.reports.html.palette import Style
 from specbench_ss.results import verdict_text
 from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import MISSING, interval, number, times
+from specbench_ss.results.standings import Standing
 from specbench_ss.results.summary import SummaryRow
 
 Badge = tuple[str, str]  # text, kind of pill
@@ -38,13 +39,14 @@ PILLS: dict[str, Badge] = {
 class Ranked:
     """One method of the ranking. place: 1 for the fastest; None for the reference and where there is no speedup.
 
-    cost: its step over the reference's. other: what tau and cost leave unexplained. controls: plain decodings of its
-    own model, folded below it.
+    may_be: the places that it may have, where that is more than one, as in '2–4'. cost: its step over the reference's.
+    other: what tau and cost leave unexplained. controls: plain decodings of its own model, folded below it.
     """
 
     label: str
     style: Style
     place: int | None
+    may_be: str
     strip: Markup
     speedup: str
     interval: str
@@ -78,7 +80,11 @@ def mark(row: SummaryRow, style: Style) -> forest.Mark:
 
 
 def ranking(
-    overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], config: Mapping[str, Any], axis: Axis
+    overall: Mapping[str, SummaryRow],
+    styles: Mapping[str, Style],
+    config: Mapping[str, Any],
+    axis: Axis,
+    placed: Mapping[str, Standing],
 ) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
     noise = floor(overall.values())
@@ -93,9 +99,14 @@ def ranking(
         mine, control = rows[label], overall.get(own or "")
         if mine.own_model and control and control.speedup is not None:
             mine = replace(mine, own_model=f"{mine.own_model}, itself {times(control.speedup)}")
-        made.append(replace(mine, place=places if counts else None, controls=[rows[own]] if own in left else []))
+        mine = replace(mine, place=places if counts else None, may_be=_may_be(placed.get(label)))
+        made.append(replace(mine, controls=[rows[own]] if own in left else []))
         left.discard(own)
     return [*made, *(rows[label] for label in rows if label in left)]
+
+
+def _may_be(standing: Standing | None) -> str:
+    return "" if standing is None or standing.best == standing.worst else f"{standing.best}–{standing.worst}"
 
 
 def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis, near: bool) -> Ranked:
@@ -103,6 +114,7 @@ def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis
         label=row.method,
         style=style,
         place=None,
+        may_be="",
         strip=forest.strip(GRID, forest.drawn(mark(row, style), axis)),
         speedup="void" if row.comparison == "void" else times(row.speedup),
         interval=interval(row.speedup_interval),

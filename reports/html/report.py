@@ -43,6 +43,7 @@ from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
 from specbench_ss.results.roofline import points, roof_of
 from specbench_ss.results.run_health import checks
+from specbench_ss.results.standings import Standing, standings
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.waterfall import waterfalls
 from specbench_ss.results.work import Pair, pairs
@@ -95,7 +96,8 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     made = checks(run, summaries)
     worked = pairs(run)
     steps = {pair.own.method: pair.own.tally.steps for pair in worked}
-    notices, first = health.notices(made), _first_screen(overall, look, config)
+    placed = standings(run, summaries)
+    notices, first = health.notices(made), _first_screen(overall, look, config, placed)
     contestants = [row.label for row in first["ranking"]]
     return {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
@@ -103,7 +105,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "styles": list(look.values()),
         "definitions": palette.symbols() + acceptance.halves(),
         "chips": run_record.chips(run),
-        "finding": finding(summaries, made),
+        "finding": finding(summaries, made, placed),
         "alerts": health.alerts(made),
         "health": _counted(notices),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
@@ -137,10 +139,13 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
 
 
 def _first_screen(
-    overall: Mapping[str, SummaryRow], look: Mapping[str, palette.Style], config: Mapping[str, Any]
+    overall: Mapping[str, SummaryRow],
+    look: Mapping[str, palette.Style],
+    config: Mapping[str, Any],
+    placed: Mapping[str, Standing],
 ) -> dict[str, Any]:
     axis = ranking.axis_of(list(overall.values()), look)
-    rows = ranking.ranking(overall, look, config, axis)
+    rows = ranking.ranking(overall, look, config, axis, placed)
     notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
         "ranking": rows,

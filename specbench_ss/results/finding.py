@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import FEWEST
 from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import interval, times
 from specbench_ss.results.run_health import Check
+from specbench_ss.results.standings import Standing
 from specbench_ss.results.summary import OVERALL, SummaryRow
 
 DISBELIEVE = ("impossible", "void", "mismatch", "failed", "incomplete")  # checks after which no speed is a finding
 
 
-def finding(summaries: Sequence[SummaryRow], made: Sequence[Check]) -> str:
-    """Return the finding over all tasks. made: the checks of the run; what is wrong is named before the numbers."""
+def finding(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapping[str, Standing]) -> str:
+    """Return the finding over all tasks.
+
+    made: the checks of the run; what is wrong is named before the numbers. placed: as `standings` has it.
+    """
     measured = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
     rows = [row for row in measured if not row.reference_of] or measured  # plain decodings of changed models are none
     wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
-    said = _fastest(rows) if rows else f"Only {REFERENCE} was measured: there is nothing to compare it with."
+    said = _fastest(rows, placed) if rows else f"Only {REFERENCE} was measured: there is nothing to compare it with."
     said += _noise([row for row in summaries if row.category == OVERALL], rows)
     return (
         f"Something is wrong ({', '.join(wrong)}); until it is explained, do not rely on this: {said}"
@@ -29,7 +33,7 @@ def finding(summaries: Sequence[SummaryRow], made: Sequence[Check]) -> str:
     )
 
 
-def _fastest(rows: Sequence[SummaryRow]) -> str:
+def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
     if not known and any(row.comparison == "void" for row in rows):
         return f"The numbers of {_some([row.method for row in rows if row.comparison == 'void'])} are void."
@@ -41,7 +45,7 @@ def _fastest(rows: Sequence[SummaryRow]) -> str:
     if faster:
         return (
             f"{faster[0].method} is {times(faster[0].speedup)} as fast as {REFERENCE} "
-            f"(95% interval {interval(faster[0].speedup_interval)}){_of(known, faster)}."
+            f"(95% interval {interval(faster[0].speedup_interval)}){_of(known, placed)}."
         )
     counts = Counter(row.comparison for row in known)
     if counts["not distinguishable"] == len(known):
@@ -63,14 +67,13 @@ def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
     return f" That may be noise: {seems.method}, which keeps one token a step, reaches {times(seems.speedup)}."
 
 
-def _of(known: Sequence[SummaryRow], faster: Sequence[SummaryRow]) -> str:
-    """Say where the fastest stands among the others, and which of these its interval does not leave behind."""
+def _of(known: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
+    """Say where the fastest stands among the others, and which of these cannot be told from it."""
     if len(known) == 1:
         return ""
-    best, low = faster[0], (faster[0].speedup_interval or (0.0, 0.0))[0]
-    near = [row.method for row in known if row is not best and (row.speedup or 0) >= low]
-    level = f"; its interval also holds {_some(near)}" if near else ""
-    return f", the fastest of {len(known)} methods{level}"
+    level = placed[known[0].method].level if known[0].method in placed else ()
+    near = f"; question by question, {_some(level)} cannot be told from it" if level else ""
+    return f", the fastest of {len(known)} methods{near}"
 
 
 def _some(names: Sequence[str], shown: int = 3) -> str:

@@ -56,6 +56,31 @@ def mean_interval(differences: Floats) -> Interval | None:
     return bootstrap(mean, differences[:, None])
 
 
+def pairwise(seconds: Floats, tokens: Floats) -> list[list[Interval]]:
+    """Return for methods i and j, at [i][j], the 95% interval of how many times as fast i is as j.
+
+    seconds, tokens: [methods, questions], at least FEWEST questions. All pairs share one product with the resamples.
+    """
+    columns, m = np.concatenate((seconds, tokens)).T, len(seconds)  # [n, 2m]
+
+    def log_pace(sums: Floats) -> Floats:
+        return np.asarray(np.log(sums[..., :m] / sums[..., m:]))  # [.., m], seconds a token
+
+    of, total = resamples(len(columns)), columns.sum(0)
+    paces = [log_pace(sums) for sums in (total, of.sums(columns), total - columns)]
+    floor = math.log1p(TIMING_FLOOR)
+
+    def ratio(i: int, j: int) -> Interval:
+        estimate, values, left_one_out = (pace[..., j] - pace[..., i] for pace in paces)
+        low, high = _widened(float(estimate), _bca(estimate, values, left_one_out, of), len(columns))
+        return math.exp(low - floor), math.exp(high + floor)
+
+    above = {(i, j): ratio(i, j) for i in range(m) for j in range(i + 1, m)}
+    below = {(j, i): (1 / high, 1 / low) for (i, j), (low, high) in above.items()}
+    found = above | below | {(i, i): (1.0, 1.0) for i in range(m)}
+    return [[found[i, j] for j in range(m)] for i in range(m)]
+
+
 def bootstrap(statistic: Statistic, columns: Floats) -> Interval | None:
     """Return the interval of a statistic of the sums of columns [n, k], widened for few questions; None below FEWEST.
 
@@ -64,9 +89,12 @@ def bootstrap(statistic: Statistic, columns: Floats) -> Interval | None:
     n = len(columns)
     if n < FEWEST:
         return None
-    estimate = float(statistic(columns.sum(0)))
-    low, high = bca(statistic, columns, resamples(n))
-    widen = widening(n)
+    return _widened(float(statistic(columns.sum(0))), bca(statistic, columns, resamples(n)), n)
+
+
+def _widened(estimate: float, around: Interval, n: int) -> Interval:
+    """Return an interval of n questions as wide as these few deserve."""
+    (low, high), widen = around, widening(n)
     return estimate - widen * (estimate - min(low, estimate)), estimate + widen * (max(high, estimate) - estimate)
 
 
@@ -77,13 +105,17 @@ def bca(statistic: Statistic, columns: Floats, of: Resamples) -> Interval:
     resamples are one product.
     """
     total = columns.sum(0)
-    estimate, values = statistic(total), statistic(of.sums(columns))
+    return _bca(statistic(total), statistic(of.sums(columns)), statistic(total - columns), of)
+
+
+def _bca(estimate: Floats, values: Floats, left_one_out: Floats, of: Resamples) -> Interval:
+    """Return the interval from the statistic of all questions, of each resample [R], and without each question [n]."""
     level = np.array([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     below, above = (of.share(values < estimate + sign * TIE) for sign in (-1, 1))
     bias = ndtri((below + above) / 2)
     pull = bias + ndtri(level)
     with np.errstate(all="ignore"):  # a bias without bounds: no resample lies below the estimate, or none above
-        corrected = ndtr(bias + pull / (1 - _acceleration(statistic(total - columns)) * pull))
+        corrected = ndtr(bias + pull / (1 - _acceleration(left_one_out) * pull))
     low, high = of.quantiles(values, corrected if np.isfinite(corrected).all() else level)
     return float(low), float(high)
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from specbench_ss.results.finding import finding
 from specbench_ss.results.number_text import interval, number, title
 from specbench_ss.results.run_health import Check, State, checks, worst_first
+from specbench_ss.results.standings import standings
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.verdict_text import (
     non_inferiority,
@@ -81,7 +82,9 @@ def print_tables(run: Run, console: Console) -> None:
     made = checks(run, rows)
     for check in reversed(one_line(worst_first(made))):
         _print_check(console, check)
-    console.print(finding(rows, made), style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        finding(rows, made, standings(run, rows)), style="bold", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def ranked(rows: Sequence[SummaryRow]) -> list[SummaryRow]:

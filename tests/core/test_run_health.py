@@ -103,10 +103,10 @@ def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_told_without_a_w
     ]
     made = {check.name: check for check in checks(run, rows)}
     assert made["noise"].state == "warning" and made["noise"].lines == ("ss: 1.25× (1.05–1.30)",)
-    assert "ss-shared-ar, which keeps one token a step, reaches 1.08×" in finding(rows, list(made.values()))
+    assert "ss-shared-ar, which keeps one token a step, reaches 1.08×" in finding(rows, list(made.values()), {})
     higher = [replace(row, speedup_interval=(1.09, 1.30)) if row.method == "ss" else row for row in rows]
     made = {check.name: check for check in checks(run, higher)}
-    assert made["noise"].state == "ok" and "noise" not in finding(higher, list(made.values()))
+    assert made["noise"].state == "ok" and "noise" not in finding(higher, list(made.values()), {})
     without = [row for row in rows if row.method != "ss-shared-ar"]
     assert "noise" not in {check.name for check in checks(run, without)}
 
