@@ -19,6 +19,7 @@ from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import interval, number, times
 from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.results.undisturbed import without_disturbed
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.rows import Row, Run
 
@@ -67,7 +68,14 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         kind: Check(kind, *FOUND.get(kind, ("warning", f"{kind.capitalize()}.")), tuple(lines))
         for kind, lines in found.items()
     }
-    return [_finished(run), *_warned(run), *_disturbed(run), *{**passed, **bad}.values(), *_bound(rows), *_noise(rows)]
+    return [
+        _finished(run),
+        *_warned(run),
+        *_disturbed(run, rows),
+        *{**passed, **bad}.values(),
+        *_bound(rows),
+        *_noise(rows),
+    ]
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
@@ -92,7 +100,7 @@ def _warned(run: Run) -> Iterator[Check]:
         yield Check("sessions", "warning", f"Not all sessions had the same {what}: their times do not compare.")
 
 
-def _disturbed(run: Run) -> Iterator[Check]:
+def _disturbed(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say how many samples something else on the machine disturbed, and of how many nobody can know."""
     bad = [row.disturbed for row in run.rows if row.disturbed]
     good = [row for row in run.rows if row.ok]
@@ -102,7 +110,8 @@ def _disturbed(run: Run) -> Iterator[Check]:
         again = sum(row.remade or 0 for row in run.rows)
         remade = f" {again} times one was made again." if again else ""
         said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine."
-        yield Check("disturbed", "warning", said + remade + _gathered(run) + rest, tuple(_alike(bad)))
+        said += remade + _gathered(run) + rest + without_disturbed(run, rows)
+        yield Check("disturbed", "warning", said, tuple(_alike(bad)))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
         said = f"Disturbances{many} were not checked: not all of the machine was read."

@@ -16,10 +16,12 @@ from specbench_ss.benchmark import quiet_timing
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.results.finding import finding
 from specbench_ss.results.intervals import compare
+from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.remembering import comparable
 from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.results.undisturbed import without_disturbed
 from specbench_ss.runs.environment import is_of_times
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
@@ -230,3 +232,20 @@ def test_all_that_was_not_checked_is_one_line_of_the_terminal(make_run: MakeRun)
     unknown = [check for check in checks(run, summarise(run)) if check.state == "not checked"]
     (line,) = [line for line in told(run) if line.startswith("?") and "checked" in line]
     assert len(unknown) > 2 and all(check.sentence in line for check in unknown)
+
+
+def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
+    rows = summarise(run)
+    before = without_disturbed(run, rows)
+    assert "ss would be the fastest, " in before and before.endswith("no method would be called otherwise than it is.")
+    slow = [row for row in run.rows if row.method == "ss"][:2]
+    for row in slow:  # these two alone make the method slow
+        row.wall_s, row.disturbed = 60 * (row.wall_s or 0), "other processes took 90% of the processor"
+    bounds = PairedTimes(*paired(*([r for r in run.rows if r.method == name] for name in ("ss", "ar")))).interval()
+    assert bounds and bounds[0] < 1
+    rows = [replace(r, comparison=compare(bounds)) if r.method == "ss" else r for r in rows]
+    assert "and ss would be called faster instead of " in without_disturbed(run, rows)
+    for row in run.rows:
+        row.disturbed = "all of them" if row.method == "ar" else row.disturbed
+    assert without_disturbed(run, rows) == ""
