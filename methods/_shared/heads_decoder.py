@@ -30,7 +30,14 @@ from specbench_ss.methods._shared.static_trees import (
     read_measured,
     tree_of,
 )
-from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
+from specbench_ss.models.drafter_folder import (
+    check_base,
+    drafter_folder,
+    drafter_here,
+    learnt,
+    read_shapes,
+    read_tensors,
+)
 from specbench_ss.models.weight_hash import hash_weights
 
 if TYPE_CHECKING:
@@ -106,7 +113,9 @@ class TreeHeads(Decoder):
         own = cls.model_of(target, path)
         heads, config = cls.read(path, own, read_tensors)
         check_base(config, target, cls.name)
-        return cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
+        found = cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
+        found.learnt = learnt(config)
+        return found
 
     def variant(self, options: Any) -> Self:
         """The same heads on another tree."""

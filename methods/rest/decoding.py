@@ -92,7 +92,9 @@ class REST(Decoder):
     @classmethod
     def load(cls, target: Target, options: Any) -> REST:
         """The datastore that the user named, or the one that came with the model; its memory is the files'."""
-        return cls(target, options, cls.opened(options, target))
+        found = cls(target, options, cls.opened(options, target))
+        found.learnt = {"searched": found.store.about}
+        return found
 
     @classmethod
     def opened(cls, options: RESTOptions, base: Outline) -> Datastore:

@@ -27,7 +27,7 @@ from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
 from specbench_ss.methods.sd.text import Bridge
 from specbench_ss.methods.sd.trees import draft_tree
 from specbench_ss.methods.sd.vocabulary import mismatch
-from specbench_ss.models.drafter_folder import drafter_here
+from specbench_ss.models.drafter_folder import drafter_here, learnt
 from specbench_ss.models.loading import load_target, outline_of
 from specbench_ss.models.weight_hash import hash_weights
 
@@ -73,7 +73,9 @@ class TwoModel(Decoder):
         """The draft that the user named, or the one that came with the model, in the target's dtype beside it."""
         path = drafter_here(options.weights, cls.name, target, cls.companion)
         beside = partial(load_target, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
-        return cls(target, options, named_draft(beside, str(path or options.weights)))
+        found = cls(target, options, named_draft(beside, str(path or options.weights)))
+        found.learnt = learnt(getattr(found.draft.model.model.config, "ssbench", {}))
+        return found
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -30,6 +30,7 @@ from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
     drafter_here,
+    learnt,
     load_into,
     read_config,
     read_shapes,
@@ -99,7 +100,9 @@ class SpeculativeStreaming(Decoder):
         config, shape = cls.read_shape(folder)
         check_base(config, target, cls.name)
         streams = cls.read_streams(folder, shape, target, read_tensors)
-        return cls(cls.model_of(target, folder), options, streams, config.get("advice", {}))
+        found = cls(cls.model_of(target, folder), options, streams, config.get("advice", {}))
+        found.learnt = learnt(config)
+        return found
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -15,6 +15,7 @@ from specbench_ss.reports.html import (
     acceptance,
     assets,
     beside_published,
+    budgets,
     forest,
     health,
     machine,
@@ -35,6 +36,7 @@ from specbench_ss.reports.html import experiment_page as of_experiment
 from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import frames, verdict_text, what_if
+from specbench_ss.results.budgets import budgets as what_each_had
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
 from specbench_ss.results.machine import machine_rows
@@ -111,6 +113,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
         **first,
         **_why(run, look, contestants, worked),
+        "budgets": budgets.table(what_each_had(run, contestants), look),
         "matrix": matrix.matrix(cells, look, contestants),
         "of_a_task": _of_a_task(summaries),
         "speedups": matrix.by_task(cells, look, contestants),

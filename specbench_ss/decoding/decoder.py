@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -60,7 +61,9 @@ class Decoder(ABC):
     Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
     `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
     lossless: its output is that of the method that `reference_for` names; an object whose options give that up sets
-    its own to False. remembers: earlier prompts may change its speed, never its output; reports say so.
+    its own to False. remembers: earlier prompts may change its speed, never its output; reports say so. learnt: what is
+    known of the training of its weights (`models.drafter_folder.learnt`), set where they are loaded; it goes into the
+    manifest, and reports show it beside the speed.
     """
 
     name: ClassVar[str]
@@ -68,6 +71,7 @@ class Decoder(ABC):
     paper: ClassVar[str] = ""
     lossless: bool = True
     remembers: bool = False
+    learnt: Mapping[str, Any] = MappingProxyType({})
 
     Options: ClassVar[type[Any]] = NoOptions
     taps: tuple[int, ...] = ()

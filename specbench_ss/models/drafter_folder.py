@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +175,12 @@ def _from_hub(name: str, method: str) -> Path:
         raise UserError(
             f"{method}: no file or folder {name!r}, and the hub does not give one: {first_line(error)}"
         ) from error
+
+
+def learnt(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a drafter's config says of its training: `trained`, as `ssbench train` writes it."""
+    trained = config.get("trained")
+    return dict(trained) if isinstance(trained, Mapping) else {}
 
 
 def belongs_to(target: Target) -> dict[str, str]:

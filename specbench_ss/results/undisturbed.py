@@ -29,7 +29,8 @@ def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> str:
     said = f" Without them {fastest} would be the fastest, {times(value)} ({interval(around)}), and "
     if not other:
         return f"{said}no method would be called otherwise than it is."
-    return said + "; ".join(f"{label} would be called {verdict} instead of {now[label]}" for label, verdict in other.items()) + "."
+    told = [f"{label} would be called {verdict} instead of {now[label]}" for label, verdict in other.items()]
+    return f"{said}{'; '.join(told)}."
 
 
 def _quiet(run: Run, label: str) -> tuple[float | None, Interval | None]:

@@ -70,6 +70,7 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
         "name": decoder.name,
         "options": plain(option_values(options)),
         "resolved": plain(decoder.described()),
+        "learnt": plain(dict(decoder.learnt)),
         "lossless": decoder.lossless,
         "remembers": decoder.remembers,
         "reference": decoder.reference_for(options).label,

@@ -46,6 +46,10 @@ class _PluginFile(Struct):
     sha256: str
 
 
+class _Preset(Struct):
+    method: str
+
+
 class _Config(Struct):
     temperature: float
     top_p: float
@@ -53,6 +57,7 @@ class _Config(Struct):
     repeats: int
     stop: list[str] = []
     methods: list[AskedMethod] = []
+    presets: list[_Preset] = []
     plugin: list[_PluginFile] = []
 
 
@@ -85,6 +90,7 @@ class _Method(Struct):
     lossless: bool
     options: dict[str, Any]
     resolved: dict[str, Any] = {}
+    learnt: dict[str, Any] = {}
     reference: str = ""
 
 

@@ -157,13 +157,17 @@ def _say(processes: Processes, line: str) -> None:
 
 
 def _opening(part: Trained, training: DrafterTraining, config: TrainConfig) -> str:
-    learnt = sum(p.numel() for p in part.trainee.module.parameters() if p.requires_grad)
     start = f"goes on from step {training.step} of" if training.resumed else "takes"
     shared = f", {part.processes.count} processes" if part.processes.count > 1 else ""
     return (
-        f"{part.trainee.name}: {learnt:,} parameters learn; {start} {part.total} steps of {config.batch_size} "
+        f"{part.trainee.name}: {_learnt(part):,} parameters learn; {start} {part.total} steps of {config.batch_size} "
         f"rows of {config.length} tokens{shared}"
     )
+
+
+def _learnt(part: Trained) -> int:
+    """Return how many parameters learn."""
+    return sum(p.numel() for p in part.trainee.module.parameters() if p.requires_grad)
 
 
 def _finish(order: Order, config: TrainConfig, part: Trained, text: TrainingText, measured: Mapping[str, Any]) -> None:
@@ -175,6 +179,7 @@ def _finish(order: Order, config: TrainConfig, part: Trained, text: TrainingText
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
         "trained": {
             "steps": part.total, "tokens": part.total * part.tokens_per_step, "lr": order.lr,
+            "anchors": config.anchors, "parameters": _learnt(part),
             "cooldown": config.cooldown, "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
             "own_answers": config.own_answers,
         },

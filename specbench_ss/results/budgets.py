@@ -1,0 +1,65 @@
+"""What each method had: how much it drafted and verified a step, which settings it was given, and what it learnt from.
+
+A comparison of methods is fair where these are equal; where they are not, a reader has to see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.results.paired_times import over
+from specbench_ss.runs.rows import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One method of a run. drafted, verified: nodes a step, the root left out; None where it took no step.
+
+    given: options that the command gave, as text; '' where all are the method's or its weights' own. preset: whether
+    they come from a preset, as `ssbench tune` makes them. learnt: what is known of the training of its weights, as
+    `Decoder.learnt` has it; None in a run of a version that did not record it.
+    """
+
+    method: str
+    drafted: float | None
+    verified: float | None
+    given: str
+    preset: bool
+    learnt: Mapping[str, Any] | None
+
+
+def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
+    """Return what each of these methods had."""
+    learnt = {method["label"]: method.get("learnt") for method in run.manifest["methods"]}
+    config = run.manifest["config"]
+    asked = config.get("methods", [])
+    specs = [MethodSpec(method["name"], method["options"], method.get("copy", 1)) for method in asked]
+    given = {spec.label: ", ".join(f"{name}={value}" for name, value in spec.options.items()) for spec in specs}
+    tuned = {preset["method"] for preset in config.get("presets", [])}
+    found = []
+    for label in labels:
+        rows = [row for row in run.rows if row.method == label and row.ok]
+        steps = sum(row.steps or 0 for row in rows)
+        drafted, verified = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "verified"))
+        name = MethodSpec.parse(label.partition("#")[0]).name
+        chosen = given.get(label, ""), name in tuned
+        found.append(Budget(label, over(drafted, steps), over(verified, steps), *chosen, learnt.get(label)))
+    return found
+
+
+def unequal(found: Sequence[Budget]) -> str:
+    """Say whether the methods that learnt had equal budgets, and of which that is not known; '' where none learnt."""
+    trained = {one.method: one.learnt for one in found if one.learnt and "searched" not in one.learnt}
+    unknown = [label for label, learnt in trained.items() if learnt.get("tokens") is None]
+    counts = {learnt["tokens"] for label, learnt in trained.items() if label not in unknown}
+    known, said = len(trained) - len(unknown), []
+    if len(counts) > 1:
+        said.append(f"Trained methods read {min(counts):,} to {max(counts):,} tokens of text: their budgets differ.")
+    elif known > 1:
+        said.append(f"{known} trained methods read {counts.pop():,} tokens of text each, repeats counted.")
+    if unknown:
+        said.append(f"How many tokens {', '.join(unknown)} read was not recorded.")
+    return " ".join(said)

@@ -1,0 +1,40 @@
+"""What each method of a run had: nodes, settings, training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specbench_ss.results.budgets import Budget, budgets, unequal
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import MakeRun
+
+
+def test_nodes_are_means_over_steps_and_settings_are_those_of_the_command(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss[k=2]", "medusa"), categories=("qa",), questions=4))
+    run.manifest["config"] |= {
+        "methods": [{"name": "ss", "options": {"k": "2"}}, {"name": "medusa", "options": {"nodes": "8"}}],
+        "presets": [{"file": "m.json", "sha256": "0", "method": "medusa"}],
+    }
+    run.manifest["methods"][1]["learnt"] = {"tokens": 5}
+    plain, ss, medusa = budgets(run, ["ar", "ss[k=2]", "medusa"])
+    rows = [row for row in run.rows if row.method == "ss[k=2]"]
+    assert ss.drafted == pytest.approx(sum(r.drafted or 0 for r in rows) / sum(r.steps or 0 for r in rows))
+    assert (ss.given, ss.preset, ss.learnt) == ("k=2", False, {"tokens": 5})
+    assert (medusa.preset, medusa.learnt) == (True, None)
+    assert plain.drafted == 0
+
+
+@pytest.mark.parametrize(
+    ("learnt", "said"),
+    [
+        ([{"tokens": 10}, {"tokens": 10}], "2 trained methods read 10 tokens of text each, repeats counted."),
+        ([{"tokens": 10}, {"tokens": 30}], "Trained methods read 10 to 30 tokens of text: their budgets differ."),
+        ([{"tokens": 10}, {"steps": 3}], "How many tokens b read was not recorded."),
+        ([{"tokens": 10}, {"searched": {"tokens": 4}}], ""),
+        ([None, {}], ""),
+    ],
+)
+def test_budgets_that_differ_are_told(learnt: list[dict[str, Any] | None], said: str) -> None:
+    assert unequal([Budget(name, 1, 1, "", False, facts) for name, facts in zip("ab", learnt, strict=True)]) == said
