@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import comb
 
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
@@ -11,6 +13,7 @@ from specbench_ss.results.published import Beside, Mark, beside, comparable
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Run
 
+FEWEST = 3  # methods: of two there is no order to speak of
 SIGNS: dict[Mark, str] = {"same": "✓", "part": "~", "other": "✕"}
 NOTE = (
     "✓ the same, ~ the same family of models or some of the questions, ✕ another. Whether drafters and settings are "
@@ -30,7 +33,27 @@ def published_beside(
     numbers = ("τ", "published τ", "speedup", "published speedup")
     columns = [Column("method", False), *map(Column, numbers), *(Column(name, False) for name in texts)]
     cells = [_row(one, styles[one.method]) for label in ranked for one in rows if one.method == label]
-    return Table("published", columns, cells, "Published numbers beside this run's", notes=(NOTE,))
+    return Table(
+        "published", columns, cells, "Published numbers beside this run's", notes=(*order_in_words(rows), NOTE)
+    )
+
+
+def order_in_words(rows: Sequence[Beside]) -> list[str]:
+    """Say how the order of methods was published and how it is here, on the model and GPU with the most methods."""
+    lists: dict[tuple[str, str], dict[str, Beside]] = {}
+    for one in rows:
+        if one.entry is not None and one.speedup is not None:
+            lists.setdefault((one.entry.model, one.entry.gpu), {}).setdefault(one.entry.method, one)
+    (model, gpu), most = max(lists.items(), key=lambda item: len(item[1]), default=(("", ""), {}))
+    if len(most) < FEWEST:
+        return []
+    theirs = sorted(most, key=lambda name: -(most[name].entry.speedup))  # type: ignore[union-attr]
+    ours = sorted(theirs, key=lambda name: -(most[name].speedup or 0.0))
+    same = sum(ours.index(a) < ours.index(b) for a, b in combinations(theirs, 2))
+    return [
+        f"By speedup, the order published for {model} on {gpu} is {', '.join(theirs)}; here it is {', '.join(ours)}. "
+        f"{same} of {comb(len(theirs), 2)} pairs stand in the same order."
+    ]
 
 
 def _row(one: Beside, style: Style) -> list[Cell]:

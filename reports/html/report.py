@@ -117,7 +117,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "matrix": matrix.matrix(cells, look, contestants),
         "of_a_task": _of_a_task(summaries),
         "speedups": matrix.by_task(cells, look, contestants),
-        "everything": speed.everything(cells, look, config),
+        "everything": speed.everything(cells, look, config, run.questions),
         "others": speed.others(cells, look),
         "acceptance": [
             acceptance.histogram(frames.tokens_per_step(run), overall, look, contestants),

@@ -12,6 +12,7 @@ from specbench_ss.reports.html.ranking import PILLS
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.number_text import interval, percent, times, title
 from specbench_ss.results.summary import SummaryRow
+from specbench_ss.runs.suite import Question
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
 JUDGED = f"Mean over questions of a judge's rating over ten; below it the paired difference to {REFERENCE}"
@@ -52,7 +53,25 @@ def _n(row: SummaryRow, failed: bool = True) -> Cell:
     return figure(row.n_prompts, 0, small=small, values=fields(row, COUNTS))
 
 
-def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any]) -> Table:
+def scored_by(questions: Sequence[Question]) -> str:
+    """Say how the answers of each task are scored: 'Quality is bleu for translation; for writing there is no score'."""
+    by_metric: dict[str, list[str]] = {}
+    for task, metric in dict.fromkeys((question.category, question.metric or "") for question in questions):
+        by_metric.setdefault(metric, []).append(title(task))
+    without = by_metric.pop("", [])
+    parts = [f"{metric} for {_listed(tasks)}" for metric, tasks in by_metric.items()]
+    said = [f"Quality is {', '.join(parts)}"] if parts else []
+    said += [f"{'for' if parts else 'For'} {_listed(without)} there is no score"] if without else []
+    return "; ".join(said)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def everything(
+    cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any], questions: Sequence[Question] = ()
+) -> Table:
     """Return the table with one row for each task and method. config: that of the manifest."""
     judged = any(row.judged is not None for row in cells.values())
     columns = [
@@ -77,7 +96,8 @@ def everything(cells: Cells, styles: Mapping[str, Style], config: Mapping[str, A
         for task in tasks(cells)
         for label, style in styles.items()
     ]
-    return Table("everything", columns, rows, notes=verdict_text.notes(list(cells.values()), config))
+    notes = [*verdict_text.notes(list(cells.values()), config), *filter(None, [scored_by(questions)])]
+    return Table("everything", columns, rows, notes=notes)
 
 
 def others(cells: Cells, styles: Mapping[str, Style]) -> Table:

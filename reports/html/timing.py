@@ -66,7 +66,7 @@ def _stacked(
         lines,
         axis=scale(axis, " ms") if parts else Markup(),
         key=[(part, PARTS[part]) for part in shown],
-        note=f"{caption}, by part of the work.",
+        note=f"{caption}, by part of the work. Parts too thin to be seen have their numbers in the table.",
         grid=grid_of(axis, name),
     )
 

@@ -41,7 +41,7 @@ def table(
         Column("method", False),
         Column(REFERENCE, help=f"Milliseconds per token of {REFERENCE} on the same prompts"),
         *(Column(part, help=help) for part, help in HELP.items()),
-        Column("method's", help="Milliseconds per token of the method: the sum of all before"),
+        Column("in all", help="Milliseconds per token of the method: the sum of all before"),
         Column("pass cost", help=f"The method's verifying pass over a pass of {REFERENCE}", fields=("pass ratio",)),
     ]
     rows = [_row(found[label], styles[label]) for label in order]

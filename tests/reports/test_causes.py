@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+from specbench_ss.reports.html.beside_published import order_in_words
 from specbench_ss.reports.html.report import page
+from specbench_ss.results.published import beside
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.waterfall import waterfalls
 from specbench_ss.runs.run_directory import read_run
@@ -57,3 +59,16 @@ def test_published_numbers_stand_beside_the_runs_and_say_what_compares(make_run:
     assert {row[0].text for row in table.rows} == {"medusa"}, "nobody has published code of ss"
     row, overall = table.rows[0], {row.label: row for row in found["ranking"]}
     assert row[1].text == overall["medusa"].tau and row[7].text == "nothing" and row[5].text.startswith("✕ vicuna")
+
+
+def test_the_published_order_is_told_in_words_beside_ours(make_run: MakeRun) -> None:
+    manifest = read_run(make_run()).manifest
+    method, names = manifest["methods"][1], ("eagle2", "medusa", "pld")
+    manifest["methods"] = [{**method, "label": name, "name": name} for name in names]
+    ours = {"eagle2": (3.0, 1.1), "medusa": (2.0, 1.5), "pld": (1.5, 1.0)}
+    (said,) = order_in_words(beside(manifest, ours))
+    assert said == (
+        "By speedup, the order published for vicuna 7B v1.3 on 3090 is eagle2, pld, medusa; here it is medusa, eagle2, "
+        "pld. 1 of 3 pairs stand in the same order."
+    )
+    assert order_in_words(beside(manifest, {**ours, "pld": (1.5, None)})) == []

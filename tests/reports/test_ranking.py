@@ -16,6 +16,7 @@ from specbench_ss.reports.html.speed import Cells
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.suite import Question
 from tests.conftest import MakeRun
 
 
@@ -66,13 +67,13 @@ def test_a_linear_axis_has_even_ticks_from_zero() -> None:
 def test_methods_are_ranked_by_speedup_and_void_ones_come_last(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "medusa", "ss"), categories=("qa",), questions=8))
     overall = overall_of(run)
-    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]))
+    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]), {})
     speeds = [overall[row.label].speedup or 0 for row in rows]
     assert speeds == sorted(speeds, reverse=True)
     assert [row.place for row in rows] == [1, 2, None] and rows[-1].label == "ar"
     best = rows[0].label
     overall[best] = replace(overall[best], comparison="void", speedup=None, speedup_interval=None)
-    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]))
+    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]), {})
     assert rows[-1].label == best and rows[-1].speedup == "void" and rows[-1].place is None
     assert rows[-1].badges[0] == ("void", "bad")
 
@@ -161,3 +162,36 @@ def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeR
     assert "Mean over questions, not over prompts" in help["quality"]
     assert dict(run_record.chips(run))["Repeats"] == "2"
     assert "10 prompts (5 questions)" in dict(run_record.chips(run))["Suite"]
+
+
+def test_what_quality_is_of_each_task_is_said() -> None:
+    asked = [
+        Question("1", "translation", ("a",), (("b",),), "bleu"),
+        Question("2", "math_reasoning", ("a",), (("b",),), "numeric"),
+        Question("3", "writing", ("a",)),
+        Question("4", "qa", ("a",)),
+        Question("5", "qa", ("b",)),
+    ]
+    said = "Quality is bleu for translation, numeric for math reasoning; for writing and qa there is no score"
+    assert speed.scored_by(asked) == said
+    assert speed.scored_by(asked[2:3]) == "For writing there is no score"
+    assert speed.scored_by([]) == ""
+
+
+def test_the_places_that_a_method_may_have_stand_below_its_place(make_run: MakeRun) -> None:
+    found = {row.label: row for row in page_of(read_run(make_run()))["ranking"]}
+    assert {row.may_be for row in found.values()} == {""}, "ss and medusa are far apart"
+    run = read_run(make_run(labels=("ar", "ar[n=1]", "ar[n=2]")))
+    found = {row.label: row for row in page_of(run)["ranking"]}
+    assert {label: row.may_be for label, row in found.items()} == {"ar": "", "ar[n=1]": "1–2", "ar[n=2]": "1–2"}
+
+
+def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    run.manifest["methods"][1]["learnt"] = {
+        "tokens": 1024, "steps": 8, "lr": 0.01, "own_answers": True, "parameters": 7
+    }  # fmt: skip
+    run.manifest["methods"][2]["learnt"] = {"searched": {"tokens": 12345, "made_of": "answers"}}
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(run)["budgets"].rows}
+    assert rows["ss"][2:] == ["7", "1,024", "8", "0.01", "the model's own answers", ""]
+    assert rows["medusa"][6] == "12,345 tokens are searched: answers" and rows["ar"][6] == "not recorded"
