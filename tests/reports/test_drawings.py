@@ -125,7 +125,7 @@ def test_a_lead_that_may_be_noise_has_a_badge(make_run: MakeRun) -> None:
 
     def badges(high: float) -> list[str]:
         rows["ss-shared-ar"] = replace(rows["ss-shared-ar"], speedup_interval=(0.9, high))
-        made = ranking.ranking(rows, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]))
+        made = ranking.ranking(rows, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]), {})
         return [text for text, _ in next(one for one in made if one.label == "ss").badges]
 
     low = (rows["ss"].speedup_interval or (0, 0))[0]
