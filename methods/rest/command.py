@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.outline import Outline
 
 app = typer.Typer(
     help="Build or inspect a datastore: text in which the method rest looks drafts up.", no_args_is_help=True
@@ -39,6 +42,20 @@ def build(
             "--lab", min=0, metavar="N", help="Add this many training conversations that the lab's generators write."
         ),
     ] = 0,
+    own_answers: Annotated[
+        bool,
+        typer.Option(
+            "--own-answers",
+            help="Let the model answer the questions of --data itself, greedily, and keep these answers alone. "
+            "They are made once, as for `ssbench train --own-answers`, and kept in the cache.",
+        ),
+    ] = False,
+    answer_limit: Annotated[
+        int, typer.Option("--answer-limit", min=1, help="With --own-answers: the longest answer, in tokens.")
+    ] = 256,
+    length: Annotated[
+        int, typer.Option("--length", min=2, help="With --own-answers: the most tokens of a question and its answer.")
+    ] = 512,
     draft: Annotated[
         int,
         typer.Option(
@@ -66,18 +83,29 @@ def build(
 
     from specbench_ss.methods.rest import text
     from specbench_ss.methods.rest.build import build as write
-    from specbench_ss.models.loading import outline_of
+    from specbench_ss.models.devices import resolve_device, resolve_dtype
+    from specbench_ss.models.loading import load_target, outline_of
     from specbench_ss.runs.run_directory import check_place
 
     if not data and not lab:
         raise UserError("datastore: give text with --data FILE, or --lab N")
+    if own_answers and (lab or not data):
+        raise UserError("datastore: --own-answers answers the questions of --data, and is not given with --lab")
     if out.exists() and any(out.iterdir()):
         raise UserError(f"datastore: --out {out} holds files already: give another folder")
     check_place(out)
-    base = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
-    texts = chain(text.file_texts(base.tokenizer, data or ()), text.lab_texts(base.tokenizer, lab))
     names = [*(Path(name).name for name in data or ()), *([f"{lab} conversations of the lab"] if lab else [])]
-    header = write(text.documents(base.tokenizer, texts), base, ", ".join(names), out, draft=draft)
+    base: Outline
+    if own_answers:
+        dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")  # as `ssbench train` has it
+        base = load_target(model, dtype=dtype, trust_remote_code=trust_remote_code, chat_template=chat_template)
+        documents = text.own_answers(base, data or (), answer_limit, length)
+        names = [f"own answers to {', '.join(names)}"]
+    else:
+        base = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
+        texts = chain(text.file_texts(base.tokenizer, data or ()), text.lab_texts(base.tokenizer, lab))
+        documents = text.documents(base.tokenizer, texts)
+    header = write(documents, base, ", ".join(names), out, draft=draft)
     size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
     print(f"written: {out}: {header['tokens']:,} tokens of {header['documents']:,} documents, {size:.1f} MB")
     print(f"use it: ssbench run --model {model} --methods rest --set rest.datastore={out}")

@@ -1,4 +1,4 @@
-"""Documents for a datastore: text files, chat files in the model's chat form, the lab's generated conversations."""
+"""Documents for a datastore: text files, chats in the model's chat form, its own answers, the lab's conversations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.files.user_files import read_text
+from specbench_ss.models.chat_templates import check_template
 from specbench_ss.training.text.conversations import read_conversation
+from specbench_ss.training.text.loading import load_rows
+from specbench_ss.training.text.own_answers import OwnAnswers
 from specbench_ss.training.text.sources import open_source
 from specbench_ss.training.text.templates import apply
 
@@ -54,6 +58,20 @@ def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]
         turns = zip(example.turns, example.answers, strict=True)
         said = [({"role": "user", "content": asked}, {"role": "assistant", "content": a[0]}) for asked, a in turns]
         yield apply(_with_template(tokenizer), [m for pair in said for m in pair], f"conversation {number}", False)
+
+
+def own_answers(target: Target, data: Sequence[str], limit: int, length: int) -> Iterator[NDArray[np.int32]]:
+    """The target's own greedy answers to the data's questions, int32 [n] each, with their ends.
+
+    They are those that `ssbench train --own-answers` learns from: made once, and kept in the user's cache folder.
+    length: of prompt and answer. Raises UserError for data that cannot be read.
+    """
+    check_template(target.tokenizer, target.name)
+    text = load_rows(list(data), target.tokenizer, length, own=OwnAnswers(target, limit))
+    for ids, mask in zip(text.train.ids, text.train.mask, strict=True):
+        edges = np.flatnonzero(np.diff(np.pad(mask.astype(np.int8), 1)))  # begin, end, begin, end ..
+        for begin, end in edges.reshape(-1, 2):
+            yield np.asarray(ids[begin:end], np.int32)
 
 
 def _with_template(tokenizer: Any) -> Any:

@@ -24,11 +24,13 @@ from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.rest import build as making
 from specbench_ss.methods.rest.build import build, in_memory
-from specbench_ss.methods.rest.datastore import Chunk, Datastore, open_datastore
+from specbench_ss.methods.rest.datastore import SEPARATOR, Chunk, Datastore, open_datastore
 from specbench_ss.methods.rest.decoding import REST, RESTOptions, draft_tree
 from specbench_ss.methods.rest.search import best_prefixes, retrieve
-from specbench_ss.models.loading import outline_of
+from specbench_ss.models.loading import load_target, outline_of
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.training.text.loading import load_rows
+from specbench_ss.training.text.own_answers import OwnAnswers
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
 
@@ -301,6 +303,25 @@ def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.C
         assert main(bad) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_the_command_keeps_the_models_own_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+    asked = [{"prompt": f"What is {i} and {i}?"} for i in range(60)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    command = ["datastore", "build", "--data", str(tmp_path / "asked.jsonl"), "--own-answers", "--answer-limit", "6"]
+    assert main([*command, "--out", str(tmp_path / "store")]) == 0
+    store, lab = open_datastore(tmp_path / "store"), load_target("lab")
+    text = load_rows(tmp_path / "asked.jsonl", lab.tokenizer, 512, own=OwnAnswers(lab, 6)).train
+    assert store.about["tokens"] == text.counts.completion_tokens == int(text.mask.sum())
+    assert store.about["documents"] == text.counts.documents and store.about["made_of"] == "own answers to asked.jsonl"
+    first = text.ids[0][text.mask[0] & (text.documents[0] == 0)]
+    assert store.chunks[0].tokens[: len(first) + 1].tolist() == [*first.tolist(), SEPARATOR]
+    capsys.readouterr()
+    assert main([*command, "--lab", "3", "--out", str(tmp_path / "x")]) == 2
+    assert "--own-answers answers the questions of --data" in capsys.readouterr().err
 
 
 def test_the_lab_brings_its_own() -> None:
