@@ -117,7 +117,7 @@ def config_of(
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}],
             "default_proposal_method": "greedy",
             "verifier": {
-                "name_or_path": base.name,
+                "name_or_path": None if base.is_lab else base.name,  # the lab is known by that name here alone
                 "architectures": getattr(base.config, "architectures", None) or [],
             },
         },

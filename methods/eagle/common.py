@@ -73,7 +73,7 @@ class FeatureDrafting(Decoder):
         path = drafter_here(options.weights, cls.name, base, cls.companion)
         if path is None:
             return
-        config = drafter_config(path)
+        config = drafter_config(path, cls.name)
         layers = cls.layers_of(options, config, base)[0]
         with torch.device("meta"):
             drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes)
@@ -86,7 +86,7 @@ class FeatureDrafting(Decoder):
 
         target.check_square(cls.name)
         path = drafter_folder(options.weights, cls.name, target, cls.companion)
-        config = drafter_config(path)
+        config = drafter_config(path, cls.name)
         check_base(config, target, cls.name)
         candidates = cls.layers_of(options, config, target)
         drafter = read_drafter(path, target, cls.name, cls.levels(candidates[0]), read_tensors)

@@ -17,7 +17,9 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods._shared.draft_vocabulary import check_words
 from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.methods._shared.speculators_format import LAYER, TYPE, check_type
 from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
+from specbench_ss.methods.eagle.speculators_files import check_said, check_shape, laid_flat
 from specbench_ss.models.drafter_folder import load_into, read_config, weight_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -31,7 +33,7 @@ def read_drafter(
 ) -> Drafter:
     """The drafter in a folder. levels: features a position, 0 = EAGLE-1. Raises UserError naming method and file."""
     file, _ = weight_file(path, WEIGHT_FILES, method)
-    about = drafter_config(path)
+    about = drafter_config(path, method)
     tensors = read(file)
     try:
         return drafter_from_tensors(tensors, about, base, levels)
@@ -39,10 +41,18 @@ def read_drafter(
         raise UserError(f"{method}: {error} ({file})") from None
 
 
-def drafter_config(path: Path) -> dict[str, Any]:
-    """config.json beside the weights; what speculators nest in `transformer_layer_config` is laid flat."""
+def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
+    """config.json beside the weights; what speculators nest in `transformer_layer_config` is laid flat.
+
+    Raises UserError, naming the method, where such a config.json is for another one or describes no layer.
+    """
     about = read_config(path if path.is_dir() else path.parent)
-    layer = about.get("transformer_layer_config")
+    try:
+        if check_type(about, method.removesuffix("2")):
+            return laid_flat(about)
+    except UserError as error:
+        raise UserError(f"{method}: {error} ({path})") from None
+    layer = about.get(LAYER)
     return {**layer, **about} if isinstance(layer, dict) else about
 
 
@@ -55,7 +65,12 @@ def drafter_from_tensors(given: Tensors, about: dict[str, Any], base: Outline, l
     if third:
         tensors = {"midlayer." + n.removeprefix("layers.0.") if n.startswith("layers.0.") else n: t
                    for n, t in tensors.items()}  # fmt: skip
+    stated = TYPE in about and third
+    if stated:
+        check_said(about, tensors, base, levels)
     shape = _shape(tensors, about, base, levels)
+    if stated:
+        check_shape(about, shape)
     drafter = _built(shape, about, tensors)
     kept = {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}
     load_into(drafter, kept, "the drafter")
@@ -118,6 +133,7 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) 
         input_norm=bool(levels) and (bool(about.get("norm_before_fc")) or "input_norm.weight" in tensors),
         residual_normed=bool(about.get("norm_before_residual")),
         output_normed=bool(about.get("norm_output")),
+        head_norms=TYPE in about and about.get("model_type") == "qwen3",
     )
 
 
