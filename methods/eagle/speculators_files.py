@@ -153,5 +153,9 @@ def _layer(made: LlamaConfig, shape: Shape, base: Outline) -> dict[str, Any]:
     own: PretrainedConfig = made
     sizes = {name: getattr(own, name) for name in OF_THE_LAYER if name not in ("vocab_size", "layer_types")}
     rope = {"rope_theta": (made.rope_parameters or {}).get("rope_theta")}  # where older versions of transformers look
-    kind = {"model_type": "qwen3" if shape.head_norms else "llama", "vocab_size": base.vocab_size}
-    return {"architectures": ["LlamaForCausalLM"], **sizes, **rope, **kind}
+    kind = {
+        "model_type": "qwen3" if shape.head_norms else "llama",
+        "vocab_size": base.vocab_size,
+        "attention_bias": bool(shape.biases),
+    }
+    return {**sizes, **rope, **kind}

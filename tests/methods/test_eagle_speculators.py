@@ -24,11 +24,12 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.dflash.decoding import DFlash
 from specbench_ss.methods.dflash.options import DFlashOptions
+from specbench_ss.methods.eagle import speculators_files
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.feature_layers import input_levels
 from specbench_ss.methods.eagle.trainer import Eagle3Trainer, Eagle3TrainOptions
 from specbench_ss.methods.eagle.training import Eagle3Trainee
-from specbench_ss.models.drafter_folder import read_tensors
+from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
 from specbench_ss.testing.tiny import randomise
 from tests.tiny import tiny_model
 
@@ -119,6 +120,12 @@ NOT_THEIRS = "another width"  # vLLM reads target_hidden_size, the package's own
 # -- the same, from the format's definition, one slot at a time ----------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """Of eight layers."""
+    return Target(tiny_model("llama", layers=N))
+
+
 class Definition:
     """States and logits of slots 0, 1, .. over everything before them."""
 
@@ -201,11 +208,11 @@ def watched(decoder: Any, prompt: list[int], tokens: int = 8) -> list[tuple[list
 
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_drafts_are_what_the_format_says(name: str, tmp_path: Path) -> None:
+def test_drafts_are_what_the_format_says(name: str, target: Target, tmp_path: Path) -> None:
     """Features are transformers' own hidden states: number i is what layer i reads."""
     config, embed = VARIANTS[name]
-    w, model = tensors_of(config, embed), tiny_model("llama", layers=N)
-    decoder = read(Target(model), folder(tmp_path / "e", w, config))
+    w, model = tensors_of(config, embed), target.model
+    decoder = read(target, folder(tmp_path / "e", w, config))
     layers = config["eagle_aux_hidden_state_layer_ids"] or [2, N // 2, N - 3]
     assert decoder.layers == tuple(layers)
     words = (torch.arange(WORDS) + w["d2t"] if "d2t" in w else torch.arange(V)).tolist()
@@ -275,10 +282,9 @@ def check_against_theirs(target: Target, decoder: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != NOT_THEIRS])
-def test_the_package_speculators_computes_the_same(name: str, tmp_path: Path) -> None:
+def test_the_package_speculators_computes_the_same(name: str, target: Target, tmp_path: Path) -> None:
     pytest.importorskip("speculators.models.eagle3", reason="the package speculators is not installed")
     config, embed = VARIANTS[name]
-    target = Target(tiny_model("llama", layers=N))
     decoder = read(target, folder(tmp_path / "e", tensors_of(config, embed), config))
     check_against_theirs(target, decoder, tmp_path / "e")
 
@@ -299,10 +305,8 @@ def saved(target: Target, path: Path, layout: str, words: int) -> Eagle3Trainee:
 
 
 @pytest.mark.parametrize("words", [WORDS, V])
-@pytest.mark.parametrize("layers", [N, 7])
-def test_both_layouts_draft_the_same(words: int, layers: int, tmp_path: Path) -> None:
-    """Trees of every step, at a depth where both read the same layers."""
-    target = Target(tiny_model("llama", layers=layers))
+def test_both_layouts_draft_the_same(words: int, target: Target, tmp_path: Path) -> None:
+    """Trees of every step, for a model of so many layers that both read the same ones."""
     trees = []
     for layout in ("published", "speculators"):
         saved(target, tmp_path / layout, layout, words)
@@ -311,6 +315,21 @@ def test_both_layouts_draft_the_same(words: int, layers: int, tmp_path: Path) ->
     assert len(trees[0]) > 1 and trees[0] == trees[1]
     names = load_file(tmp_path / "speculators" / "model.safetensors")
     assert "layers.0.hidden_norm.weight" in names and not any(name.startswith("midlayer") for name in names)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_was_read_is_written_again(name: str, target: Target, tmp_path: Path) -> None:
+    config, embed = VARIANTS[name]
+    one = read(target, folder(tmp_path / "one", tensors_of(config, embed), config))
+    made = speculators_files.config_of(one.drafter, one.config, one.layers, 3, target)
+    write_checkpoint(tmp_path / "two", one.drafter, made, called=speculators_files.published_name)
+    two = read(target, str(tmp_path / "two"))
+    assert two.drafter.shape == one.drafter.shape and two.layers == one.layers
+    assert torch.equal(two.rotary.frequencies, one.rotary.frequencies)
+    assert two.drafter.norm.variance_epsilon == one.drafter.norm.variance_epsilon
+    for key, tensor in one.drafter.state_dict().items():
+        torch.testing.assert_close(two.drafter.state_dict()[key], tensor, atol=1e-3, rtol=1e-3)
+    assert made["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
 
 
 @pytest.mark.parametrize("layers", range(1, 10))
@@ -384,7 +403,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     ),
     "no layers": ({"eagle_aux_hidden_state_layer_ids": []}, {}, "names no layer"),
     "layers in words": ({"eagle_aux_hidden_state_layer_ids": "1,2"}, {}, "layer_ids is not a list"),
-    "fewer layers": ({"eagle_aux_hidden_state_layer_ids": [1, 4]}, {}, f"fc.weight reads {3 * H} numbers, which are no 2"),
+    "fewer layers": ({"eagle_aux_hidden_state_layer_ids": [1, 4]}, {}, f"fc.weight reads {3 * H} numbers, which are"),
     "a model of another width": (
         {"target_hidden_size": 64}, {}, f"for a model with a hidden size of 64, the model has {H}"
     ),
@@ -392,7 +411,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     "another width of its own": (
         {"layer": {"hidden_size": 64}, "target_hidden_size": H}, {}, f"made for {H}"
     ),
-    "another inner width": ({"layer": {"intermediate_size": 64}}, {}, f"intermediate_size in config.json is 64, the dra"),
+    "another inner width": ({"layer": {"intermediate_size": 64}}, {}, "intermediate_size in config.json is 64"),
     "other keys": ({"layer": {"num_key_value_heads": 4}}, {}, "num_key_value_heads in config.json is 4"),
     "other heads": ({"layer": {"num_attention_heads": 8}}, {}, f"queries have {HEADS * HD} rows"),
     "another vocabulary": ({"layer": {"vocab_size": 99}}, {}, f"with a vocabulary of 99, the model has {V}"),
@@ -411,21 +430,21 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     "norms of features": (
         {}, {f"fc_norm.{i}.weight": torch.ones(H) for i in range(3)}, "fc_norm in config.json is False"
     ),
-    "no biases": ({"layer": {"attention_bias": True}}, {}, "attention_bias in config.json is True, the drafter has bia"),
+    "no biases": ({"layer": {"attention_bias": True}}, {}, "attention_bias in config.json is True, the drafter has"),
     "a bias": ({}, {"fc.bias": torch.ones(H)}, "attention_bias in config.json is False, the drafter has biases of fc"),
     "no biases of the MLP": ({"layer": {"mlp_bias": True}}, {}, "lacks tensors: midlayer.mlp.down_proj.bias"),
     "no norms of heads": ({"layer": {"model_type": "qwen3"}}, {}, "lacks tensors: midlayer.self_attn.k_norm.weight"),
     "norms of heads": ({}, {f"{P}.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: midlayer.self_attn.q_n"),
-    "a wider embedding": ({}, {"embed_tokens.weight": torch.ones(V + 1, H)}, f"vocabulary of {V + 1}, the model has {V}"),
+    "a longer embedding": ({}, {"embed_tokens.weight": torch.ones(V + 1, H)}, f"vocabulary of {V + 1}, the model has"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_folders_are_one_line(name: str, tmp_path: Path) -> None:
+def test_wrong_folders_are_one_line(name: str, target: Target, tmp_path: Path) -> None:
     changed, tensors, said = WRONG[name]
     made = {k: v for k, v in (tensors_of(config_of()) | tensors).items() if v is not None}
     weights = folder(tmp_path / "e", made, config_of(**changed))
-    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=N)), said)
+    refused(Eagle3, Eagle3Options(weights=weights), target, said)
 
 
 @pytest.mark.parametrize(
@@ -436,13 +455,12 @@ def test_wrong_folders_are_one_line(name: str, tmp_path: Path) -> None:
         (torch.zeros(WORDS).long(), "that t2d marks"),
     ],
 )
-def test_a_map_that_points_outside_is_one_line(d2t: Tensor, said: str, tmp_path: Path) -> None:
+def test_a_map_that_points_outside_is_one_line(d2t: Tensor, said: str, target: Target, tmp_path: Path) -> None:
     weights = folder(tmp_path / "e", tensors_of(config_of()) | {"d2t": d2t}, config_of())
-    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=N)), said, checked=False)
+    refused(Eagle3, Eagle3Options(weights=weights), target, said, checked=False)
 
 
-def test_other_methods_name_the_one_that_reads_it(tmp_path: Path) -> None:
-    target = Target(tiny_model("llama", layers=N))
+def test_other_methods_name_the_one_that_reads_it(target: Target, tmp_path: Path) -> None:
     weights = folder(tmp_path / "e", tensors_of(config_of()), config_of())
     refused(DFlash, DFlashOptions(weights=weights), target, "use the method eagle3")
     refused(Eagle2, DynamicOptions(weights=weights), target, "use the method eagle3")
