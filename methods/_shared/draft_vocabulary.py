@@ -15,6 +15,7 @@ from specbench_ss.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.outline import Outline
     from specbench_ss.training.batches import Batch
 
 
@@ -32,6 +33,30 @@ def check_words(words: Tensor, t2d: Tensor | None, vocab: int) -> None:
         raise UserError(f"d2t leads to token {outside}, the model has a vocabulary of {vocab}")
     if t2d is not None and not torch.equal(words.sort().values, t2d.nonzero()[:, 0]):
         raise UserError(f"d2t leads to other words than the {int(t2d.sum())} that t2d marks")
+
+
+def own_words(stated: int | None, own: dict[str, int], base: Outline) -> int:
+    """Words of a drafter's own LM head, 0 = it has none. Raises UserError where they do not fit the base.
+
+    stated: by its configuration. own: the length of each of lm_head.weight, d2t and t2d, 0 = it has none.
+    """
+    head, d2t, t2d = own["lm_head.weight"], own["d2t"], own["t2d"]
+    words = stated or head or d2t or base.vocab_size
+    if words > base.vocab_size:
+        raise UserError(f"the drafter's vocabulary has {words} words, the model's {base.vocab_size}")
+    for name, length in (("lm_head.weight", head), ("d2t", d2t)):
+        if length and length != words:
+            raise UserError(f"config.json says that the drafter has {words} words, {name} has {length}")
+    if t2d and t2d != base.vocab_size:
+        raise UserError(f"t2d is for a vocabulary of {t2d}, the model has {base.vocab_size}")
+    missing = [name for name, length in (("lm_head.weight", head), ("d2t", d2t)) if not length]
+    if words < base.vocab_size and missing:
+        raise UserError(
+            f"the drafter has {words} words, the model {base.vocab_size}, and it lacks tensors: {', '.join(missing)}"
+        )
+    if d2t and not head:
+        raise UserError("the drafter has d2t, and lacks tensors: lm_head.weight")
+    return head
 
 
 def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:

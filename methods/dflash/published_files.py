@@ -11,14 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import PretrainedConfig, Qwen3Config
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, Qwen3Config
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL
-from specbench_ss.errors import UserError
-from specbench_ss.methods._shared import speculators_format
+from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods._shared.draft_vocabulary import check_words
+from specbench_ss.methods._shared.rotary import Rotary, check_rope
 from specbench_ss.methods.dflash.drafter import Drafter, Shape
 from specbench_ss.methods.dflash.options import MOST_BLOCK
 from specbench_ss.methods.dflash.said import Said
@@ -51,8 +52,9 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
     said = Said.of(config)
     layer = _layer_config(config, said)
     _check_fits(said, layer, base)
-    own = speculators_format.lengths(tensors, ("embed_tokens.weight", *speculators_format.PRUNED))
-    draft_vocab = speculators_format.draft_vocab(said.draft_vocab_size, own, base)
+    own = {name: len(tensors[name]) if name in tensors and tensors[name].ndim else 0
+           for name in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")}  # fmt: skip
+    draft_vocab = _draft_vocab(said, own, base)
     shape = Shape(
         layers=_inputs(said, base),
         block=said.block_size,
@@ -76,8 +78,19 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
 
 def _layer_config(config: dict[str, Any], said: Said) -> PretrainedConfig:
     """The draft layers' configuration, with its model type's own defaults for what is not stated."""
-    given = config.get(speculators_format.LAYER) if said.speculators_model_type else config
-    return speculators_format.layer_config(given, "layers as Qwen3 has them", _qwen3)
+    given = config.get("transformer_layer_config") if said.speculators_model_type else config
+    known = {k: v for k, v in (given or {}).items() if k not in ("architectures", "auto_map", "model_type")}
+    kind = (given or {}).get("model_type") or "qwen3"
+    if kind not in CONFIG_MAPPING:
+        raise UserError(f"config.json speaks of layers of the type {kind!r}, which is not known")
+    try:
+        layer = AutoConfig.for_model(kind, **known)
+        check_rope(layer)
+        with torch.device("cpu"):  # `check` makes everything else without numbers
+            Rotary(_qwen3(layer), torch.device("cpu"))
+    except Exception as error:  # of many kinds: whatever transformers finds wrong
+        raise UserError(f"config.json does not describe layers as Qwen3 has them: {first_line(error)}") from None
+    return layer
 
 
 def _qwen3(layer: PretrainedConfig) -> Qwen3Config:
@@ -87,11 +100,13 @@ def _qwen3(layer: PretrainedConfig) -> Qwen3Config:
 
 def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:
     """Raises UserError where the drafter is for a model of other sizes, or its block or mask token cannot be."""
-    speculators_format.check_fits({
-        "hidden size": (layer.hidden_size, base.hidden_size),
-        "vocabulary": (layer.vocab_size, base.vocab_size),
-        "number of layers": (said.num_target_layers or base.n_layers, base.n_layers),
-    })  # fmt: skip
+    for name, stated, own in (
+        ("hidden size", layer.hidden_size, base.hidden_size),
+        ("vocabulary", layer.vocab_size, base.vocab_size),
+        ("number of layers", said.num_target_layers or base.n_layers, base.n_layers),
+    ):
+        if stated != own:
+            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {own}")
     if not 0 <= said.mask_token_id < base.vocab_size:
         raise UserError(
             f"mask_token_id in config.json is {said.mask_token_id}, the model has tokens 0 to {base.vocab_size - 1}"
@@ -104,7 +119,13 @@ def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:
 def _inputs(said: Said, base: Outline) -> tuple[int, ...]:
     """The layers of the base whose inputs are read; -1 = the final state. Raises UserError for those it lacks."""
     listed, last = said.layer_ids, base.n_layers - 1
-    speculators_format.check_layers(listed, said.listed_in, base)
+    if not listed:
+        raise UserError(f"{said.listed_in} in config.json names no layer")
+    for layer in listed:
+        if not 0 <= layer <= last:
+            raise UserError(
+                f"{said.listed_in} in config.json names layer {layer}, of the model's can be read: 0 to {last}"
+            )
     if said.speculators_model_type:
         return tuple(listed)
     return tuple(FINAL if layer == last else layer + 1 for layer in listed)
@@ -124,6 +145,27 @@ def _sights(said: Said, layer: PretrainedConfig) -> tuple[Sight, ...]:
     if len(kinds) != layer.num_hidden_layers:
         raise UserError(f"config.json has {len(kinds)} layer_types for {layer.num_hidden_layers} layers")
     return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
+
+
+def _draft_vocab(said: Said, own: dict[str, int], base: Outline) -> int:
+    """Words of its own LM head, 0 = it has none. own: the length of each of those tensors that it may have."""
+    head, d2t, t2d = own["lm_head.weight"], own["d2t"], own["t2d"]
+    stated = said.draft_vocab_size or head or d2t or base.vocab_size
+    if stated > base.vocab_size:
+        raise UserError(f"the drafter's vocabulary has {stated} words, the model's {base.vocab_size}")
+    for name, words in (("lm_head.weight", head), ("d2t", d2t)):
+        if words and words != stated:
+            raise UserError(f"config.json says that the drafter has {stated} words, {name} has {words}")
+    if t2d and t2d != base.vocab_size:
+        raise UserError(f"t2d is for a vocabulary of {t2d}, the model has {base.vocab_size}")
+    missing = [name for name, words in (("lm_head.weight", head), ("d2t", d2t)) if not words]
+    if stated < base.vocab_size and missing:
+        raise UserError(
+            f"the drafter has {stated} words, the model {base.vocab_size}, and it lacks tensors: {', '.join(missing)}"
+        )
+    if d2t and not head:
+        raise UserError("the drafter has d2t, and lacks tensors: lm_head.weight")
+    return head
 
 
 def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
@@ -148,12 +190,24 @@ def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     """config.json in speculators' layout."""
     shape = drafter.shape
     layer = {k: v for k, v in config_of(drafter, base).items() if k in (*SIZES, "model_type", "vocab_size")}
-    words, drafts = shape.draft_vocab or base.vocab_size, shape.block - shape.first
+    proposal = {"proposal_type": "greedy", "speculative_tokens": shape.block - shape.first}
     return {
-        **speculators_format.config_of("dflash", "DFlashDraftModel", layer, words, drafts, base),
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": layer,
+        "draft_vocab_size": shape.draft_vocab or base.vocab_size,
         "block_size": shape.block,
         "aux_hidden_state_layer_ids": list(shape.layers),
         "mask_token_id": shape.mask_token,
         "sample_from_anchor": shape.from_anchor,
         "sliding_window_non_causal": False,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {
+                "name_or_path": base.name,
+                "architectures": getattr(base.config, "architectures", None) or [],
+            },
+        },
     }

@@ -9,26 +9,39 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from transformers import LlamaConfig, PretrainedConfig
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
-from specbench_ss.methods._shared import speculators_format as form
+from specbench_ss.methods._shared.draft_vocabulary import own_words
+from specbench_ss.methods._shared.layer_configs import (
+    SIZES,
+    check_layer_ids,
+    check_sizes,
+    described_layers,
+    proposals,
+    sizes_of,
+)
+    SIZES,
+    check_layer_ids,
+    check_sizes,
+    described_layers,
+    proposals,
+    sizes_of,
+)
+from specbench_ss.methods._shared.speculators_format import LAYER, TYPE
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import LlamaConfig
 
     from specbench_ss.methods.eagle.drafter import Drafter, Shape
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 BIASED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 KINDS = ("llama", "qwen3")  # of layers; Qwen3's norms queries and keys head by head
-OF_THE_LAYER = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias", "mlp_bias", "rope_parameters",
-    "vocab_size", "layer_types", "model_type",
-)  # fmt: skip
+OF_THE_LAYER = (*SIZES, "mlp_bias", "layer_types", "model_type")
+OWN = ("lm_head.weight", "d2t", "t2d")  # tensors whose length is a vocabulary
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -64,9 +77,12 @@ def laid_flat(config: dict[str, Any]) -> dict[str, Any]:
 
     Raises UserError for layers that are not computed here.
     """
-    layer = form.layer_config(config.get(form.LAYER), "a Llama layer")
-    if layer.model_type not in KINDS:
-        raise UserError(f"config.json speaks of layers of the type {layer.model_type!r}, not of {' or '.join(KINDS)}")
+    given = config.get(LAYER)
+    if not isinstance(given, dict):
+        raise UserError(f"{LAYER} in config.json is not an object")
+    if (kind := given.get("model_type") or "qwen3") not in KINDS:
+        raise UserError(f"config.json speaks of layers of the type {kind!r}, not of {' or '.join(KINDS)}")
+    layer = described_layers(given, "Llama")
     rope = layer.rope_parameters or {}
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise UserError("config.json asks for partial_rotary_factor, which is not supported")
@@ -85,7 +101,7 @@ def check_layers(about: Mapping[str, Any], base: Outline) -> tuple[int, ...]:
             raise UserError(f"config.json does not state {IDS}, and a model of {n} layers has no usual ones")
     if n in ids:
         raise UserError(f"{IDS} in config.json names {n}, the state before the final norm, which is not supported")
-    form.check_layers(ids, IDS, base)
+    check_layer_ids(ids, IDS, base)
     return tuple(ids)
 
 
@@ -99,10 +115,11 @@ def check_said(about: Mapping[str, Any], tensors: Mapping[str, Tensor], base: Ou
     if said.norm_before_fc and said.fc_norm:
         raise UserError("config.json asks for norm_before_fc and for fc_norm, of which there is one")
     target_hidden = said.target_hidden_size or said.hidden_size
-    form.check_fits({
-        "hidden size": (target_hidden, base.hidden_size), "vocabulary": (said.vocab_size, base.vocab_size)
-    })  # fmt: skip
-    form.draft_vocab(said.draft_vocab_size, form.lengths(tensors, form.PRUNED), base)
+    check_sizes((
+        ("hidden size", target_hidden, base.hidden_size), ("vocabulary", said.vocab_size, base.vocab_size)
+    ))  # fmt: skip
+    own = {name: len(tensors[name]) if name in tensors and tensors[name].ndim else 0 for name in OWN}
+    own_words(said.draft_vocab_size, own, base)
     wide = tensors["fc.weight"].shape[-1] if "fc.weight" in tensors and tensors["fc.weight"].ndim else None
     if wide not in (None, levels * target_hidden):
         raise UserError(f"fc.weight reads {wide} numbers, which are no {levels} states of {target_hidden}")
@@ -134,11 +151,15 @@ def config_of(
     drafter: Drafter, about: Mapping[str, Any], layers: tuple[int, ...], drafts: int, base: Outline
 ) -> dict[str, Any]:
     """config.json in this layout. about: what `new_weights.config_for` says of the drafter; drafts: tokens a step."""
-    shape = drafter.shape
+    shape, proposed = drafter.shape, proposals("eagle3", drafts, base)
+    if base.is_lab:  # which is known by that name here alone
+        proposed["verifier"]["name_or_path"] = None
     return {
-        **form.config_of(
-            "eagle3", "Eagle3DraftModel", _layer(shape.llama(dict(about)), shape, base), shape.draft_vocab, drafts, base
-        ),
+        "architectures": ["Eagle3DraftModel"],
+        TYPE: "eagle3",
+        LAYER: _layer(shape.llama(dict(about)), shape, base),
+        "draft_vocab_size": shape.draft_vocab,
+        "speculators_config": proposed,
         "norm_before_residual": shape.residual_normed,
         "target_hidden_size": base.hidden_size,
         IDS: list(layers),
@@ -150,12 +171,12 @@ def config_of(
 
 
 def _layer(made: LlamaConfig, shape: Shape, base: Outline) -> dict[str, Any]:
-    own: PretrainedConfig = made
-    sizes = {name: getattr(own, name) for name in OF_THE_LAYER if name not in ("vocab_size", "layer_types")}
-    rope = {"rope_theta": (made.rope_parameters or {}).get("rope_theta")}  # where older versions of transformers look
-    kind = {
+    """Of the layer; `rope_theta` is where older versions of transformers look."""
+    return {
+        **sizes_of(made),
         "model_type": "qwen3" if shape.head_norms else "llama",
         "vocab_size": base.vocab_size,
         "attention_bias": bool(shape.biases),
+        "mlp_bias": made.mlp_bias,
+        "rope_theta": (made.rope_parameters or {}).get("rope_theta"),
     }
-    return {**sizes, **rope, **kind}

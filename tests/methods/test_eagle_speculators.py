@@ -380,7 +380,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     "another method's type": (
         {"speculators_model_type": "dflash"}, {}, "of the type 'dflash', not 'eagle3': use the method dflash"
     ),
-    "unknown layers": ({"layer": {"model_type": "nope"}}, {}, "layers of the type 'nope', which is not known"),
+    "unknown layers": ({"layer": {"model_type": "nope"}}, {}, "layers of the type 'nope', not of llama or qwen3"),
     "other layers": ({"layer": {"model_type": "gpt2"}}, {}, "the type 'gpt2', not of llama or qwen3"),
     "near layers": ({"layer": {"model_type": "mistral"}}, {}, "the type 'mistral', not of llama or qwen3"),
     "no object of a layer": ({"transformer_layer_config": [1]}, {}, "transformer_layer_config in config.json is not"),
@@ -423,7 +423,9 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     "no head": ({}, without("lm_head.weight"), "lacks tensors: lm_head.weight"),
     "no fc": ({}, without("fc.weight"), "lacks tensors: fc.weight"),
     "no norm": ({}, without("norm.weight"), "lacks tensors: norm.weight"),
-    "no output": ({}, without(f"{P}.self_attn.o_proj.weight"), "lacks tensors: midlayer.self_attn.o_proj.weight"),
+    "no norm of states": ({}, without(f"{P}.hidden_norm.weight"), "lacks tensors: layers.0.hidden_norm.weight"),
+    "no queries": ({}, without(f"{P}.self_attn.q_proj.weight"), "lacks tensors: layers.0.self_attn.q_proj.weight"),
+    "no output": ({}, without(f"{P}.self_attn.o_proj.weight"), "lacks tensors: layers.0.self_attn.o_proj.weight"),
     "no norms of features": ({"fc_norm": True}, {}, "lacks tensors: fc_norm.0.weight"),
     "no norm before fc": ({"norm_before_fc": True}, {}, "lacks tensors: input_norm.weight"),
     "a norm before fc": ({}, {"input_norm.weight": torch.ones(3 * H)}, "norm_before_fc in config.json is False"),
@@ -432,9 +434,9 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     ),
     "no biases": ({"layer": {"attention_bias": True}}, {}, "attention_bias in config.json is True, the drafter has"),
     "a bias": ({}, {"fc.bias": torch.ones(H)}, "attention_bias in config.json is False, the drafter has biases of fc"),
-    "no biases of the MLP": ({"layer": {"mlp_bias": True}}, {}, "lacks tensors: midlayer.mlp.down_proj.bias"),
-    "no norms of heads": ({"layer": {"model_type": "qwen3"}}, {}, "lacks tensors: midlayer.self_attn.k_norm.weight"),
-    "norms of heads": ({}, {f"{P}.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: midlayer.self_attn.q_n"),
+    "no biases of the MLP": ({"layer": {"mlp_bias": True}}, {}, "lacks tensors: layers.0.mlp.down_proj.bias"),
+    "no norms of heads": ({"layer": {"model_type": "qwen3"}}, {}, "lacks tensors: layers.0.self_attn.k_norm.weight"),
+    "norms of heads": ({}, {f"{P}.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: layers.0.self_attn.q_n"),
     "a longer embedding": ({}, {"embed_tokens.weight": torch.ones(V + 1, H)}, f"vocabulary of {V + 1}, the model has"),
 }  # fmt: skip
 
