@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from specbench_ss.errors import UserError
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specbench_ss.decoding.outline import Outline
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.methods._shared.own_words import OwnWords
     from specbench_ss.training.batches import Batch
 
 
@@ -66,6 +69,34 @@ def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:
         answers = batch.labels[..., 0]
         counts += torch.bincount(answers[answers != -100], minlength=vocab)
     return counts.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+@torch.no_grad()
+def take_words(drafter: OwnWords, batches: Iterable[Batch], target: Target) -> None:
+    """Draft the words that answers have most; its LM head is the target's rows of them. Nothing where it has none."""
+    if drafter.lm_head is not None:
+        words = frequent_words(batches, target.vocab_size, len(drafter.lm_head.weight)).to(target.device)
+        choose_words(drafter, words)
+        drafter.lm_head.weight.copy_(target.unembed[words])
+
+
+def guess_sums(
+    drafter: OwnWords, target: Target, states: Tensor, true: Tensor, labels: Tensor, soft: bool
+) -> tuple[Tensor, Tensor]:
+    """Sums over n positions of the loss and of right guesses. states, true [n, h] of drafter and target; labels [n].
+
+    soft: cross-entropy from the target's distribution, whose gradient is that of the KL divergence, instead of from the
+    text's token.
+    """
+    q, words = drafter.logits(states, target), drafter.words
+    t2d = None if words is None else drafter.t2d
+    if soft:
+        with torch.no_grad():
+            p = target.logits(true)
+        return soft_sums(q, p, labels, words, t2d)
+    if words is not None and t2d is not None:  # a word that it lacks is no label
+        labels = torch.where(t2d[labels], torch.searchsorted(words, labels), -100)
+    return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()
 
 
 def soft_sums(q: Tensor, p: Tensor, labels: Tensor, words: Tensor | None, t2d: Tensor | None) -> tuple[Tensor, Tensor]:

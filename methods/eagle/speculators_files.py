@@ -22,13 +22,6 @@ from specbench_ss.methods._shared.layer_configs import (
     proposals,
     sizes_of,
 )
-    SIZES,
-    check_layer_ids,
-    check_sizes,
-    described_layers,
-    proposals,
-    sizes_of,
-)
 from specbench_ss.methods._shared.speculators_format import LAYER, TYPE
 
 if TYPE_CHECKING:
