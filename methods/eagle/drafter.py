@@ -82,7 +82,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: LlamaConfig, shape: Shape, width: int) -> None:
         super().__init__()
-        self.self_attn = Qwen3Attention(config, 0) if shape.head_norms else LlamaAttention(config, 0)
+        attention: Any = Qwen3Attention if shape.head_norms else LlamaAttention
+        self.self_attn = attention(config, 0)
         rows = {"q_proj": shape.heads * shape.head_dim, "k_proj": shape.kv_heads * shape.head_dim}
         rows["v_proj"] = rows["k_proj"]
         for name, n in rows.items():
