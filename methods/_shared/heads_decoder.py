@@ -71,6 +71,7 @@ class TreeHeads(Decoder):
     ) -> None:
         super().__init__(target, options)
         self.config = config or {}  # what came with the heads
+        self.learnt = learnt(self.config)
         check_tree(tree, heads.count, target.vocab_size, self.name)
         self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
         self.tree, self.depth = tree, tree.depth
@@ -113,9 +114,7 @@ class TreeHeads(Decoder):
         own = cls.model_of(target, path)
         heads, config = cls.read(path, own, read_tensors)
         check_base(config, target, cls.name)
-        found = cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
-        found.learnt = learnt(config)
-        return found
+        return cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
 
     def variant(self, options: Any) -> Self:
         """The same heads on another tree."""

@@ -8,9 +8,9 @@ import msgspec
 
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
+from specbench_ss.methods._shared.speculators_format import check_type
 
 NOT_HERE = ("output_multiplier", "final_logit_softcapping")  # what z-lab's code does to logits of some models
-TYPE = "dflash"
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -35,10 +35,7 @@ class Said(msgspec.Struct, frozen=True):
     def of(cls, config: dict[str, Any]) -> Said:
         """Raises UserError where it is no drafter of DFlash's, or something is missing or of another kind."""
         nested = config.get("dflash_config")
-        kind = config.get("speculators_model_type")
-        if kind is not None and kind != TYPE:
-            raise UserError(f"config.json describes a speculator of the type {kind!r}, not {TYPE!r}")
-        if kind is None and not isinstance(nested, dict):
+        if not check_type(config, "dflash") and not isinstance(nested, dict):
             raise UserError("config.json describes no DFlash drafter: it has no dflash_config")
         flat = {**config, **nested} if isinstance(nested, dict) else config
         if other := [name for name in NOT_HERE if flat.get(name) is not None]:

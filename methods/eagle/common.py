@@ -18,7 +18,7 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
-from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
+from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, learnt, read_shapes, read_tensors
 from specbench_ss.models.weight_hash import hash_tensors
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FeatureDrafting(Decoder):
         from specbench_ss.methods._shared.rotary import Rotary
 
         super().__init__(target, options)
-        self.config, self.layers = config, tuple(layers)
+        self.config, self.layers, self.learnt = config, tuple(layers), learnt(config)
         self.taps = tuple(layer for layer in layers if layer != FINAL)
         self.drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
         self.rotary = Rotary(drafter.shape.llama(config), target.device)
@@ -73,7 +73,7 @@ class FeatureDrafting(Decoder):
         path = drafter_here(options.weights, cls.name, base, cls.companion)
         if path is None:
             return
-        config = drafter_config(path)
+        config = drafter_config(path, cls.name)
         layers = cls.layers_of(options, config, base)[0]
         with torch.device("meta"):
             drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes)
@@ -86,7 +86,7 @@ class FeatureDrafting(Decoder):
 
         target.check_square(cls.name)
         path = drafter_folder(options.weights, cls.name, target, cls.companion)
-        config = drafter_config(path)
+        config = drafter_config(path, cls.name)
         check_base(config, target, cls.name)
         candidates = cls.layers_of(options, config, target)
         drafter = read_drafter(path, target, cls.name, cls.levels(candidates[0]), read_tensors)

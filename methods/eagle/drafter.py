@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import Block
@@ -47,13 +48,15 @@ class Shape:
     input_norm: bool = False  # one norm over all features
     residual_normed: bool = False  # norm_before_residual of speculators' configurations
     output_normed: bool = False  # norm_output, EAGLE-3.1: the state that is fed back is the normed one
+    head_norms: bool = False  # queries and keys are normed head by head, as in Qwen3
 
     def llama(self, about: dict[str, Any]) -> LlamaConfig:
         """The layer's configuration; what tensors do not say (rope, eps, activation) is `about`'s.
 
         Raises ValueError for a kind of rope that changes with the length of the text, and for an eps that is no number.
         """
-        kept = {k: v for k, v in about.items() if k in ("rms_norm_eps", "hidden_act") and v is not None}
+        names = ("rms_norm_eps", "hidden_act", "mlp_bias")
+        kept = {k: v for k, v in about.items() if k in names and v is not None}
         if "rms_norm_eps" in kept:
             kept["rms_norm_eps"] = float(kept["rms_norm_eps"])
         for name in ("rope_parameters", "rope_scaling", "rope_theta"):
@@ -79,7 +82,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: LlamaConfig, shape: Shape, width: int) -> None:
         super().__init__()
-        self.self_attn = LlamaAttention(config, 0)
+        attention: Any = Qwen3Attention if shape.head_norms else LlamaAttention
+        self.self_attn = attention(config, 0)
         rows = {"q_proj": shape.heads * shape.head_dim, "k_proj": shape.kv_heads * shape.head_dim}
         rows["v_proj"] = rows["k_proj"]
         for name, n in rows.items():

@@ -210,6 +210,8 @@ class Eagle3(Eagle2):
         """
         if options.layers != "auto":
             return (_checked(_numbers(options.layers), base, "layers"),)
+        if "speculators_model_type" in config:
+            return (_stated(config, base),)
         if "feature_layers" in config:
             return (_checked(config["feature_layers"], base, "feature_layers in config.json"),)
         key = "eagle_aux_hidden_state_layer_ids"
@@ -243,6 +245,16 @@ class Eagle3(Eagle2):
             "small": make(False, total_tokens=7, depth=2, top_k=3),
             "chain": make(True, total_tokens=5, depth=4, top_k=1),
         }
+
+
+def _stated(config: dict[str, Any], base: Outline) -> tuple[int, ...]:
+    """In the layout of speculators, where there is one way to read the list."""
+    from specbench_ss.methods.eagle.speculators_files import check_layers
+
+    try:
+        return check_layers(config, base)
+    except UserError as error:
+        raise UserError(f"eagle3: {error}") from None
 
 
 def _numbers(text: str) -> list[int]:

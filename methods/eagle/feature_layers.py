@@ -12,5 +12,13 @@ def published_levels(n_layers: int) -> tuple[int, ...]:
     """
     if n_layers >= 7:  # fewer, and two would be the same
         return 2, n_layers // 2, n_layers - 3
-    outputs = (*range(1, n_layers), FINAL)
-    return tuple(outputs[i] for i in sorted({0, len(outputs) // 2, len(outputs) - 1}))
+    return _first_middle_last((*range(1, n_layers), FINAL))
+
+
+def input_levels(n_layers: int) -> tuple[int, ...]:
+    """The same without the final state, for layouts that name inputs of layers alone; of one layer its input, 0."""
+    return published_levels(n_layers) if n_layers >= 7 else _first_middle_last((*range(1, n_layers),) or (0,))
+
+
+def _first_middle_last(states: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(states[i] for i in sorted({0, len(states) // 2, len(states) - 1}))

@@ -54,9 +54,14 @@ def new_eagle(target: Target) -> tuple[Eagle1Drafter, dict[str, Any]]:
     return Eagle1Drafter(shape, shape.llama(config)), config
 
 
-def new_eagle3(target: Target, draft_vocab: int) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:
-    """An untrained EAGLE-3 drafter, its config and the layers it reads. Its draft vocabulary is the first words."""
-    layers = published_levels(target.n_layers)
+def new_eagle3(
+    target: Target, draft_vocab: int, layers: tuple[int, ...] = ()
+) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:
+    """An untrained EAGLE-3 drafter, its config and the layers it reads. Its draft vocabulary is the first words.
+
+    layers: empty = the published ones.
+    """
+    layers = layers or published_levels(target.n_layers)
     draft_vocab = min(draft_vocab, target.vocab_size)
     shape = replace(shape_for(target), draft_vocab=draft_vocab, levels=len(layers))
     config = config_for(target, shape) | {

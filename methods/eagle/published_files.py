@@ -17,7 +17,9 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods._shared.draft_vocabulary import check_words
 from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.methods._shared.speculators_format import LAYER, TYPE, check_type
 from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
+from specbench_ss.methods.eagle.speculators_files import check_said, check_shape, laid_flat, published_name
 from specbench_ss.models.drafter_folder import load_into, read_config, weight_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -31,7 +33,7 @@ def read_drafter(
 ) -> Drafter:
     """The drafter in a folder. levels: features a position, 0 = EAGLE-1. Raises UserError naming method and file."""
     file, _ = weight_file(path, WEIGHT_FILES, method)
-    about = drafter_config(path)
+    about = drafter_config(path, method)
     tensors = read(file)
     try:
         return drafter_from_tensors(tensors, about, base, levels)
@@ -39,26 +41,36 @@ def read_drafter(
         raise UserError(f"{method}: {error} ({file})") from None
 
 
-def drafter_config(path: Path) -> dict[str, Any]:
-    """config.json beside the weights; what speculators nest in `transformer_layer_config` is laid flat."""
+def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
+    """config.json beside the weights; what speculators nest in `transformer_layer_config` is laid flat.
+
+    Raises UserError, naming the method, where such a config.json is for another one or describes no layer.
+    """
     about = read_config(path if path.is_dir() else path.parent)
-    layer = about.get("transformer_layer_config")
+    try:
+        if check_type(about, method.removesuffix("2")):
+            return laid_flat(about)
+    except UserError as error:
+        raise UserError(f"{method}: {error} ({path})") from None
+    layer = about.get(LAYER)
     return {**layer, **about} if isinstance(layer, dict) else about
 
 
 def drafter_from_tensors(given: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Drafter:
     """A drafter that fits the base. levels: as in `read_drafter`. Raises UserError for what is missing or unknown."""
     tensors = {n.removeprefix("model."): t for n, t in given.items() if not n.endswith(IGNORED)}
-    third = any(n.endswith("hidden_norm.weight") or n.startswith("midlayer.") for n in tensors)
+    stated = about.get(TYPE) == "eagle3"
+    third = stated or any(n.endswith("hidden_norm.weight") or n.startswith("midlayer.") for n in tensors)
     if third != bool(levels):
         raise UserError("these are weights of EAGLE-3: use eagle3" if third else "these are no weights of EAGLE-3")
-    if third:
-        tensors = {"midlayer." + n.removeprefix("layers.0.") if n.startswith("layers.0.") else n: t
-                   for n, t in tensors.items()}  # fmt: skip
+    if stated:
+        check_said(about, tensors, base, levels)
     shape = _shape(tensors, about, base, levels)
+    if stated:
+        check_shape(about, shape)
     drafter = _built(shape, about, tensors)
     kept = {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}
-    load_into(drafter, kept, "the drafter")
+    load_into(drafter, kept, "the drafter", (lambda n: n) if _midlayer(tensors) else published_name)
     if isinstance(drafter, Eagle3Drafter) and not drafter.fc.weight.is_meta:
         t2d = dict(drafter.named_buffers()).get("t2d")
         check_words(drafter.token_ids(torch.arange(drafter.draft_vocab)), t2d, base.vocab_size)
@@ -87,8 +99,13 @@ def _size(tensors: Tensors, name: str) -> tuple[int, int]:
     return rows, columns
 
 
+def _midlayer(tensors: Tensors) -> bool:
+    """Whether the layer is called so, as EAGLE-3 was published; else it is `layers.0`."""
+    return any(n.startswith("midlayer.") for n in tensors)
+
+
 def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Shape:
-    layer = "midlayer" if levels else "layers.0"
+    layer = "midlayer" if _midlayer(tensors) else "layers.0"
     hidden, fc_width = _size(tensors, "fc.weight")
     rows, width = _size(tensors, f"{layer}.self_attn.q_proj.weight")
     heads, head_dim = _heads(about, rows)
@@ -118,6 +135,7 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) 
         input_norm=bool(levels) and (bool(about.get("norm_before_fc")) or "input_norm.weight" in tensors),
         residual_normed=bool(about.get("norm_before_residual")),
         output_normed=bool(about.get("norm_output")),
+        head_norms=TYPE in about and about.get("model_type") == "qwen3",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt
 
@@ -91,6 +91,13 @@ class Eagle3TrainOptions(Bounded):
     decay: Annotated[float, Gt(0)] = field(
         default=0.8, metadata={"help": "Weight of a level's loss as a multiple of the weight of the one before it."}
     )
+    format: Literal["published", "speculators"] = field(
+        default="published",
+        metadata={
+            "help": "Layout of the folder: as EAGLE-3 was published, or as speculators writes it, for vLLM.",
+            "later": True,
+        },
+    )
 
 
 class Eagle3Trainer(DrafterTrainer):
@@ -109,16 +116,23 @@ class Eagle3Trainer(DrafterTrainer):
 
     def build(self, target: Target, lr: float) -> Trainee:
         """A fresh layer."""
+        from specbench_ss.methods.eagle.feature_layers import input_levels
         from specbench_ss.methods.eagle.training import Eagle3Trainee
 
         o = self.options
-        return Eagle3Trainee(target, lr, o.levels, o.draft_vocab, o.decay)
+        layers = input_levels(target.n_layers) if o.format == "speculators" else ()
+        return Eagle3Trainee(target, lr, o.levels, o.draft_vocab, o.decay, layers)
 
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
-        """In the published layout, and the layers that it reads."""
+        """In one of the published layouts, and the layers that it reads."""
+        from specbench_ss.methods.eagle.speculators_files import config_of, published_name
         from specbench_ss.methods.eagle.training import Eagle3Trainee
         from specbench_ss.models.drafter_folder import write_checkpoint
 
-        trainee = training.trainee
+        trainee, levels = training.trainee, self.options.levels
         assert isinstance(trainee, Eagle3Trainee)
-        write_checkpoint(folder, trainee.module, {**trainee.config, **about})
+        if self.options.format == "speculators":
+            config = config_of(trainee.module, trainee.config, trainee.layers, levels, training.target)
+            write_checkpoint(folder, trainee.module, {**config, **about}, called=published_name)
+        else:
+            write_checkpoint(folder, trainee.module, {**trainee.config, **about})

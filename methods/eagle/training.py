@@ -164,14 +164,21 @@ class Eagle3Trainee(FeatureTrainee):
     """Training-time test: `levels` levels of its own outputs, cross-entropy over the draft vocabulary, weight 0.8^j.
 
     The draft vocabulary: the words that answers of the text have most. Its LM head starts as the target's rows.
+    layers: whose inputs are features, empty = the published ones.
     """
 
     name = "eagle3"
 
     def __init__(
-        self, target: Target, lr: float = 1e-3, levels: int = 7, draft_vocab: int = 32000, decay: float = 0.8
+        self,
+        target: Target,
+        lr: float = 1e-3,
+        levels: int = 7,
+        draft_vocab: int = 32000,
+        decay: float = 0.8,
+        layers: tuple[int, ...] = (),
     ) -> None:
-        self.module, self.config, layers = new_eagle3(target, draft_vocab)
+        self.module, self.config, layers = new_eagle3(target, draft_vocab, layers)
         self.lr, self.decay = lr, decay
         super().__init__(target, levels, layers)
 

@@ -91,12 +91,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(path)
 
 
-def write_checkpoint(folder: Path, module: nn.Module, config: dict[str, Any], name: str = "model.safetensors") -> None:
-    """Write the module's parameters in float16, its integer tables unchanged, and its config."""
+def write_checkpoint(
+    folder: Path,
+    module: nn.Module,
+    config: dict[str, Any],
+    name: str = "model.safetensors",
+    called: Callable[[str], str] = lambda name: name,
+) -> None:
+    """Write the module's parameters in float16, its integer tables unchanged, and its config.
+
+    called: returns the name in the file for the module's tensor of a given name.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {k: v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
+    state = {called(k): v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
     save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
     ordinary_mode(folder)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

@@ -269,7 +269,7 @@ def test_eagle_3_drafts_what_its_description_says(
 def test_a_nested_configuration_is_read(tmp_path: Path) -> None:
     target, w = Target(tiny_model("llama", layers=8)), eagle3("layers.0")
     weights = folder(tmp_path / "e", w)
-    outer = {"speculators_model_type": "eagle3", "transformer_layer_config": CONFIG}
+    outer = {"transformer_layer_config": CONFIG}  # speculators' layout itself: test_eagle_speculators.py
     (tmp_path / "e" / "config.json").write_text(json.dumps(outer))
     options = Eagle3Options(weights=weights, total_tokens=8, depth=1, top_k=3)
     check_dynamic(target, Eagle3.load(target, options), w, (2, 4, 5), {})

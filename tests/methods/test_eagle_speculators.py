@@ -1,0 +1,477 @@
+"""EAGLE-3 in speculators' layout: its variants equal a computation from the format's definition and the package's own.
+
+What is written here is read again; what cannot be computed, or does not fit, is one line.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.dflash.decoding import DFlash
+from specbench_ss.methods.dflash.options import DFlashOptions
+from specbench_ss.methods.eagle import speculators_files
+from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
+from specbench_ss.methods.eagle.feature_layers import input_levels
+from specbench_ss.methods.eagle.trainer import Eagle3Trainer, Eagle3TrainOptions
+from specbench_ss.methods.eagle.training import Eagle3Trainee
+from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
+from specbench_ss.testing.tiny import randomise
+from tests.tiny import tiny_model
+
+H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 12, 40, 45
+N, IDS, PROMPT = 8, [1, 4, 6], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41]
+EPS, THETA = 1e-5, 5e4
+LAYER = {
+    "model_type": "llama", "hidden_size": H, "intermediate_size": FFN, "num_hidden_layers": 1, "vocab_size": V,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": HD, "rms_norm_eps": EPS,
+    "max_position_embeddings": 16, "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+}  # fmt: skip
+
+
+def config_of(**changed: Any) -> dict[str, Any]:
+    """config.json as speculators writes it; `layer` changes its layer's configuration, None leaves a field out."""
+    layer = LAYER | changed.pop("layer", {})
+    made = {
+        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
+        "transformer_layer_config": {k: v for k, v in layer.items() if v is not None},
+        "draft_vocab_size": WORDS, "norm_before_residual": False, "target_hidden_size": None,
+        "eagle_aux_hidden_state_layer_ids": IDS, "norm_before_fc": False, "fc_norm": False, "norm_output": False,
+        "embed_requires_grad": False,
+        "speculators_config": {
+            "algorithm": "eagle3", "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "default_proposal_method": "greedy", "verifier": {"name_or_path": None, "architectures": []},
+        },
+    }  # fmt: skip
+    return made | changed
+
+
+def tensors_of(config: dict[str, Any], embed: bool = False) -> dict[str, Tensor]:
+    """The tensors that such a configuration asks for."""
+    torch.manual_seed(3)
+    layer, p = config["transformer_layer_config"], "layers.0"
+    h, words = layer.get("hidden_size", H), config["draft_vocab_size"]
+    features = len(config["eagle_aux_hidden_state_layer_ids"] or (0, 0, 0))
+    rows = {"q_proj": HEADS * HD, "k_proj": KV * HD, "v_proj": KV * HD}
+    shapes = {f"{p}.self_attn.{name}": (n, 2 * h) for name, n in rows.items()}
+    shapes |= {
+        "fc": (h, features * H), f"{p}.self_attn.o_proj": (h, HEADS * HD), f"{p}.mlp.gate_proj": (FFN, h),
+        f"{p}.mlp.up_proj": (FFN, h), f"{p}.mlp.down_proj": (h, FFN), "lm_head": (words, h),
+    }  # fmt: skip
+    made = {f"{name}.weight": torch.randn(shape) * 0.25 for name, shape in shapes.items()}
+    norms = {f"{p}.hidden_norm": h, f"{p}.input_layernorm": h, f"{p}.post_attention_layernorm": h, "norm": h}
+    norms |= {"input_norm": features * H} if config["norm_before_fc"] else {}
+    norms |= {f"fc_norm.{i}": H for i in range(features)} if config["fc_norm"] else {}
+    norms |= {f"{p}.self_attn.{n}_norm": HD for n in "qk"} if layer.get("model_type", "qwen3") == "qwen3" else {}
+    made |= {f"{name}.weight": torch.rand(n) + 0.5 for name, n in norms.items()}
+    biased = (*rows, "o_proj") if layer.get("attention_bias") else ()
+    made |= {f"{p}.self_attn.{n}.bias": torch.randn(len(made[f"{p}.self_attn.{n}.weight"])) for n in biased}
+    if layer.get("mlp_bias"):
+        made |= {f"{p}.mlp.{n}_proj.bias": torch.randn(len(made[f"{p}.mlp.{n}_proj.weight"]))
+                 for n in ("gate", "up", "down")}  # fmt: skip
+    if words < V:
+        chosen = torch.randperm(V)[:words].sort().values
+        made |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
+        made["t2d"][chosen] = True
+    if embed:
+        made["embed_tokens.weight"] = torch.randn(V, h)
+    return made
+
+
+def folder(path: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> str:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(weights, path / "model.safetensors")
+    return str(path)
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {  # config.json, and whether an embedding comes along
+    "plain": (config_of(), False),
+    "normed residual, own embedding": (config_of(norm_before_residual=True), True),
+    "one norm before fc": (config_of(norm_before_fc=True), False),
+    "a norm a feature, normed output": (config_of(fc_norm=True, norm_output=True), False),
+    "Qwen3's layer": (config_of(layer={"model_type": "qwen3"}), False),
+    "biases": (config_of(layer={"attention_bias": True, "mlp_bias": True}), False),
+    "all words": (config_of(draft_vocab_size=V), False),
+    "two features": (config_of(eagle_aux_hidden_state_layer_ids=[0, 7]), False),
+    "the usual layers": (config_of(eagle_aux_hidden_state_layer_ids=None), False),
+    "another width": (config_of(layer={"hidden_size": 48}, target_hidden_size=H), True),
+    "its type's defaults": (
+        config_of(layer={"model_type": None, "rms_norm_eps": None, "rope_parameters": None}), False
+    ),
+}  # fmt: skip
+NOT_THEIRS = "another width"  # vLLM reads target_hidden_size, the package's own model has one width
+
+
+# -- the same, from the format's definition, one slot at a time ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """Of eight layers."""
+    return Target(tiny_model("llama", layers=N))
+
+
+class Definition:
+    """States and logits of slots 0, 1, .. over everything before them."""
+
+    def __init__(self, w: dict[str, Tensor], config: dict[str, Any], embedding: Tensor) -> None:
+        layer = config["transformer_layer_config"]
+        self.w, self.config, self.table = w, config, w.get("embed_tokens.weight", embedding)
+        self.eps = layer.get("rms_norm_eps", 1e-6)
+        self.theta = layer.get("rope_parameters", {}).get("rope_theta", 1e4)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def normed(self, x: Tensor, name: str) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * self.w[f"{name}.weight"]
+
+    def product(self, x: Tensor, name: str) -> Tensor:
+        return self.w[f"{name}.weight"] @ x + self.w.get(f"{name}.bias", torch.zeros(()))
+
+    def heads(self, x: Tensor, name: str, count: int, turned: bool) -> Tensor:
+        out = self.product(x, f"layers.0.self_attn.{name}_proj").view(count, HD)
+        if not turned:
+            return out
+        if f"layers.0.self_attn.{name}_norm.weight" in self.w:
+            out = self.normed(out, f"layers.0.self_attn.{name}_norm")
+        angle = len(self.values) / self.theta ** (torch.arange(HD // 2) * 2 / HD)
+        low, high = out[:, : HD // 2], out[:, HD // 2 :]
+        return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
+
+    def fused(self, features: list[Tensor]) -> Tensor:
+        if self.config["fc_norm"]:
+            features = [self.normed(f, f"fc_norm.{i}") for i, f in enumerate(features)]
+        x = torch.cat(features)
+        return self.product(self.normed(x, "input_norm") if self.config["norm_before_fc"] else x, "fc")
+
+    def step(self, token: int, state: Tensor) -> Tensor:
+        """The next slot's output state, which stands in for the following feature."""
+        inner = self.normed(state, "layers.0.hidden_norm")
+        x = torch.cat((self.normed(self.table[token], "layers.0.input_layernorm"), inner))
+        q, k, v = self.heads(x, "q", HEADS, True), self.heads(x, "k", KV, True), self.heads(x, "v", KV, False)
+        self.keys.append(k.repeat_interleave(HEADS // KV, 0))
+        self.values.append(v.repeat_interleave(HEADS // KV, 0))
+        shares = ((torch.stack(self.keys) * q).sum(-1) / HD**0.5).softmax(0)  # [slots, HEADS]
+        seen = (shares[..., None] * torch.stack(self.values)).sum(0).flatten()
+        y = (inner if self.config["norm_before_residual"] else state) + self.product(seen, "layers.0.self_attn.o_proj")
+        z = self.normed(y, "layers.0.post_attention_layernorm")
+        gate = F.silu(self.product(z, "layers.0.mlp.gate_proj")) * self.product(z, "layers.0.mlp.up_proj")
+        out = y + self.product(gate, "layers.0.mlp.down_proj")
+        return self.normed(out, "norm") if self.config["norm_output"] else out
+
+    def logits(self, state: Tensor) -> Tensor:
+        return self.product(state if self.config["norm_output"] else self.normed(state, "norm"), "lm_head")
+
+
+def read(target: Target, weights: str, **size: Any) -> Any:
+    options = Eagle3Options(weights=weights, **{"total_tokens": 5, "depth": 3, "top_k": 1} | size)
+    Eagle3.check(options, target)
+    return Eagle3.load(target, options)
+
+
+def watched(decoder: Any, prompt: list[int], tokens: int = 8) -> list[tuple[list[int], Any, list[Tensor]]]:
+    """(ids before the step, tree, logits of its passes) of every step, greedy."""
+    seen: list[tuple[list[int], Any, list[Tensor]]] = []
+    propose, logits, found = decoder.propose, decoder.drafter.logits, []
+
+    def note_logits(*args: Any) -> Tensor:
+        found.append(logits(*args))
+        return found[-1]
+
+    def note(state: State) -> Any:
+        found.clear()
+        tree = propose(state)
+        seen.append((list(state.ids), tree, list(found)))
+        return tree
+
+    decoder.propose, decoder.drafter.logits = note, note_logits
+    answer = generate(decoder, prompt, Limits(tokens), Sampling()).tokens
+    decoder.propose, decoder.drafter.logits = propose, logits
+    assert answer == generate(Autoregressive(decoder.target), prompt, Limits(tokens), Sampling()).tokens
+    return seen
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_drafts_are_what_the_format_says(name: str, target: Target, tmp_path: Path) -> None:
+    """Features are transformers' own hidden states: number i is what layer i reads."""
+    config, embed = VARIANTS[name]
+    w, model = tensors_of(config, embed), target.model
+    decoder = read(target, folder(tmp_path / "e", w, config))
+    layers = config["eagle_aux_hidden_state_layer_ids"] or [2, N // 2, N - 3]
+    assert decoder.layers == tuple(layers)
+    assert Eagle3.layers_of(decoder.options, decoder.config, target) == (tuple(layers),)  # nothing to try out
+    words = (torch.arange(WORDS) + w["d2t"] if "d2t" in w else torch.arange(V)).tolist()
+    steps = watched(decoder, PROMPT)
+    for ids, tree, logits in (steps[0], steps[-1]):
+        hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
+        slots = Definition(w, config, model.get_input_embeddings().weight)
+        for t, token in enumerate(ids[1:]):
+            state = slots.step(token, slots.fused([hidden[i][0, t] for i in layers]))
+        drafted = tree.tokens.tolist()[1:]
+        assert len(logits) == 4 and len(drafted) == 4
+        for level, found in enumerate(logits):
+            wanted = slots.logits(state)
+            torch.testing.assert_close(found.flatten(), wanted, atol=2e-4, rtol=1e-4)
+            assert drafted[level] == words[int(wanted.argmax())]
+            state = slots.step(drafted[level], state)
+
+
+# -- the package that defines the format, where it is installed ----------------------------------------------------
+
+
+def their_model(path: Path, embedding: Tensor) -> Any:
+    """The package's own reading of a folder, in float32. It is no extra of this project: it pins other versions."""
+    theirs = pytest.importorskip("speculators.models.eagle3", reason="the package speculators is not installed")
+    config = theirs.Eagle3SpeculatorConfig.from_pretrained(path)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = theirs.Eagle3DraftModel(config)
+    given = {k: v.float() if v.is_floating_point() else v for k, v in load_file(path / "model.safetensors").items()}
+    missing, unexpected = model.load_state_dict(given, strict=False)
+    assert not unexpected and all(name.startswith(("embed", "verifier")) for name in missing)
+    if "embed_tokens.weight" in missing:
+        model.embed_tokens.weight.copy_(embedding)
+    return model.eval()
+
+
+def their_logits(model: Any, features: Tensor, ids: Tensor, steps: int) -> list[Tensor]:
+    """Logits [slots, words] a training-time step; features [slots, wide] beside the tokens after them, ids [slots]."""
+    found: list[Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda _module, _given, out: found.append(out[0]))
+    model(features[None], ids[None], torch.zeros_like(ids)[None], ttt_steps=steps)
+    hook.remove()
+    return found
+
+
+@torch.no_grad()
+def check_against_theirs(target: Target, decoder: Any, path: Path) -> None:
+    """All slots of a text in one pass, and two passes more by the text's own tokens at one of its slots."""
+    model = their_model(path, target.model.get_input_embeddings().weight)
+    ids, t = torch.tensor([[*PROMPT, 33, 22, 17, 60, 9]]), 8
+    tapped = target.prefill(ids[:, :-1], target.new_cache(40), decoder.layers, every=True).taps
+    features = [tapped[i] for i in decoder.layers]
+    wanted = their_logits(model, torch.cat(features, -1)[0], ids[0, 1:], 3)
+    d, n = decoder.drafter, ids.shape[1] - 1
+    fused = d.fuse(features)
+    out = d(d.embed(ids[:, 1:], target), fused, None, None, decoder.rotary(torch.arange(n)[None], fused.dtype))
+    torch.testing.assert_close(d.logits(out, target)[0], wanted[0], atol=2e-4, rtol=1e-4)
+    with torch.inference_mode():
+        state = State(ids[0, : t + 1].tolist(), t + 1, ids[0, t + 1 : t + 2], target.new_cache(40), Sampling())
+        decoder.prefill(state, ids[:, : t + 1])
+        state.ids = ids[0, : t + 2].tolist()
+        decoder.begin(state)
+        found, rotary = decoder.newest, decoder.rotary_ahead(state, 3)
+        for j in range(3):
+            torch.testing.assert_close(d.logits(found, target)[0, 0], wanted[j][t], atol=2e-4, rtol=1e-4)
+            seen = torch.ones(1, j + 1, dtype=torch.bool)
+            found = decoder.descend(state, ids[0, t + 2 + j : t + 3 + j], found, seen, rotary, j)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != NOT_THEIRS])
+def test_the_package_speculators_computes_the_same(name: str, target: Target, tmp_path: Path) -> None:
+    pytest.importorskip("speculators.models.eagle3", reason="the package speculators is not installed")
+    config, embed = VARIANTS[name]
+    decoder = read(target, folder(tmp_path / "e", tensors_of(config, embed), config))
+    check_against_theirs(target, decoder, tmp_path / "e")
+
+
+# -- what is written here is read again ----------------------------------------------------------------------------
+
+
+def saved(target: Target, path: Path, layout: str, words: int) -> Eagle3Trainee:
+    """What `ssbench train eagle3 --format LAYOUT` writes at its end, of random weights."""
+    options = Eagle3TrainOptions(levels=4, draft_vocab=words, format=layout)  # type: ignore[arg-type]
+    trainer = Eagle3Trainer(options)
+    trainee: Any = trainer.build(target, 1e-3)
+    randomise(trainee.module, 3, 0.15)
+    training: Any = SimpleNamespace(trainee=trainee, target=target)
+    about = {"base": "tiny", "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": 1}}
+    trainer.save(training, path, about)
+    return trainee
+
+
+@pytest.mark.parametrize("words", [WORDS, V])
+def test_both_layouts_draft_the_same(words: int, target: Target, tmp_path: Path) -> None:
+    """Trees of every step, for a model of so many layers that both read the same ones."""
+    trees = []
+    for layout in ("published", "speculators"):
+        saved(target, tmp_path / layout, layout, words)
+        decoder = read(target, str(tmp_path / layout), total_tokens=9, depth=3, top_k=3)
+        trees.append([(ids, t.tokens.tolist(), t.shape.parents) for ids, t, _ in watched(decoder, PROMPT, 12)])
+    assert len(trees[0]) > 1 and trees[0] == trees[1]
+    names = load_file(tmp_path / "speculators" / "model.safetensors")
+    assert "layers.0.hidden_norm.weight" in names and not any(name.startswith("midlayer") for name in names)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_was_read_is_written_again(name: str, target: Target, tmp_path: Path) -> None:
+    config, embed = VARIANTS[name]
+    one = read(target, folder(tmp_path / "one", tensors_of(config, embed), config))
+    made = speculators_files.config_of(one.drafter, one.config, one.layers, 3, target)
+    write_checkpoint(tmp_path / "two", one.drafter, made, called=speculators_files.published_name)
+    two = read(target, str(tmp_path / "two"))
+    assert two.drafter.shape == one.drafter.shape and two.layers == one.layers
+    assert torch.equal(two.rotary.frequencies, one.rotary.frequencies)
+    assert two.drafter.norm.variance_epsilon == one.drafter.norm.variance_epsilon
+    for key, tensor in one.drafter.state_dict().items():
+        torch.testing.assert_close(two.drafter.state_dict()[key], tensor, atol=1e-3, rtol=1e-3)
+    assert made["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+
+
+@pytest.mark.parametrize("layers", range(1, 10))
+def test_layers_of_shallow_models_are_named_by_inputs(layers: int, tmp_path: Path) -> None:
+    levels = input_levels(layers)
+    assert len(set(levels)) == len(levels) >= 1 and all(0 <= i < layers for i in levels)
+    target = Target(tiny_model("llama", layers=layers))
+    trainee = saved(target, tmp_path, "speculators", WORDS)
+    assert read(target, str(tmp_path)).layers == trainee.layers == levels
+
+
+def test_what_is_written_is_read_by_the_package(tmp_path: Path) -> None:
+    """Its own `from_pretrained`, with the target's folder as verifier, and the numbers of the written folder."""
+    theirs = pytest.importorskip("speculators.models.eagle3", reason="the package speculators is not installed")
+    model = tiny_model("llama", layers=N)
+    model.save_pretrained(tmp_path / "target")
+    target = Target(model, name=str(tmp_path / "target"))
+    trainee = saved(target, tmp_path / "e", "speculators", WORDS)
+    made = theirs.Eagle3DraftModel.from_pretrained(tmp_path / "e")
+    assert made.config.speculators_config.proposal_methods[0].speculative_tokens == 4
+    assert made.target_layer_ids == list(trainee.layers)
+    assert torch.equal(made.d2t, trainee.module.d2t) and made.config.norm_before_residual is False
+    check_against_theirs(target, read(target, str(tmp_path / "e")), tmp_path / "e")
+
+
+# -- what a user may get wrong -------------------------------------------------------------------------------------
+
+
+def refused(method: type[Decoder], options: Any, target: Target, said: str, checked: bool = True) -> None:
+    """By `check` and by `load` alike, or by `load` alone, which sees values."""
+    for ask in (method.check, method.load) if checked else (method.load,):
+        with pytest.raises(UserError) as error:
+            ask(*((options, target) if ask == method.check else (target, options)))  # type: ignore[arg-type]
+        assert said in str(error.value) and str(error.value).startswith(f"{method.name}: "), str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def without(*names: str) -> dict[str, Tensor | None]:
+    return dict.fromkeys(names)
+
+
+P = "layers.0"
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # config, tensors, message
+    "an unknown type": (
+        {"speculators_model_type": "mtp"}, {}, "of the type 'mtp', not 'eagle3': types that can be read are dflash"
+    ),
+    "a type that is no text": ({"speculators_model_type": [3]}, {}, "of the type [3], not 'eagle3'"),
+    "another method's type": (
+        {"speculators_model_type": "dflash"}, {}, "of the type 'dflash', not 'eagle3': use the method dflash"
+    ),
+    "unknown layers": ({"layer": {"model_type": "nope"}}, {}, "layers of the type 'nope', not of llama or qwen3"),
+    "other layers": ({"layer": {"model_type": "gpt2"}}, {}, "the type 'gpt2', not of llama or qwen3"),
+    "near layers": ({"layer": {"model_type": "mistral"}}, {}, "the type 'mistral', not of llama or qwen3"),
+    "no object of a layer": ({"transformer_layer_config": [1]}, {}, "transformer_layer_config in config.json is not"),
+    "two layers": ({"layer": {"num_hidden_layers": 2}}, {}, "num_hidden_layers in config.json is 2"),
+    "a window": (
+        {"layer": {"model_type": "qwen3", "layer_types": ["sliding_attention"], "sliding_window": 4}}, {},
+        "layer_types in config.json asks for 'sliding_attention'",
+    ),
+    "part of the heads turned": ({"layer": {"partial_rotary_factor": 0.5}}, {}, "asks for partial_rotary_factor"),
+    "rope by length": (
+        {"layer": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}}, {},
+        "rope of type 'dynamic'",
+    ),
+    "both norms": ({"norm_before_fc": True, "fc_norm": True}, {}, "norm_before_fc and for fc_norm"),
+    "no truth": ({"norm_output": "yes"}, {}, "norm_output is not true or false"),
+    "a layer beyond": ({"eagle_aux_hidden_state_layer_ids": [1, 4, 9]}, {}, "layer_ids in config.json names layer 9"),
+    "a layer below": ({"eagle_aux_hidden_state_layer_ids": [-1, 4, 6]}, {}, "layer_ids in config.json names layer -1"),
+    "the state before the final norm": (
+        {"eagle_aux_hidden_state_layer_ids": [1, 4, N]}, {}, f"names {N}, the state before the final norm"
+    ),
+    "no layers": ({"eagle_aux_hidden_state_layer_ids": []}, {}, "names no layer"),
+    "layers in words": ({"eagle_aux_hidden_state_layer_ids": "1,2"}, {}, "layer_ids is not a list"),
+    "fewer layers": ({"eagle_aux_hidden_state_layer_ids": [1, 4]}, {}, f"fc.weight reads {3 * H} numbers, which are"),
+    "a model of another width": (
+        {"target_hidden_size": 64}, {}, f"for a model with a hidden size of 64, the model has {H}"
+    ),
+    "another width": ({"layer": {"hidden_size": 64}}, {}, f"for a model with a hidden size of 64, the model has {H}"),
+    "another width of its own": (
+        {"layer": {"hidden_size": 64}, "target_hidden_size": H}, {}, f"made for {H}"
+    ),
+    "another inner width": ({"layer": {"intermediate_size": 64}}, {}, "intermediate_size in config.json is 64"),
+    "other keys": ({"layer": {"num_key_value_heads": 4}}, {}, "num_key_value_heads in config.json is 4"),
+    "other heads": ({"layer": {"num_attention_heads": 8}}, {}, f"queries have {HEADS * HD} rows"),
+    "another vocabulary": ({"layer": {"vocab_size": 99}}, {}, f"with a vocabulary of 99, the model has {V}"),
+    "another draft vocabulary": ({"draft_vocab_size": 50}, {}, f"the drafter has 50 words, lm_head.weight has {WORDS}"),
+    "too many words": ({"draft_vocab_size": 99}, {}, f"vocabulary has 99 words, the model's {V}"),
+    "a short map": ({}, {"d2t": torch.zeros(WORDS - 1).long()}, f"has {WORDS} words, d2t has {WORDS - 1}"),
+    "a short mark": ({}, {"t2d": torch.zeros(V - 1, dtype=torch.bool)}, f"t2d is for a vocabulary of {V - 1}"),
+    "no map": ({}, without("d2t"), "lacks tensors: d2t"),
+    "no head": ({}, without("lm_head.weight"), "lacks tensors: lm_head.weight"),
+    "no fc": ({}, without("fc.weight"), "lacks tensors: fc.weight"),
+    "no norm": ({}, without("norm.weight"), "lacks tensors: norm.weight"),
+    "no norm of states": ({}, without(f"{P}.hidden_norm.weight"), "lacks tensors: layers.0.hidden_norm.weight"),
+    "no queries": ({}, without(f"{P}.self_attn.q_proj.weight"), "lacks tensors: layers.0.self_attn.q_proj.weight"),
+    "no output": ({}, without(f"{P}.self_attn.o_proj.weight"), "lacks tensors: layers.0.self_attn.o_proj.weight"),
+    "no norms of features": ({"fc_norm": True}, {}, "lacks tensors: fc_norm.0.weight"),
+    "no norm before fc": ({"norm_before_fc": True}, {}, "lacks tensors: input_norm.weight"),
+    "a norm before fc": ({}, {"input_norm.weight": torch.ones(3 * H)}, "norm_before_fc in config.json is False"),
+    "norms of features": (
+        {}, {f"fc_norm.{i}.weight": torch.ones(H) for i in range(3)}, "fc_norm in config.json is False"
+    ),
+    "no biases": ({"layer": {"attention_bias": True}}, {}, "attention_bias in config.json is True, the drafter has"),
+    "a bias": ({}, {"fc.bias": torch.ones(H)}, "attention_bias in config.json is False, the drafter has biases of fc"),
+    "no biases of the MLP": ({"layer": {"mlp_bias": True}}, {}, "lacks tensors: layers.0.mlp.down_proj.bias"),
+    "no norms of heads": ({"layer": {"model_type": "qwen3"}}, {}, "lacks tensors: layers.0.self_attn.k_norm.weight"),
+    "norms of heads": ({}, {f"{P}.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: layers.0.self_attn.q_n"),
+    "a longer embedding": ({}, {"embed_tokens.weight": torch.ones(V + 1, H)}, f"vocabulary of {V + 1}, the model has"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_folders_are_one_line(name: str, target: Target, tmp_path: Path) -> None:
+    changed, tensors, said = WRONG[name]
+    made = {k: v for k, v in (tensors_of(config_of()) | tensors).items() if v is not None}
+    weights = folder(tmp_path / "e", made, config_of(**changed))
+    refused(Eagle3, Eagle3Options(weights=weights), target, said)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "said"),
+    [
+        (torch.full((WORDS,), V), f"leads to token {V + WORDS - 1}, the model has a vocabulary of {V}"),
+        (torch.full((WORDS,), -3), "d2t leads to token -3"),
+        (torch.zeros(WORDS).long(), "that t2d marks"),
+    ],
+)
+def test_a_map_that_points_outside_is_one_line(d2t: Tensor, said: str, target: Target, tmp_path: Path) -> None:
+    weights = folder(tmp_path / "e", tensors_of(config_of()) | {"d2t": d2t}, config_of())
+    refused(Eagle3, Eagle3Options(weights=weights), target, said, checked=False)
+
+
+def test_other_methods_name_the_one_that_reads_it(target: Target, tmp_path: Path) -> None:
+    weights = folder(tmp_path / "e", tensors_of(config_of()), config_of())
+    refused(DFlash, DFlashOptions(weights=weights), target, "use the method eagle3")
+    refused(Eagle2, DynamicOptions(weights=weights), target, "use the method eagle3")
+
+
+def test_usual_layers_of_a_shallow_model_are_asked_for(tmp_path: Path) -> None:
+    config = config_of(eagle_aux_hidden_state_layer_ids=None)
+    weights, target = folder(tmp_path / "e", tensors_of(config), config), Target(tiny_model("llama"))
+    refused(Eagle3, Eagle3Options(weights=weights), target, "does not state eagle_aux_hidden_state_layer_ids")
+    assert Eagle3.load(target, Eagle3Options(weights=weights, layers="0:1:2")).layers == (0, 1, 2)
+    assert not [name for name in read_tensors(tmp_path / "e" / "model.safetensors") if "verifier" in name]
