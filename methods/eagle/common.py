@@ -18,7 +18,14 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
-from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, learnt, read_shapes, read_tensors
+from specbench_ss.models.drafter_folder import (
+    check_base,
+    drafter_folder,
+    drafter_here,
+    learnt,
+    read_shapes,
+    read_tensors,
+)
 from specbench_ss.models.weight_hash import hash_tensors
 
 if TYPE_CHECKING:
