@@ -9,12 +9,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.outline import Outline
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.methods._shared.own_words import OwnWords
     from specbench_ss.training.batches import Batch
 
 
@@ -34,6 +38,30 @@ def check_words(words: Tensor, t2d: Tensor | None, vocab: int) -> None:
         raise UserError(f"d2t leads to other words than the {int(t2d.sum())} that t2d marks")
 
 
+def own_words(stated: int | None, own: dict[str, int], base: Outline) -> int:
+    """Words of a drafter's own LM head, 0 = it has none. Raises UserError where they do not fit the base.
+
+    stated: by its configuration. own: the length of each of lm_head.weight, d2t and t2d, 0 = it has none.
+    """
+    head, d2t, t2d = own["lm_head.weight"], own["d2t"], own["t2d"]
+    words = stated or head or d2t or base.vocab_size
+    if words > base.vocab_size:
+        raise UserError(f"the drafter's vocabulary has {words} words, the model's {base.vocab_size}")
+    for name, length in (("lm_head.weight", head), ("d2t", d2t)):
+        if length and length != words:
+            raise UserError(f"config.json says that the drafter has {words} words, {name} has {length}")
+    if t2d and t2d != base.vocab_size:
+        raise UserError(f"t2d is for a vocabulary of {t2d}, the model has {base.vocab_size}")
+    missing = [name for name, length in (("lm_head.weight", head), ("d2t", d2t)) if not length]
+    if words < base.vocab_size and missing:
+        raise UserError(
+            f"the drafter has {words} words, the model {base.vocab_size}, and it lacks tensors: {', '.join(missing)}"
+        )
+    if d2t and not head:
+        raise UserError("the drafter has d2t, and lacks tensors: lm_head.weight")
+    return head
+
+
 def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:
     """The `count` words that answers of the batches have most, int64 [count], ascending."""
     counts = torch.zeros(vocab, dtype=torch.long)
@@ -41,6 +69,34 @@ def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:
         answers = batch.labels[..., 0]
         counts += torch.bincount(answers[answers != -100], minlength=vocab)
     return counts.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+@torch.no_grad()
+def take_words(drafter: OwnWords, batches: Iterable[Batch], target: Target) -> None:
+    """Draft the words that answers have most; its LM head is the target's rows of them. Nothing where it has none."""
+    if drafter.lm_head is not None:
+        words = frequent_words(batches, target.vocab_size, len(drafter.lm_head.weight)).to(target.device)
+        choose_words(drafter, words)
+        drafter.lm_head.weight.copy_(target.unembed[words])
+
+
+def guess_sums(
+    drafter: OwnWords, target: Target, states: Tensor, true: Tensor, labels: Tensor, soft: bool
+) -> tuple[Tensor, Tensor]:
+    """Sums over n positions of the loss and of right guesses. states, true [n, h] of drafter and target; labels [n].
+
+    soft: cross-entropy from the target's distribution, whose gradient is that of the KL divergence, instead of from the
+    text's token.
+    """
+    q, words = drafter.logits(states, target), drafter.words
+    t2d = None if words is None else drafter.t2d
+    if soft:
+        with torch.no_grad():
+            p = target.logits(true)
+        return soft_sums(q, p, labels, words, t2d)
+    if words is not None and t2d is not None:  # a word that it lacks is no label
+        labels = torch.where(t2d[labels], torch.searchsorted(words, labels), -100)
+    return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()
 
 
 def soft_sums(q: Tensor, p: Tensor, labels: Tensor, words: Tensor | None, t2d: Tensor | None) -> tuple[Tensor, Tensor]:
