@@ -11,6 +11,8 @@ from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods._shared.rotary import Rotary, check_rope
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from specbench_ss.decoding.outline import Outline
 
 SIZES = (
@@ -43,6 +45,34 @@ def described_layers(given: dict[str, Any] | None, family: str) -> PretrainedCon
 def sizes_of(layer: PretrainedConfig) -> dict[str, Any]:
     """What a layer's configuration says of sizes. Sliding windows are not among them: drafters mask by themselves."""
     return {name: getattr(layer, name) for name in SIZES}
+
+
+def sliding_layers(layer: PretrainedConfig) -> list[bool]:
+    """Which of its layers have a sliding window. Raises UserError for layers of other kinds, or not a kind for each."""
+    kinds = getattr(layer, "layer_types", None) or ["full_attention"] * layer.num_hidden_layers
+    if other := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
+        raise UserError(f"config.json asks for {other[0]!r}, which is not supported")
+    if len(kinds) != layer.num_hidden_layers:
+        raise UserError(f"config.json has {len(kinds)} layer_types for {layer.num_hidden_layers} layers")
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def check_layer_ids(listed: Sequence[int], name: str, base: Outline) -> None:
+    """Raises UserError where a list in config.json names no layer, or one that the base lacks."""
+    if not listed:
+        raise UserError(f"{name} in config.json names no layer")
+    for layer in listed:
+        if not 0 <= layer < base.n_layers:
+            raise UserError(
+                f"{name} in config.json names layer {layer}, of the model's can be read: 0 to {base.n_layers - 1}"
+            )
+
+
+def check_sizes(pairs: Iterable[tuple[str, int, int]]) -> None:
+    """Raises UserError where the drafter is for a model of other sizes. pairs: (what, the drafter's, the model's)."""
+    for name, stated, own in pairs:
+        if stated != own:
+            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {own}")
 
 
 def proposals(algorithm: str, tokens: int, base: Outline) -> dict[str, Any]:

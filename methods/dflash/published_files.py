@@ -18,7 +18,14 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_words, own_words
-from specbench_ss.methods._shared.layer_configs import described_layers, proposals, sizes_of
+from specbench_ss.methods._shared.layer_configs import (
+    check_layer_ids,
+    check_sizes,
+    described_layers,
+    proposals,
+    sizes_of,
+    sliding_layers,
+)
 from specbench_ss.methods._shared.mask_token import check_mask_token
 from specbench_ss.methods.dflash.drafter import Drafter, Shape
 from specbench_ss.methods.dflash.options import MOST_BLOCK
@@ -74,13 +81,11 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
 
 def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:
     """Raises UserError where the drafter is for a model of other sizes, or its block or mask token cannot be."""
-    for name, stated, own in (
+    check_sizes((
         ("hidden size", layer.hidden_size, base.hidden_size),
         ("vocabulary", layer.vocab_size, base.vocab_size),
         ("number of layers", said.num_target_layers or base.n_layers, base.n_layers),
-    ):
-        if stated != own:
-            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {own}")
+    ))  # fmt: skip
     check_mask_token(said.mask_token_id, base, " in config.json")
     least, most = (1 if said.sample_from_anchor else 2), min(MOST_BLOCK, base.context_length)
     if not least <= said.block_size <= most:
@@ -90,13 +95,7 @@ def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:
 def _inputs(said: Said, base: Outline) -> tuple[int, ...]:
     """The layers of the base whose inputs are read; -1 = the final state. Raises UserError for those it lacks."""
     listed, last = said.layer_ids, base.n_layers - 1
-    if not listed:
-        raise UserError(f"{said.listed_in} in config.json names no layer")
-    for layer in listed:
-        if not 0 <= layer <= last:
-            raise UserError(
-                f"{said.listed_in} in config.json names layer {layer}, of the model's can be read: 0 to {last}"
-            )
+    check_layer_ids(listed, said.listed_in, base)
     if said.speculators_model_type:
         return tuple(listed)
     return tuple(FINAL if layer == last else layer + 1 for layer in listed)
@@ -104,18 +103,13 @@ def _inputs(said: Said, base: Outline) -> tuple[int, ...]:
 
 def _sights(said: Said, layer: PretrainedConfig) -> tuple[Sight, ...]:
     """What places see, layer by layer: each of the two layouts treats sliding windows in its own way."""
-    kinds = getattr(layer, "layer_types", None) or ["full_attention"] * layer.num_hidden_layers
     width = getattr(layer, "sliding_window", None)
     if said.speculators_model_type:
         full, sliding = Sight(), Sight(width, from_root=True, causal=not said.sliding_window_non_causal)
     else:
         causal = said.is_causal
         full, sliding = Sight(causal=bool(causal)), Sight(width, causal=True if causal is None else causal)
-    if other := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
-        raise UserError(f"config.json asks for {other[0]!r}, which is not supported")
-    if len(kinds) != layer.num_hidden_layers:
-        raise UserError(f"config.json has {len(kinds)} layer_types for {layer.num_hidden_layers} layers")
-    return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
+    return tuple(sliding if slides else full for slides in sliding_layers(layer))
 
 
 def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
