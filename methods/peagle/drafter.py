@@ -1,8 +1,8 @@
 """P-EAGLE's drafter: EAGLE-3's layer over the target's features, and what stands in for features not yet known.
 
 Hui et al. 2026, arXiv:2602.01469. Slot s reads the feature of position s and the token x_{s+1}, and says what x_{s+2}
-places a learnt feature and a mask token take their part. Knows tensors, neither trees nor the loop. Modules are named
-as published tensors.
+is. At deeper places a learnt feature and a mask token take their part. Knows tensors, neither trees nor the loop.
+Modules are named as published tensors.
 """
 
 from __future__ import annotations

@@ -71,10 +71,9 @@ class PEagleTrainee(Trainee):
         """Normed states [B, n_d, h] of every depth d, at the first n_d anchors of each row."""
         drafter, at, t = self.module, batch.anchors.at, batch.ids.shape[1]
         counts = [math.ceil(share * at.shape[1]) for share in self.shares]
-        anchor = torch.cat(
-            [at[:, :n] for n in counts[1:]] or [at[:, :0]], 1
-        )  # [B, R], of the rows behind the true slots
-        depth = torch.cat([torch.full((n,), d, device=at.device) for d, n in enumerate(counts[1:], 1)] or [at[0, :0]])
+        deep = torch.tensor(counts[1:], dtype=torch.long, device=at.device)
+        depth = torch.arange(1, len(counts), device=at.device).repeat_interleave(deep)  # [R], of rows behind true slots
+        anchor = torch.cat([at[:, :0], *(at[:, :n] for n in counts[1:])], 1)  # [B, R]
         fused = drafter.fuse([states.taps[layer] for layer in drafter.shape.layers])  # [B, T, h]
         unknown = drafter.unknown().expand(len(at), len(depth), -1)
         following = torch.cat((batch.ids[:, 1:], batch.ids[:, -1:]), 1)
@@ -83,8 +82,8 @@ class PEagleTrainee(Trainee):
         masks = self._masks(batch, anchor, depth)
         embedded = drafter.embed(tokens, self.target)
         out = drafter(embedded, torch.cat((fused, unknown), 1), None, masks, self.rotary(places, fused.dtype))
-        true, *deep = out.split((t, *counts[1:]), 1)
-        return [true.gather(1, at[..., None].expand(-1, -1, out.shape[-1])), *deep]
+        true, *others = out.split((t, *counts[1:]), 1)
+        return [true.gather(1, at[..., None].expand(-1, -1, out.shape[-1])), *others]
 
     def _masks(self, batch: Batch, anchor: Tensor, depth: Tensor) -> list[Tensor]:
         """Bool [B, 1, T + R, T + R], one a layer: true slots up to a row's anchor, and its anchor's earlier depths."""
@@ -113,7 +112,8 @@ class PEagleTrainee(Trainee):
         labels = batch.anchors.labels[..., 1 : 1 + len(self.shares)]
         good = (labels[..., :1] != -100).sum(1, keepdim=True)  # [B, 1, 1]
         rank = torch.arange(labels.shape[1], device=labels.device)[:, None]
-        return labels.masked_fill(rank >= (good * labels.new_tensor(self.shares, dtype=torch.float)).ceil(), -100)
+        kept = (good * labels.new_tensor(self.shares, dtype=torch.float64)).ceil()  # [B, 1, depths]
+        return labels.masked_fill(rank >= kept, -100)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean over all places that are kept, of whatever depth."""
