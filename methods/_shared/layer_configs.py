@@ -22,14 +22,16 @@ SIZES = (
 )  # fmt: skip
 
 
-def described_layers(given: dict[str, Any] | None, family: str) -> PretrainedConfig:
+def described_layers(given: Any, family: str) -> PretrainedConfig:
     """The draft layers' configuration, with its model type's own defaults for what is not stated.
 
-    family: whose layers they are, for the message. Raises UserError where they are not of this form.
+    given: what config.json says of them, as it was read. family: whose layers they are, for the message. Raises
+    UserError where they are not of this form.
     """
-    known = {k: v for k, v in (given or {}).items() if k not in ("architectures", "auto_map", "model_type")}
-    kind = (given or {}).get("model_type") or "qwen3"
-    if kind not in CONFIG_MAPPING:
+    given = given if isinstance(given, dict) else {}
+    known = {k: v for k, v in given.items() if k not in ("architectures", "auto_map", "model_type")}
+    kind = given.get("model_type") or "qwen3"
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UserError(f"config.json speaks of layers of the type {kind!r}, which is not known")
     try:
         layer = AutoConfig.for_model(kind, **known)

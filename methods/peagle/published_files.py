@@ -59,7 +59,7 @@ def _name(name: str) -> str:
 def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], base: Outline) -> Drafter:
     """A drafter that fits the base. Raises UserError for what is missing, unknown or of another size."""
     said = Said.of(config)
-    layer = described_layers(config.get("transformer_layer_config") if said.speculators_model_type else config, "Llama")
+    layer = _layer_config(config, said)
     _check_fits(said, layer, base)
     own = {name: len(tensors[name]) if name in tensors and tensors[name].ndim else 0 for name in OWN}
     draft_vocab = own_words(said.draft_vocab_size, own, base)
@@ -88,10 +88,19 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
     return drafter
 
 
+def _layer_config(config: dict[str, Any], said: Said) -> PretrainedConfig:
+    """Of its decoder layers. Raises UserError where they are of no kind that P-EAGLE has."""
+    nested = config.get("transformer_layer_config")
+    given, default = (nested, "qwen3") if said.speculators_model_type else (config, "llama")
+    given = {"model_type": default, **(given if isinstance(given, dict) else {})}
+    kind = given["model_type"]
+    if kind not in tuple(CONFIGS):
+        raise UserError(f"config.json speaks of layers of the type {kind!r}, not of {' or '.join(CONFIGS)}")
+    return described_layers(given, "Llama")
+
+
 def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:
     """Raises UserError where the drafter is for a model of other sizes, or its mask token or depths cannot be."""
-    if layer.model_type not in CONFIGS:
-        raise UserError(f"config.json speaks of layers of the type {layer.model_type!r}, not of {' or '.join(CONFIGS)}")
     check_sizes((
         ("hidden size", layer.hidden_size, base.hidden_size),
         ("hidden size", said.target_hidden_size or base.hidden_size, base.hidden_size),
