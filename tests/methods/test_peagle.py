@@ -244,12 +244,16 @@ def test_what_a_configuration_leaves_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [{}, {"layers": 1, "draft_vocab": 40}])
 @torch.no_grad()
-def test_the_package_speculators_computes_the_same(form: dict[str, Any], tmp_path: Path) -> None:
+def test_the_package_speculators_computes_the_same(
+    form: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own model, its own reading of a folder that is written here, its own masks for depths.
 
     The package is no extra of this project: it pins other versions of transformers. `pip install --no-deps` serves.
     """
     theirs = pytest.importorskip("speculators.models.peagle", reason="the package speculators is not installed")
+    core = pytest.importorskip("speculators.models.peagle.core")
+    losses = pytest.importorskip("speculators.losses.eager", reason="its losses without Triton are not there")
     target = tiny_target("llama", V)
     drafter, out = random_drafter(target, **form), tmp_path / "d"
     write_checkpoint(out, drafter, speculators_config_of(drafter, target))
@@ -269,20 +273,21 @@ def test_the_package_speculators_computes_the_same(form: dict[str, Any], tmp_pat
     generate(decoder, PROMPTS[2], Limits(8), Sampling())
     for ids, logits in decoder.seen:
         s, depths = len(ids) - 1, drafter.shape.depths
-        ahead = [*ids[1:], *[0] * depths]  # room for depths behind the root, which is at s - 1 once shifted
+        ahead = [*ids[1:], *[0] * depths]  # slots of theirs: tokens one further than features; then room for depths
         taps = target.prefill(torch.tensor([ids[:-1]]), target.new_cache(s), decoder.taps, every=True).taps
         features = torch.cat([taps[i] for i in drafter.shape.layers], -1)
-        room = torch.zeros(1, len(ahead) - s, features.shape[-1])
-        told = torch.zeros(1, len(ahead))
-        told[:, s - 1 :] = 1  # depths are drafted behind these places, all of them
+        places = torch.arange(len(ahead)), torch.zeros(len(ahead), dtype=torch.long)  # anchors and depths of all slots
+        deep = torch.full((depths - 1,), s - 1), torch.arange(1, depths)  # and the depths of the root's
+        chosen = tuple(torch.cat(pair) for pair in zip(places, deep, strict=True))
+        monkeypatch.setattr(core, "generate_cod_sample_indices", lambda chosen=chosen, **_: chosen)
         model(
-            torch.cat((features, room), 1), torch.tensor([ahead]), torch.zeros(1, len(ahead), dtype=torch.long),
-            loss_mask=told, verifier_last_hidden_states=torch.zeros(1, len(ahead), H), num_depths=depths,
-            down_sample_ratio=1.0, down_sample_ratio_min=1.0,
+            torch.cat((features, torch.zeros(1, depths, features.shape[-1])), 1), torch.tensor([ahead]),
+            torch.zeros(1, len(ahead), dtype=torch.long), num_depths=depths,
+            verifier_last_hidden_states=torch.zeros(1, len(ahead), H),
+            loss_config={"kl_div": (losses.kl_div_loss, 1.0)},
         )  # fmt: skip
-        counts = [len(ahead)] + [int(told.sum()) - d for d in range(1, depths)]
-        firsts = [s - 1, *[sum(counts[: d + 1]) for d in range(depths - 1)]]  # of each depth, at the root's anchor
-        torch.testing.assert_close(seen.pop()[firsts], logits, atol=1e-4, rtol=1e-4)
+        found = seen.pop()[[s - 1, *range(len(ahead), len(ahead) + depths - 1)]]
+        torch.testing.assert_close(found, logits, atol=1e-4, rtol=1e-4)
 
 
 # -- what is written here is read again ----------------------------------------------------------------------------
