@@ -11,11 +11,10 @@ from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL, Output, Target
-from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.static_trees import best_tree, tree_of
-from specbench_ss.methods._shared.tree_growth import draw
+from specbench_ss.methods._shared.place_drafts import NODES, described, drafts, rows
 from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
 from specbench_ss.models.weight_hash import hash_tensors
@@ -23,10 +22,10 @@ from specbench_ss.models.weight_hash import hash_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.tree import DraftTree
     from specbench_ss.methods.dflash.drafter import Drafter, Shape
 
 BLOCKS = (2, 3, 4, 5, 6, 8, 10, 12, 16)  # sizes worth trying
-NODES = (7, 15, 23, 31, 48, 63)  # of trees, worth trying
 
 
 class DFlash(Decoder):
@@ -116,13 +115,9 @@ class DFlash(Decoder):
 
     def described(self) -> dict[str, Any]:
         """What is drafted, and the drafter."""
-        o = self.options
-        tree = {"nodes": o.nodes, "k": self._width()} if o.mode == "tree" else {}
         return {
             "block_size": self.size,
-            "mode": o.mode,
-            **tree,
-            "sample": o.sample,
+            **described(self.options, self.drafter.shape.draft_vocab or self.target.vocab_size),
             "layers": list(self.drafter.shape.layers),
             "drafter_hash": hash_tensors(self.drafter.state_dict()),
         }
@@ -135,7 +130,7 @@ class DFlash(Decoder):
 
     def max_rows(self) -> int:
         """The chain or the tree, root included."""
-        return 1 + (self.options.nodes if self.options.mode == "tree" else self.drafts)
+        return rows(self.options, self.drafts)
 
     # -- the context --------------------------------------------------------------------------------------------
 
@@ -172,12 +167,7 @@ class DFlash(Decoder):
 
     def propose(self, state: State) -> DraftTree:
         """One pass over the block; the best tokens of its places, a tree of them, or a token drawn at each."""
-        logits = self.logits(state)
-        if self.options.mode == "tree":
-            return self._tree(state, logits)
-        if self.options.sample == "on" and not state.sampling.greedy:
-            return self._drawn(state, logits)
-        return DraftTree.chain(state.root, self.drafter.token_ids(logits.argmax(-1)))
+        return drafts(state, self.logits(state), self.options, self.drafter, self.target.vocab_size)
 
     def logits(self, state: State) -> Tensor:
         """[drafts, draft vocabulary] of the tokens after the root; the block leaves no trace in the cache."""
@@ -197,28 +187,3 @@ class DFlash(Decoder):
             seen = torch.cat((sight.context(root, self.size, keys), sight.block(self.size, device)), -1)
             made[sight] = self.target.block_mask(seen, 0)
         return [made.get(sight) for sight in sights]
-
-    def _width(self) -> int:
-        """Candidates of a place: no more than there are words."""
-        return min(int(self.options.k), self.drafter.shape.draft_vocab or self.target.vocab_size)
-
-    def _tree(self, state: State, logits: Tensor) -> DraftTree:
-        """The nodes of the greatest path probability, places taken as independent: Medusa's tree, made anew each step.
-
-        One transfer: the places' best probabilities.
-        """
-        k = self._width()
-        top = logits.topk(k, dim=-1)  # [drafts, k]
-        probs = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
-        tree = tree_of(best_tree(probs.tolist(), self.options.nodes), self.name)
-        at = indices([place * k + rank for place, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
-        drafted = self.drafter.token_ids(top.indices.flatten()[at])
-        return DraftTree(torch.cat((state.root, drafted)), tree.shape)
-
-    def _drawn(self, state: State, logits: Tensor) -> DraftTree:
-        """A chain drawn from q, the places' distributions after the request's temperature and filters."""
-        q, words = state.sampling.probs(logits), self.drafter.words
-        drafted = self.drafter.token_ids(draw(q, state.rng)[:, 0])
-        rows = q.new_zeros(len(q) + 1, self.target.vocab_size)  # of the last node nothing is drawn
-        rows[:-1, slice(None) if words is None else words] = q
-        return DraftTree.chain(state.root, drafted, rows)

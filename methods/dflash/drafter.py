@@ -21,6 +21,7 @@ from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
 from specbench_ss.decoding.products import Product
 from specbench_ss.decoding.target import AnyCache, Target
+from specbench_ss.methods._shared.own_words import OwnWords
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.dflash.sight import Sight
 
@@ -52,14 +53,11 @@ class Shape:
         return 0 if self.from_anchor else 1
 
 
-class Drafter(nn.Module):
+class Drafter(OwnWords):
     """fc over the features of several layers, D layers over context and block, a norm; the target's embedding and head.
 
     config: sizes of its layers. words: of the target's vocabulary.
     """
-
-    d2t: Tensor
-    t2d: Tensor
 
     def __init__(self, shape: Shape, config: Qwen3Config, words: int) -> None:
         super().__init__()
@@ -71,14 +69,9 @@ class Drafter(nn.Module):
         self.hidden_norm = Qwen3RMSNorm(h, eps)
         self.layers = nn.ModuleList([Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)])
         self.norm = Qwen3RMSNorm(h, eps)
-        self.lm_head = nn.Linear(h, shape.draft_vocab, bias=False) if shape.draft_vocab else None
-        if shape.draft_vocab and shape.mapped:
-            self.register_buffer("d2t", torch.zeros(shape.draft_vocab, dtype=torch.long))
-        if shape.draft_vocab and shape.marked:
-            self.register_buffer("t2d", torch.zeros(words, dtype=torch.bool))
+        self.make_head(h, shape.draft_vocab, words, shape.mapped, shape.marked)
         self.blocks = [_block(layer) for layer in self.layers]
         self.injection: tuple[Product, Tensor] | None = None
-        self.head: Product | None = None
 
     def settle(self, rotary: Rotary, pack: bool) -> None:
         """Prepare for inference: the weights are final. pack: products by a second copy of weights pay."""
@@ -88,14 +81,11 @@ class Drafter(nn.Module):
         cos_sin = rotary(torch.arange(FIRST, FIRST + ROWS, device=weight.device)[None], weight.dtype)
         self.blocks = [lean(b, cos_sin, turn, pack) for b in self.blocks if not isinstance(b, LeanBlock)]
         self.injection = self._injection(pack)
-        if self.lm_head is not None:
-            self.head = Product(self.lm_head.weight, None, pack)
+        self.settle_head(pack)
 
     def embed(self, tokens: Tensor, target: Target) -> Tensor:
-        """Token ids [B, n] -> [B, n, h], by its own table or the target's."""
-        own = self.embed_tokens
-        table: Tensor = target.model.get_input_embeddings().weight if own is None else own.weight
-        embedded = F.embedding(tokens, table)
+        """Token ids [B, n] -> [B, n, h], by its own table or the target's, and scaled."""
+        embedded = super().embed(tokens, target)
         return embedded if self.shape.scale == 1 else embedded * self.shape.scale
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
@@ -133,26 +123,6 @@ class Drafter(nn.Module):
             x = block(x, cache, mask, rotary)
         out: Tensor = self.norm(x)
         return out
-
-    def logits(self, states: Tensor, target: Target) -> Tensor:
-        """Normed states [.., h] -> [.., draft vocabulary], by the target's LM head or its own."""
-        if self.lm_head is None:
-            return target.logits(states)
-        if self.head is not None and torch.is_inference_mode_enabled():
-            return self.head(states)
-        out: Tensor = self.lm_head(states)
-        return out
-
-    @property
-    def words(self) -> Tensor | None:
-        """The target's ids of the words that it drafts, int64 [draft vocabulary]; None = all, in order."""
-        if self.lm_head is None or not self.shape.mapped:
-            return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        """Indices into the draft vocabulary -> the target's token ids."""
-        return drafted + self.d2t[drafted] if self.lm_head is not None and self.shape.mapped else drafted
 
 
 def _block(layer: Any) -> Block:

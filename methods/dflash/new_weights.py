@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from transformers import Qwen3Config
 
-from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods._shared.draft_vocabulary import choose_words
+from specbench_ss.methods._shared.mask_token import mask_token
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.dflash.drafter import Drafter, Shape
 from specbench_ss.methods.dflash.sight import Sight
@@ -46,12 +46,6 @@ def layer_config(target: Target, draft_layers: int) -> Qwen3Config:
         max_position_embeddings=c.max_position_embeddings,
         rope_parameters=c.rope_parameters,
     )
-
-
-def mask_token(base: Outline, embedding: torch.Tensor) -> int:
-    """The tokenizer's mask token, or else the last word whose embedding is not zero: its places must differ."""
-    given = None if base.tokenizer is None else base.tokenizer.mask_token_id
-    return int(embedding.any(-1).nonzero()[-1]) if given is None else int(given)
 
 
 def new_drafter(

@@ -11,15 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, Qwen3Config
+from transformers import PretrainedConfig, Qwen3Config
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL
-from specbench_ss.errors import UserError, first_line
-from specbench_ss.methods._shared.draft_vocabulary import check_words
-from specbench_ss.methods._shared.rotary import Rotary, check_rope
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import check_words, own_words
+from specbench_ss.methods._shared.layer_configs import (
+    check_layer_ids,
+    check_sizes,
+    described_layers,
+    proposals,
+    sizes_of,
+    sliding_layers,
+)
+from specbench_ss.methods._shared.mask_token import check_mask_token
 from specbench_ss.methods.dflash.drafter import Drafter, Shape
 from specbench_ss.methods.dflash.options import MOST_BLOCK
 from specbench_ss.methods.dflash.said import Said
@@ -28,10 +35,6 @@ from specbench_ss.models.drafter_folder import load_into, read_config, weight_fi
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # frequencies follow from the configuration
-SIZES = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias", "rope_parameters",
-)  # fmt: skip
 
 
 def read_drafter(
@@ -50,11 +53,11 @@ def read_drafter(
 def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], base: Outline) -> Drafter:
     """A drafter that fits the base. Raises UserError for what is missing, unknown or of another size."""
     said = Said.of(config)
-    layer = _layer_config(config, said)
+    layer = described_layers(config.get("transformer_layer_config") if said.speculators_model_type else config, "Qwen3")
     _check_fits(said, layer, base)
     own = {name: len(tensors[name]) if name in tensors and tensors[name].ndim else 0
            for name in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")}  # fmt: skip
-    draft_vocab = _draft_vocab(said, own, base)
+    draft_vocab = own_words(said.draft_vocab_size, own, base)
     shape = Shape(
         layers=_inputs(said, base),
         block=said.block_size,
@@ -67,7 +70,7 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
         mapped=bool(own["d2t"]),
         marked=bool(own["t2d"]),
     )
-    drafter = Drafter(shape, _qwen3(layer), base.vocab_size)
+    drafter = Drafter(shape, Qwen3Config(**sizes_of(layer)), base.vocab_size)
     kept = {name: t if name in ("d2t", "t2d") else t.float() for name, t in tensors.items()}
     load_into(drafter, kept, "the drafter")
     words = drafter.words
@@ -76,41 +79,14 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
     return drafter
 
 
-def _layer_config(config: dict[str, Any], said: Said) -> PretrainedConfig:
-    """The draft layers' configuration, with its model type's own defaults for what is not stated."""
-    given = config.get("transformer_layer_config") if said.speculators_model_type else config
-    known = {k: v for k, v in (given or {}).items() if k not in ("architectures", "auto_map", "model_type")}
-    kind = (given or {}).get("model_type") or "qwen3"
-    if kind not in CONFIG_MAPPING:
-        raise UserError(f"config.json speaks of layers of the type {kind!r}, which is not known")
-    try:
-        layer = AutoConfig.for_model(kind, **known)
-        check_rope(layer)
-        with torch.device("cpu"):  # `check` makes everything else without numbers
-            Rotary(_qwen3(layer), torch.device("cpu"))
-    except Exception as error:  # of many kinds: whatever transformers finds wrong
-        raise UserError(f"config.json does not describe layers as Qwen3 has them: {first_line(error)}") from None
-    return layer
-
-
-def _qwen3(layer: PretrainedConfig) -> Qwen3Config:
-    """Layers of these sizes. Windows are not among them: `Sight` has those."""
-    return Qwen3Config(vocab_size=layer.vocab_size, **{name: getattr(layer, name) for name in SIZES})
-
-
 def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:
     """Raises UserError where the drafter is for a model of other sizes, or its block or mask token cannot be."""
-    for name, stated, own in (
+    check_sizes((
         ("hidden size", layer.hidden_size, base.hidden_size),
         ("vocabulary", layer.vocab_size, base.vocab_size),
         ("number of layers", said.num_target_layers or base.n_layers, base.n_layers),
-    ):
-        if stated != own:
-            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {own}")
-    if not 0 <= said.mask_token_id < base.vocab_size:
-        raise UserError(
-            f"mask_token_id in config.json is {said.mask_token_id}, the model has tokens 0 to {base.vocab_size - 1}"
-        )
+    ))  # fmt: skip
+    check_mask_token(said.mask_token_id, base, " in config.json")
     least, most = (1 if said.sample_from_anchor else 2), min(MOST_BLOCK, base.context_length)
     if not least <= said.block_size <= most:
         raise UserError(f"block_size in config.json is {said.block_size}, it can be {least} to {most}")
@@ -119,13 +95,7 @@ def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:
 def _inputs(said: Said, base: Outline) -> tuple[int, ...]:
     """The layers of the base whose inputs are read; -1 = the final state. Raises UserError for those it lacks."""
     listed, last = said.layer_ids, base.n_layers - 1
-    if not listed:
-        raise UserError(f"{said.listed_in} in config.json names no layer")
-    for layer in listed:
-        if not 0 <= layer <= last:
-            raise UserError(
-                f"{said.listed_in} in config.json names layer {layer}, of the model's can be read: 0 to {last}"
-            )
+    check_layer_ids(listed, said.listed_in, base)
     if said.speculators_model_type:
         return tuple(listed)
     return tuple(FINAL if layer == last else layer + 1 for layer in listed)
@@ -133,51 +103,24 @@ def _inputs(said: Said, base: Outline) -> tuple[int, ...]:
 
 def _sights(said: Said, layer: PretrainedConfig) -> tuple[Sight, ...]:
     """What places see, layer by layer: each of the two layouts treats sliding windows in its own way."""
-    kinds = getattr(layer, "layer_types", None) or ["full_attention"] * layer.num_hidden_layers
     width = getattr(layer, "sliding_window", None)
     if said.speculators_model_type:
         full, sliding = Sight(), Sight(width, from_root=True, causal=not said.sliding_window_non_causal)
     else:
         causal = said.is_causal
         full, sliding = Sight(causal=bool(causal)), Sight(width, causal=True if causal is None else causal)
-    if other := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
-        raise UserError(f"config.json asks for {other[0]!r}, which is not supported")
-    if len(kinds) != layer.num_hidden_layers:
-        raise UserError(f"config.json has {len(kinds)} layer_types for {layer.num_hidden_layers} layers")
-    return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
-
-
-def _draft_vocab(said: Said, own: dict[str, int], base: Outline) -> int:
-    """Words of its own LM head, 0 = it has none. own: the length of each of those tensors that it may have."""
-    head, d2t, t2d = own["lm_head.weight"], own["d2t"], own["t2d"]
-    stated = said.draft_vocab_size or head or d2t or base.vocab_size
-    if stated > base.vocab_size:
-        raise UserError(f"the drafter's vocabulary has {stated} words, the model's {base.vocab_size}")
-    for name, words in (("lm_head.weight", head), ("d2t", d2t)):
-        if words and words != stated:
-            raise UserError(f"config.json says that the drafter has {stated} words, {name} has {words}")
-    if t2d and t2d != base.vocab_size:
-        raise UserError(f"t2d is for a vocabulary of {t2d}, the model has {base.vocab_size}")
-    missing = [name for name, words in (("lm_head.weight", head), ("d2t", d2t)) if not words]
-    if stated < base.vocab_size and missing:
-        raise UserError(
-            f"the drafter has {stated} words, the model {base.vocab_size}, and it lacks tensors: {', '.join(missing)}"
-        )
-    if d2t and not head:
-        raise UserError("the drafter has d2t, and lacks tensors: lm_head.weight")
-    return head
+    return tuple(sliding if slides else full for slides in sliding_layers(layer))
 
 
 def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     """config.json in z-lab's layout."""
     shape, layer = drafter.shape, drafter.config
     outputs = [base.n_layers - 1 if i == FINAL else i - 1 for i in shape.layers]
-    sizes = {name: getattr(layer, name) for name in SIZES}
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
+        **sizes_of(layer),
         "vocab_size": base.vocab_size,
-        **sizes,
         "block_size": shape.block,
         "num_target_layers": base.n_layers,
         "dflash_config": {"target_layer_ids": outputs, "mask_token_id": shape.mask_token},
@@ -189,8 +132,7 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
 def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     """config.json in speculators' layout."""
     shape = drafter.shape
-    layer = {k: v for k, v in config_of(drafter, base).items() if k in (*SIZES, "model_type", "vocab_size")}
-    proposal = {"proposal_type": "greedy", "speculative_tokens": shape.block - shape.first}
+    layer = {"model_type": "qwen3", **sizes_of(drafter.config), "vocab_size": base.vocab_size}
     return {
         "architectures": ["DFlashDraftModel"],
         "speculators_model_type": "dflash",
@@ -201,13 +143,5 @@ def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
         "mask_token_id": shape.mask_token,
         "sample_from_anchor": shape.from_anchor,
         "sliding_window_non_causal": False,
-        "speculators_config": {
-            "algorithm": "dflash",
-            "proposal_methods": [proposal],
-            "default_proposal_method": "greedy",
-            "verifier": {
-                "name_or_path": base.name,
-                "architectures": getattr(base.config, "architectures", None) or [],
-            },
-        },
+        "speculators_config": proposals("dflash", shape.block - shape.first, base),
     }

@@ -11,13 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, soft_sums
+from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.dflash.drafter import Drafter
 from specbench_ss.training.batches import Batch
@@ -60,20 +59,15 @@ class DFlashTrainee(Trainee):
         """Without the LM head."""
         return [{"params": [p for p in self.module.parameters() if p.requires_grad], "lr": self.lr}]
 
-    @torch.no_grad()
     def scan(self, batches: Iterable[Batch]) -> None:
-        """Choose the draft vocabulary, where it is not the whole one; its LM head is the target's rows."""
-        count = self.module.shape.draft_vocab
-        if self.module.lm_head is not None:
-            words = frequent_words(batches, self.target.vocab_size, count).to(self.target.device)
-            choose_words(self.module, words)
-            self.module.lm_head.weight.copy_(self.target.unembed[words])
+        """Choose the draft vocabulary, where it is not the whole one."""
+        take_words(self.module, batches, self.target)
 
     # -- the pass -----------------------------------------------------------------------------------------------
 
     def blocks(self, states: BaseStates, batch: Batch) -> Tensor:
         """Normed states [B, A, drafts, h] of the drafting places of every anchor's block."""
-        drafter, places = self.module, _places(batch)
+        drafter, places = self.module, batch.positions
         context = drafter.fuse([states.final if i == FINAL else states.taps[i] for i in drafter.shape.layers])
         keys, values = drafter.inject(context, self.rotary(places, context.dtype))
         given = dict(enumerate(zip(keys, values, strict=True)))
@@ -113,32 +107,13 @@ class DFlashTrainee(Trainee):
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Weighted sum of the drafts' losses, each a mean over the anchors that have a token so far ahead."""
-        labels, out, sums = self.labels(batch), self.blocks(states, batch), []
+        labels, out, sums, drafter = self.labels(batch), self.blocks(states, batch), [], self.module
         for k in range(self.drafts):
             known = labels[..., k] != -100
             at = (batch.anchors.at + 1 + k)[known]
             true = states.final[known.nonzero()[:, 0], at]  # [n, h], whose distribution the token was taken from
             # logits of a place are many: computed again in the backward pass rather than kept
-            sums.append(checkpoint(self._sums, out[:, :, k][known], true, labels[..., k][known], use_reentrant=False))
+            rows = out[:, :, k][known], true, labels[..., k][known]
+            sums.append(checkpoint(guess_sums, drafter, self.target, *rows, self.soft, use_reentrant=False))
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
         return mean_loss(total, self.labels(batch.whole), [math.exp(-k / self.decay) for k in range(self.drafts)])
-
-    def _sums(self, states: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over n positions of the loss and of right guesses. states, true [n, h]."""
-        drafter = self.module
-        q, words = drafter.logits(states, self.target), drafter.words
-        t2d = None if words is None else drafter.t2d
-        if self.soft:
-            with torch.no_grad():
-                p = self.target.logits(true)
-            return soft_sums(q, p, labels, words, t2d)
-        if words is not None and t2d is not None:  # a word that it lacks is no label
-            labels = torch.where(t2d[labels], torch.searchsorted(words, labels), -100)
-        return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()
-
-
-def _places(batch: Batch) -> Tensor:
-    """int64 [B, T]: where in its text each token stands."""
-    if batch.documents is not None:
-        return batch.documents.places
-    return torch.arange(batch.ids.shape[1], device=batch.ids.device).expand(len(batch.ids), -1)

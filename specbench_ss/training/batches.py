@@ -74,6 +74,13 @@ class Batch:
         """Return the batch that losses are means over, so that the losses of a batch's shares add up to its own."""
         return self.share_of or self
 
+    @property
+    def positions(self) -> Tensor:
+        """Return where in its text each token stands, int64 [B, T]."""
+        if self.documents is not None:
+            return self.documents.places
+        return torch.arange(self.ids.shape[1], device=self.ids.device).expand(len(self.ids), -1)
+
     def to(self, device: torch.device) -> Batch:
         """Return a copy of the batch on the device."""
         anchors = Anchors(self.anchors.at.to(device), self.anchors.labels.to(device))

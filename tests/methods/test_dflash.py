@@ -19,9 +19,11 @@ from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.mask_token import mask_token
+from specbench_ss.methods._shared.place_drafts import best_nodes
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.dflash.decoding import DFlash
-from specbench_ss.methods.dflash.new_weights import mask_token, new_drafter, published_layers, random_drafter
+from specbench_ss.methods.dflash.new_weights import new_drafter, published_layers, random_drafter
 from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.methods.dflash.published_files import config_of, read_drafter, speculators_config_of
 from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
@@ -308,7 +310,7 @@ def test_a_tree_has_the_best_nodes_of_all() -> None:
     decoder = DFlash(target, DFlashOptions(mode="tree", nodes=12, k=3), random_drafter(target))
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2)) * 2
     state = State([1, 2], 1, torch.tensor([2]), target.new_cache(9), Sampling())
-    tree = decoder._tree(state, logits)
+    tree = best_nodes(state.root, logits, decoder.options, decoder.drafter)
     log_p = logits.log_softmax(-1)
     best = log_p.topk(3).indices.tolist()
     every = [c for depth in range(1, 5) for c in itertools.product(*best[:depth])]

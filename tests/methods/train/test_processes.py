@@ -24,6 +24,8 @@ from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.peagle.new_weights import new_drafter as new_peagle
+from specbench_ss.methods.peagle.training import PEagleTrainee
 from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
 from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.ss.shared_training import SharedTrainee
@@ -51,6 +53,7 @@ TRAINEES: dict[str, Callable[[Target], Trainee]] = {
     "dflash": lambda target: DFlashTrainee(target, new_drafter(target, 2, 4)),
     "eagle": lambda target: EagleTrainee(target, levels=3),
     "eagle3": lambda target: Eagle3Trainee(target, levels=3, draft_vocab=61),
+    "peagle": lambda target: PEagleTrainee(target, new_peagle(target, 3, draft_vocab=50, own_embedding=True)),
     "space": lambda target: SPACETrainee(target, masks=3, mask_id=4, rank=4),
     "draft": lambda target: DraftTrainee(target, DraftSize(1, 32, 2), 1e-3, 3, distill=0.5),
 }

@@ -23,6 +23,8 @@ from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, E
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.peagle.decoding import PEagle
+from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
@@ -154,6 +156,16 @@ def test_heads_have_a_tree_of_their_own_and_decode(models: dict[str, Path], chat
     assert answer(Medusa.load(target, MedusaOptions(weights=str(out)))) == answer(Autoregressive(target))
 
 
+@pytest.mark.parametrize("layout", ["eagle3", "speculators"])
+def test_a_drafter_of_all_depths_decodes(layout: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    out, form = tmp_path / "out", ["--format", layout, "--depths", "4", "--steps", "2"]
+    assert main(arguments("peagle", models["opt"], chats, out, *form)) == 0
+    target = load_target(str(models["opt"]), device="cpu")
+    decoder = PEagle.load(target, PEagleOptions(weights=str(out)))
+    assert decoder.depths == 4 and answer(decoder) == answer(Autoregressive(target))
+    assert ("speculators_model_type" in json.loads((out / "config.json").read_text())) == (layout == "speculators")
+
+
 @pytest.mark.parametrize("trainer", ["dflash", "eagle", "eagle3"])
 def test_a_drafter_over_features_decodes(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -189,10 +201,11 @@ def test_own_answers_are_what_the_base_says(models: dict[str, Path], chats: Path
     assert "the base's own answers" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("trainer", ["ss", "medusa", "draft", "dflash", "eagle", "eagle3"])
+@pytest.mark.parametrize("trainer", ["ss", "medusa", "draft", "dflash", "eagle", "eagle3", "peagle"])
 def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     own = {"ss": STREAMS, "draft": ["--hidden", "32"], "dflash": ["--layers", "2", "--targets", "tokens"]}
+    own["peagle"] = ["--targets", "tokens"]
     more = [*own.get(trainer, []), "--steps", "30", "--lr", "0.02", "--eval-every", "10"]
     assert main(arguments(trainer, models["llama"], chats, out, *more)) == 0
     found = lines(out)
@@ -225,6 +238,7 @@ KINDS = {
     "dflash": ["--layers", "2", "--block-size", "4", "--draft-vocab", "50"],
     "eagle": [],
     "eagle3": ["--levels", "3", "--draft-vocab", "50"],
+    "peagle": ["--depths", "3", "--draft-vocab", "50"],
 }
 
 
@@ -284,6 +298,9 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no heads": ("medusa", ["--heads", "0"], "heads must be at least 1, not 0"),
     "no drafts": ("dflash", ["--block-size", "1"], "block_size must be 2 to 256, not 1"),
     "no such mask": ("dflash", ["--mask-token-id", "99999"], "mask_token_id is 99999, the model has tokens 0 to"),
+    "no depths": ("peagle", ["--depths", "0"], "depths must be 1 to 64, not 0"),
+    "nothing kept": ("peagle", ["--keep", "0"], "keep must be above 0 and at most 1, not 0"),
+    "no mask like it": ("peagle", ["--mask-token-id", "99999"], "peagle: mask_token_id is 99999, the model has tokens"),
     "no levels": ("eagle3", ["--levels", "0"], "levels must be at least 1, not 0"),
     "nothing to learn": ("eagle", ["--feature-weight", "0", "--token-weight", "0"], "there is nothing to learn"),
     "too many layers": ("ss", ["--n-msa-layers", "9"], "9 MSA layers, the model has 4 layers"),

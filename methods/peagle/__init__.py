@@ -1,0 +1,1 @@
+"""P-EAGLE: EAGLE-3's layer, all depths in one pass."""

@@ -1,0 +1,437 @@
+"""P-EAGLE: published layouts load, drafts equal a computation written from the description, one pass a step."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import State
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.peagle.decoding import PEagle
+from specbench_ss.methods.peagle.feature_layers import feature_layers
+from specbench_ss.methods.peagle.new_weights import new_drafter, random_drafter
+from specbench_ss.methods.peagle.options import PEagleOptions
+from specbench_ss.methods.peagle.published_files import config_of, read_drafter, speculators_config_of
+from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
+from specbench_ss.testing.tiny import tiny_target
+from tests.cli import failing
+from tests.tiny import tiny_model
+
+H, V, HEADS, KV, HD, FFN, K, MASK, WORDS = 32, 61, 4, 2, 12, 40, 4, 7, 40
+EPS, THETA = 1e-5, 5e4
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
+IDS = [1, 3]  # of the layers whose inputs are features
+LAYER = {
+    "model_type": "llama", "hidden_size": H, "intermediate_size": FFN, "num_hidden_layers": 1, "vocab_size": V,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": HD, "rms_norm_eps": EPS,
+    "max_position_embeddings": 16, "rope_theta": THETA,
+}  # fmt: skip
+
+
+# -- checkpoints as they are published, scaled down ----------------------------------------------------------------
+
+
+def tensors(
+    layers: int = 1, words: int = WORDS, embed: bool = True, features: int = len(IDS), qk_norm: bool = False,
+    bias: bool = False, first: str = "layers.0.", norms: str = "",
+) -> dict[str, Tensor]:  # fmt: skip
+    torch.manual_seed(1)
+    made = {"fc.weight": torch.randn(H, features * H) * 0.2, "mask_hidden": torch.randn(1, 1, features * H)}
+    for i in range(layers):
+        p, width = (first, 2 * H) if i == 0 else (f"layers.{i}.", H)
+        sizes = {"q_proj": HEADS * HD, "k_proj": KV * HD, "v_proj": KV * HD}
+        for name, rows in sizes.items():
+            made[f"{p}self_attn.{name}.weight"] = torch.randn(rows, width) * 0.2
+        made[f"{p}self_attn.o_proj.weight"] = torch.randn(H, HEADS * HD) * 0.3
+        if bias:
+            made |= {f"{p}self_attn.{n}.bias": torch.randn(r) for n, r in (*sizes.items(), ("o_proj", H))}
+        if qk_norm:
+            made |= {f"{p}self_attn.{n}.weight": torch.rand(HD) + 0.5 for n in ("q_norm", "k_norm")}
+        made[f"{p}mlp.gate_proj.weight"] = torch.randn(FFN, H) * 0.3
+        made[f"{p}mlp.up_proj.weight"] = torch.randn(FFN, H) * 0.3
+        made[f"{p}mlp.down_proj.weight"] = torch.randn(H, FFN) * 0.3
+        for name in ("input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if i == 0 else [])):
+            made[f"{p}{name}.weight"] = torch.rand(H) + 0.5
+    made |= {"norm.weight": torch.rand(H) + 0.5, "lm_head.weight": torch.randn(words, H)}
+    if words < V:
+        chosen = torch.randperm(V)[:words].sort().values
+        made |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
+        made["t2d"][chosen] = True
+    if embed:
+        made["embed_tokens.weight"] = torch.randn(V, H)
+    if norms == "each":
+        made |= {f"fc_norm.{i}.weight": torch.rand(H) + 0.5 for i in range(features)}
+    if norms == "all":
+        made["input_norm.weight"] = torch.rand(features * H) + 0.5
+    return made
+
+
+def speculators(**changed: Any) -> dict[str, Any]:
+    """config.json as speculators writes it; `layer` changes its layers' configuration, `depths` what it proposes."""
+    layer, depths = LAYER | changed.pop("layer", {}), changed.pop("depths", K)
+    return {
+        "architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle", "transformer_layer_config": layer,
+        "draft_vocab_size": WORDS, "eagle_aux_hidden_state_layer_ids": IDS, "mask_token_id": MASK,
+        "norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False,
+        "embed_requires_grad": True, "target_hidden_size": None,
+        "speculators_config": {
+            "algorithm": "peagle", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": depths}],
+        },
+        **changed,
+    }  # fmt: skip
+
+
+def flat(**changed: Any) -> dict[str, Any]:
+    """config.json as EAGLE-3's drafters have it, with the mask token's name in vLLM."""
+    nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": IDS}}
+    return {**LAYER, "draft_vocab_size": WORDS, "ptd_token_id": MASK, **nested, **changed}
+
+
+def folder(path: Path, weights: dict[str, Tensor], config: dict[str, Any], pickled: bool = False) -> str:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    if pickled:
+        torch.save(weights, path / "pytorch_model.bin")
+    else:
+        save_file(weights, path / "model.safetensors")
+    return str(path)
+
+
+# -- the same, written from the description ------------------------------------------------------------------------
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+def turned(x: Tensor, position: int) -> Tensor:
+    """Rotary embedding of heads [heads, HD] at a position."""
+    angle = position / THETA ** (torch.arange(HD // 2) * 2 / HD)
+    low, high = x[..., : HD // 2], x[..., HD // 2 :]
+    return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
+
+
+def fused(w: dict[str, Tensor], feature: Tensor) -> Tensor:
+    if "input_norm.weight" in w:
+        feature = normed(feature, w["input_norm.weight"])
+    if "fc_norm.0.weight" in w:
+        feature = torch.cat([normed(f, w[f"fc_norm.{i}.weight"]) for i, f in enumerate(feature.split(H))])
+    return w["fc.weight"] @ feature
+
+
+def depth_logits(
+    w: dict[str, Tensor], config: dict[str, Any], embedding: Tensor, features: Tensor, ids: list[int]
+) -> Tensor:
+    """Logits [K, words] at all depths, one place at a time; features [S - 1, len(IDS) * H] of ids [S], the root last.
+
+    Attention is causal over the S - 1 true places and the K - 1 behind them.
+    """
+    table = w.get("embed_tokens.weight", embedding)
+    tokens = [table[i] for i in ids[1:]] + [table[MASK]] * (K - 1)
+    about = config.get("transformer_layer_config", config)
+    rows = [fused(w, f) for f in features] + [fused(w, w["mask_hidden"].flatten())] * (K - 1)
+    for i in range(about["num_hidden_layers"]):
+        p = "midlayer." if i == 0 and "midlayer.hidden_norm.weight" in w else f"layers.{i}."
+        read = [normed(x, w[f"{p}input_layernorm.weight"]) for x in (rows if i else tokens)]
+        if i == 0:
+            states = [normed(x, w[f"{p}hidden_norm.weight"]) for x in rows]
+            read = [torch.cat(pair) for pair in zip(read, states, strict=True)]
+            rows = states if config.get("norm_before_residual") else rows
+
+        def project(name: str, x: Tensor, heads: int, p: str = p) -> Tensor:
+            made = w[f"{p}self_attn.{name}.weight"] @ x + w.get(f"{p}self_attn.{name}.bias", torch.zeros(()))
+            norm = w.get(f"{p}self_attn.{name[0]}_norm.weight")
+            return made.view(heads, HD) if norm is None else normed(made.view(heads, HD), norm)
+
+        keys = torch.stack([turned(project("k_proj", x, KV), n) for n, x in enumerate(read)])
+        values = torch.stack([project("v_proj", x, KV) for x in read])
+        keys, values = (x.repeat_interleave(HEADS // KV, 1) for x in (keys, values))  # [places, HEADS, HD]
+        slides = about.get("layer_types", ["full_attention"] * 9)[i] == "sliding_attention"
+        following = []
+        for n, x in enumerate(read):
+            seen = slice(max(0, n + 1 - about["sliding_window"]) if slides else 0, n + 1)
+            shares = ((keys[seen] * turned(project("q_proj", x, HEADS), n)).sum(-1) / math.sqrt(HD)).softmax(0)
+            out = w[f"{p}self_attn.o_proj.weight"] @ (shares[..., None] * values[seen]).sum(0).flatten()
+            y = rows[n] + out + w.get(f"{p}self_attn.o_proj.bias", torch.zeros(()))
+            z = normed(y, w[f"{p}post_attention_layernorm.weight"])
+            gate = F.silu(w[f"{p}mlp.gate_proj.weight"] @ z) * (w[f"{p}mlp.up_proj.weight"] @ z)
+            following.append(y + w[f"{p}mlp.down_proj.weight"] @ gate)
+        rows = following
+    return torch.stack([w["lm_head.weight"] @ normed(x, w["norm.weight"]) for x in rows[-K:]])
+
+
+class Watching(PEagle):
+    """Keeps what it drafted from: (tokens so far, logits)."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: list[tuple[list[int], Tensor]] = []
+
+    def logits(self, state: State) -> Tensor:
+        found = super().logits(state)
+        self.seen.append((list(state.ids), found))
+        return found
+
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5, "num_hidden_layers": 2}
+CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
+    "speculators": (tensors(), speculators()),
+    "speculators, four layers": (tensors(4), speculators(layer={"num_hidden_layers": 4})),
+    "speculators, a Qwen3": (
+        tensors(2, qk_norm=True), speculators(layer={"model_type": "qwen3", "num_hidden_layers": 2})
+    ),
+    "speculators, all words": (tensors(words=V), speculators(draft_vocab_size=V)),
+    "speculators, normed residual, norms": (
+        tensors(norms="each"), speculators(norm_before_residual=True, fc_norm=True, norm_output=True)
+    ),
+    "speculators, a norm over all": (tensors(norms="all"), speculators(norm_before_fc=True, target_hidden_size=H)),
+    "speculators, windows": (tensors(2), speculators(layer=SLIDING)),
+    "flat, a midlayer": (tensors(embed=False, first="midlayer."), flat(num_depths=K)),
+    "flat, biases": (
+        tensors(bias=True), flat(attention_bias=True, num_depths=K, eagle_aux_hidden_state_layer_ids=IDS)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+@torch.no_grad()
+def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None:
+    """At the first and the last step of an answer; features are transformers' own hidden states."""
+    weights, config = CHECKPOINTS[name]
+    model = tiny_model("llama")
+    target = Target(model)
+    options = PEagleOptions(weights=folder(tmp_path / "d", weights, config, pickled=name == "speculators"))
+    Watching.check(options, target)
+    decoder: Any = Watching.load(target, options)
+    answer = generate(decoder, PROMPTS[2], Limits(12), Sampling()).tokens
+    assert answer == generate(Autoregressive(target), PROMPTS[2], Limits(12), Sampling()).tokens
+    words = weights["d2t"] + torch.arange(WORDS) if "d2t" in weights else torch.arange(V)
+    assert decoder.drafter.token_ids(torch.arange(len(words))).tolist() == words.tolist()
+    for ids, logits in (decoder.seen[0], decoder.seen[-1]):
+        hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[i][0] for i in IDS], -1)
+        wanted = depth_logits(weights, config, model.get_input_embeddings().weight, features, ids)
+        torch.testing.assert_close(logits, wanted, atol=3e-4, rtol=1e-4)
+    assert len(decoder.seen) > 1
+
+
+def test_what_a_configuration_leaves_open(tmp_path: Path) -> None:
+    """EAGLE-3's own layers, eight depths, the mask token by each of its names."""
+    target = Target(tiny_model("llama"))
+    told = {k: v for k, v in flat().items() if k not in ("eagle_config", "ptd_token_id")}
+    for i, name in enumerate(("mask_token_id", "pard_token", "ptd_token_id")):
+        there = folder(tmp_path / str(i), tensors(features=3), told | {name: 5})
+        shape = read_drafter(Path(there), target, read_tensors)[0].shape
+        assert (shape.layers, shape.depths, shape.mask_token) == ((1, 2, 3), 8, 5)
+    assert feature_layers(36) == (2, 18, 33) and feature_layers(2) == (1,) and feature_layers(1) == (0,)
+
+
+# -- the package that writes the other layout, where it is installed -----------------------------------------------
+
+
+@pytest.mark.parametrize("form", [{}, {"layers": 1, "draft_vocab": 40}])
+@torch.no_grad()
+def test_the_package_speculators_computes_the_same(
+    form: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own model, its own reading of a folder that is written here, its own masks for depths.
+
+    The package is no extra of this project: it pins other versions of transformers. `pip install --no-deps` serves.
+    """
+    theirs = pytest.importorskip("speculators.models.peagle", reason="the package speculators is not installed")
+    core = pytest.importorskip("speculators.models.peagle.core")
+    losses = pytest.importorskip("speculators.losses.eager", reason="its losses without Triton are not there")
+    target = tiny_target("llama", V)
+    drafter, out = random_drafter(target, **form), tmp_path / "d"
+    write_checkpoint(out, drafter, speculators_config_of(drafter, target))
+    config = theirs.PEagleSpeculatorConfig.from_pretrained(out)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = theirs.PEagleDraftModel(config).eval()
+    saved = {k: v.float() if v.is_floating_point() else v for k, v in read_tensors(out / "model.safetensors").items()}
+    missing, unexpected = model.load_state_dict(saved, strict=False)
+    assert not unexpected and all(name.startswith(("embed", "verifier")) for name in missing)
+    if drafter.embed_tokens is None:
+        model.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
+    model.verifier_lm_head.weight.copy_(model.lm_head.weight)
+    model.verifier_norm.weight.fill_(1)
+    seen: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda *args: seen.append(args[2][0]))
+    decoder: Any = Watching(target, PEagleOptions(), read_drafter(out, target, read_tensors)[0])
+    generate(decoder, PROMPTS[2], Limits(8), Sampling())
+    for ids, logits in decoder.seen:
+        s, depths = len(ids) - 1, drafter.shape.depths
+        ahead = [*ids[1:], *[0] * depths]  # slots of theirs: tokens one further than features; then room for depths
+        taps = target.prefill(torch.tensor([ids[:-1]]), target.new_cache(s), decoder.taps, every=True).taps
+        features = torch.cat([taps[i] for i in drafter.shape.layers], -1)
+        places = torch.arange(len(ahead)), torch.zeros(len(ahead), dtype=torch.long)  # anchors and depths of all slots
+        deep = torch.full((depths - 1,), s - 1), torch.arange(1, depths)  # and the depths of the root's
+        chosen = tuple(torch.cat(pair) for pair in zip(places, deep, strict=True))
+        monkeypatch.setattr(core, "generate_cod_sample_indices", lambda chosen=chosen, **_: chosen)
+        model(
+            torch.cat((features, torch.zeros(1, depths, features.shape[-1])), 1), torch.tensor([ahead]),
+            torch.zeros(1, len(ahead), dtype=torch.long), num_depths=depths,
+            verifier_last_hidden_states=torch.zeros(1, len(ahead), H),
+            loss_config={"kl_div": (losses.kl_div_loss, 1.0)},
+        )  # fmt: skip
+        found = seen.pop()[[s - 1, *range(len(ahead), len(ahead) + depths - 1)]]
+        torch.testing.assert_close(found, logits, atol=1e-4, rtol=1e-4)
+
+
+# -- what is written here is read again ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [config_of, speculators_config_of])
+@pytest.mark.parametrize("form", [{}, {"layers": 1, "draft_vocab": 20}, {"windows": (6, None)}])
+def test_what_is_written_is_read_again(layout: Any, form: dict[str, Any], tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    drafter = random_drafter(target, **form)
+    write_checkpoint(tmp_path, drafter, layout(drafter, target))
+    again, _ = read_drafter(tmp_path, target, read_tensors)
+    assert again.shape == drafter.shape
+    for name, tensor in drafter.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name].float(), tensor.float(), atol=1e-3, rtol=1e-3)
+
+
+# -- a step --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["chain", "tree"])
+def test_a_step_is_one_pass_and_leaves_true_slots_alone(mode: Any) -> None:
+    """However many tokens were accepted; a chain as long as the depths that are asked for."""
+    target = Target(tiny_model("llama"))
+
+    class Counting(PEagle):
+        def propose(self, state: State) -> Any:
+            before, pending = self.cache.lengths, len(self._tokens)
+            assert before[0] + pending == state.position and self._tokens[-1] == state.root
+            tree = super().propose(state)
+            assert self.cache.lengths == [state.position] * 2
+            return tree
+
+    for depths, deep in ((0, 5), (3, 3), (1, 1)):
+        decoder = Counting(target, PEagleOptions(mode=mode, nodes=20, k=5, depths=depths), random_drafter(target))
+        answer = generate(decoder, PROMPTS[2], Limits(30), Sampling())
+        assert answer.draft_calls == 1 + len(answer.steps)  # the prompt's own
+        assert max(step.depth for step in answer.steps) <= deep
+        if mode == "chain":
+            assert {step.depth for step in answer.steps} == {deep} and decoder.max_rows() == deep + 1
+    with pytest.raises(UserError, match="depths must be 1 to 5, as the drafter was trained, or 0, not 6"):
+        PEagle(target, PEagleOptions(depths=6), random_drafter(target))
+    with pytest.raises(UserError, match="peagle: sample=on draws a chain: it does not go with mode=tree"):
+        PEagleOptions(sample="on", mode="tree")
+
+
+# -- checkpoints that do not fit -----------------------------------------------------------------------------------
+
+
+def without(name: str, **kwargs: Any) -> dict[str, Tensor]:
+    return {k: v for k, v in tensors(**kwargs).items() if not k.startswith(name)}
+
+
+BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
+    "mask token": (tensors(), speculators(mask_token_id=V), "mask_token_id in config.json is 61, the model has tokens"),
+    "mask token below 0": (tensors(), flat(ptd_token_id=-1), "mask_token_id in config.json is -1"),
+    "no mask token": (tensors(), speculators(mask_token_id=None), "mask_token_id is not a whole number"),
+    "no drafter of its": (tensors(), flat(ptd_token_id=None), "describes no P-EAGLE drafter: it has no mask_token_id"),
+    "no depths": (tensors(), speculators(depths=0), "speaks of 0 tokens drafted a step, it can be 1 to 64"),
+    "many depths": (tensors(), flat(num_depths=1000), "speaks of 1000 tokens drafted a step"),
+    "depths are words": (tensors(), speculators(depths="eight"), "speculative_tokens"),
+    "layer ids": (
+        tensors(), speculators(eagle_aux_hidden_state_layer_ids=[1, 4]), "layer_ids in config.json names layer 4"
+    ),
+    "no layer ids": (tensors(), speculators(eagle_aux_hidden_state_layer_ids=[]), "names no layer"),
+    "layer ids are words": (tensors(), speculators(eagle_aux_hidden_state_layer_ids=["a"]), "not a whole number"),
+    "more features than ids": (tensors(features=3), speculators(), "fc.weight has shape (32, 96), the model needs"),
+    "another vocabulary": (tensors(), speculators(layer={"vocab_size": 99}), "a model with a vocabulary of 99"),
+    "another width": (tensors(), flat(hidden_size=64), "a hidden size of 64, the model has 32"),
+    "another target's width": (tensors(), speculators(target_hidden_size=64), "a hidden size of 64, the model has 32"),
+    "draft vocabulary": (tensors(), speculators(draft_vocab_size=50), "the drafter has 50 words, lm_head"),
+    "too many words": (tensors(), speculators(draft_vocab_size=99), "vocabulary has 99 words, the model's 61"),
+    "no map": (without("d2t"), speculators(), "the drafter has 40 words, the model 61, and it lacks tensors: d2t"),
+    "no head": (without("lm_head", words=V), speculators(draft_vocab_size=V), "lacks tensors: lm_head.weight"),
+    "no mask_hidden": (without("mask_hidden"), speculators(), "lacks tensors: mask_hidden"),
+    "d2t points outside": (tensors() | {"d2t": torch.full((WORDS,), 30)}, speculators(), "d2t leads to token 69"),
+    "d2t points below": (tensors() | {"d2t": torch.full((WORDS,), -3)}, speculators(), "d2t leads to token -3"),
+    "t2d is another": (
+        tensors() | {"t2d": torch.ones(V, dtype=torch.bool)}, speculators(),
+        "d2t leads to other words than the 61 that t2d marks",
+    ),
+    "t2d of another": (tensors() | {"t2d": torch.ones(9, dtype=torch.bool)}, speculators(), "a vocabulary of 9"),
+    "another type": (
+        tensors(), speculators(speculators_model_type="dflash"), "a speculator of the type 'dflash', not 'peagle'"
+    ),
+    "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
+    "no layers": (tensors(), speculators(transformer_layer_config="llama"), "a hidden size of 4096, the model has 32"),
+    "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not of llama or"),
+    "a strange rope": (
+        tensors(), flat(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "rope of type"
+    ),
+    "two norms": (tensors(), speculators(fc_norm=True, norm_before_fc=True), "fc_norm and for norm_before_fc"),
+    "a small window": (
+        tensors(), speculators(layer={"layer_types": ["sliding_attention"], "sliding_window": 3}),
+        "sliding_window in config.json is 3, fewer than the 4 drafted places",
+    ),
+    "a layer more": (tensors(2), speculators(), "has unknown tensors: layers.1."),
+    "a tensor less": (without("norm."), speculators(), "lacks tensors: norm.weight"),
+    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, speculators(), "tensor norm.weight holds NaN"),
+}  # fmt: skip
+SEEN_LATER = ("d2t points outside", "d2t points below", "t2d is another", "NaN")  # numbers: `check` reads none
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
+    weights, config, told = BAD[name]
+    target = Target(tiny_model("llama"))
+    options = PEagleOptions(weights=folder(tmp_path / "d", weights, config))
+    calls = [lambda: PEagle.load(target, options)]
+    if name not in SEEN_LATER:
+        calls.append(lambda: PEagle.check(options, target))  # type: ignore[arg-type,return-value]
+    for call in calls:
+        with pytest.raises(UserError) as caught:
+            call()
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mask token", "another type", "many depths", "layer ids"])
+def test_a_run_with_it_ends_before_the_model_is_loaded(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, config, _ = BAD[name]
+    there = folder(tmp_path / "d", weights, config)
+    out = tmp_path / "out"
+    said = failing(["run", "--methods", f"peagle[weights={there}]", "--limit", "1", "--out", str(out)], capsys)
+    assert said.startswith("ssbench: peagle: ") and not out.exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])
+def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
+    decoder = PEagle(tiny_target("llama", V), PEagleOptions(**options), random_drafter(tiny_target("llama", V)))
+    with torch.inference_mode():
+        for p in decoder.drafter.parameters():
+            p.fill_(math.nan)
+    with pytest.raises(UserError, match="peagle: what it drafts from is not finite|draft's probabilities are not"):
+        for seed in range(3):
+            generate(decoder, PROMPTS[2], Limits(9), Sampling(0.8, seed=seed))
+
+
+def test_a_drafter_of_another_base_is_refused(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    target.weights_hash = "this"
+    weights = folder(tmp_path / "d", tensors(), speculators(base_hash="that"))
+    with pytest.raises(UserError, match="peagle was trained for another base"):
+        PEagle.load(target, PEagleOptions(weights=weights))
+    assert new_drafter(target, 2).shape.depths == 2
