@@ -16,7 +16,14 @@ from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.place_drafts import NODES, described, drafts, rows
 from specbench_ss.methods.dflash.options import DFlashOptions
-from specbench_ss.models.drafter_folder import check_base, drafter_folder, drafter_here, read_shapes, read_tensors
+from specbench_ss.models.drafter_folder import (
+    check_base,
+    drafter_folder,
+    drafter_here,
+    learnt,
+    read_shapes,
+    read_tensors,
+)
 from specbench_ss.models.weight_hash import hash_tensors
 
 if TYPE_CHECKING:
@@ -85,7 +92,9 @@ class DFlash(Decoder):
         path = drafter_folder(options.weights, cls.name, target)
         drafter, config = read_drafter(path, target, read_tensors)
         check_base(config, target, cls.name)
-        return cls(target, options, drafter)
+        found = cls(target, options, drafter)
+        found.learnt = learnt(config)
+        return found
 
     def variant(self, options: Any) -> DFlash:
         """The same drafter with another block or tree."""

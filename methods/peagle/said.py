@@ -8,6 +8,7 @@ import msgspec
 
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
+from specbench_ss.methods._shared.speculators_format import check_type
 from specbench_ss.methods.peagle.options import DEPTHS
 
 TYPE = "peagle"
@@ -46,11 +47,9 @@ class Said(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, config: dict[str, Any]) -> Said:
         """Raises UserError where it is no drafter of P-EAGLE's, or something is missing or of another kind."""
-        kind = config.get("speculators_model_type")
-        if kind is not None and kind != TYPE:
-            raise UserError(f"config.json describes a speculator of the type {kind!r}, not {TYPE!r}")
+        stated = check_type(config, TYPE)
         mask = next((config[name] for name in MASKS if config.get(name) is not None), None)
-        if mask is None and kind is None:
+        if mask is None and not stated:
             raise UserError("config.json describes no P-EAGLE drafter: it has no mask_token_id")
         nested = config.get("eagle_config")
         flat = {**nested, **config} if isinstance(nested, dict) else config
