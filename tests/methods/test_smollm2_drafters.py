@@ -1,0 +1,54 @@
+"""The drafters that ship for SmolLM2: one budget, one base, small; with the model here, they give right answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import specbench_ss
+from specbench_ss import load_method, load_model
+from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.models.drafter_folder import read_tensors
+from specbench_ss.models.model_folder import DRAFTERS, find_folder
+
+FOLDER = DRAFTERS / "smollm2"
+TRAINED = ("ss", "ss-root", "ss-paper", "medusa", "eagle")
+LARGEST = 60e6  # bytes of a tree that travels to another machine
+WAYS = ("ss", "ss[root=on]", "ss[weights=ss-paper]", "medusa", "eagle", "rest")
+
+
+def test_all_learnt_from_the_same_text_for_the_same_base() -> None:
+    configs = [json.loads((FOLDER / name / "config.json").read_text()) for name in TRAINED]
+    assert len({config["base_hash"] for config in configs}) == 1
+    budgets = [{k: v for k, v in config["trained"].items() if k not in ("lr", "parameters")} for config in configs]
+    assert budgets == [budgets[0]] * len(budgets) and budgets[0]["own_answers"] and budgets[0]["tokens"]
+    held = json.loads((FOLDER / "rest" / "datastore.json").read_text())
+    assert held["made_of"].startswith("own answers to ")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_each_has_a_card_and_a_log_and_half_precision_numbers(name: str) -> None:
+    card = (FOLDER / name / "README.md").read_text()
+    assert "estimated tau" in card and "weights 2d764162ba506fdd" in card
+    config = json.loads((FOLDER / name / "config.json").read_text())
+    assert len((FOLDER / name / "training.jsonl").read_text().splitlines()) == config["trained"]["steps"]
+    (file,) = (FOLDER / name).glob("*.safetensors")
+    assert {str(t.dtype) for t in read_tensors(file).values() if t.is_floating_point()} == {"torch.float16"}
+
+
+def test_what_ships_is_small_enough_to_travel() -> None:
+    package = Path(specbench_ss.__file__).parent
+    files = [file for place in ("lab", "drafters") for file in (package / place).rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < LARGEST - 3e6  # the rest of the tree takes less than that
+
+
+@pytest.mark.skipif(find_folder("smollm2") is None, reason="the model was not fetched: ssbench models fetch smollm2")
+def test_answers_are_those_of_plain_decoding() -> None:
+    target = load_model("smollm2", dtype="float32", device="cpu")
+    ids = target.encode_chat([{"role": "user", "content": "Name three rivers of Europe."}])
+    made = {way: generate(load_method(way, target), ids, Limits(24), Sampling()) for way in ("ar", *WAYS)}
+    assert {way: one.tokens for way, one in made.items()} == dict.fromkeys(made, made["ar"].tokens)
+    assert all(len(made[way].steps) < len(made["ar"].steps) for way in ("ss", "ss[root=on]", "medusa", "eagle"))
