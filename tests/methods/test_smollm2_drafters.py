@@ -15,9 +15,9 @@ from specbench_ss.models.drafter_folder import read_tensors
 from specbench_ss.models.model_folder import DRAFTERS, find_folder
 
 FOLDER = DRAFTERS / "smollm2"
-TRAINED = ("ss", "ss-root", "ss-paper", "medusa", "eagle")
+TRAINED = ("ss", "ss-mlp", "ss-root", "medusa", "eagle")
 LARGEST = 60e6  # bytes of a tree that travels to another machine
-WAYS = ("ss", "ss[root=on]", "ss[weights=ss-paper]", "medusa", "eagle", "rest")
+WAYS = ("ss", "ss[root=on]", "ss[weights=ss-mlp]", "medusa", "eagle", "rest")
 
 
 def test_all_learnt_from_the_same_text_for_the_same_base() -> None:
