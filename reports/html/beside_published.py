@@ -51,8 +51,9 @@ def order_in_words(rows: Sequence[Beside]) -> list[str]:
     ours = sorted(theirs, key=lambda name: -(most[name].speedup or 0.0))
     same = sum(ours.index(a) < ours.index(b) for a, b in combinations(theirs, 2))
     return [
-        f"By speedup, the order published for {model} on {gpu} is {', '.join(theirs)}; here it is {', '.join(ours)}. "
-        f"{same} of {comb(len(theirs), 2)} pairs stand in the same order."
+        f"By speedup, the order published for {model} on {gpu} is {', '.join(theirs)}; here it is "
+        f"{', '.join(most[name].method for name in ours)}. {same} of {comb(len(theirs), 2)} pairs stand in the same "
+        "order, those counted too whose order is not sure here. Where model or machine are others, it may well differ."
     ]
 
 

@@ -50,5 +50,5 @@ def _text(learnt: Mapping[str, Any] | None) -> str:
     if searched := learnt.get("searched"):
         return f"{searched.get('tokens') or 0:,} tokens are searched: {searched.get('made_of') or 'of unknown origin'}"
     if "own_answers" not in learnt:
-        return ""
+        return "not recorded" if learnt else ""
     return "the model's own answers" if learnt["own_answers"] else "the answers of the data"

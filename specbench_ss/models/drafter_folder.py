@@ -187,9 +187,9 @@ def _from_hub(name: str, method: str) -> Path:
 
 
 def learnt(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a drafter's config says of its training: `trained`, as `ssbench train` writes it."""
+    """Return what a drafter's config says of its training: `trained`, else that it is not known."""
     trained = config.get("trained")
-    return dict(trained) if isinstance(trained, Mapping) else {}
+    return dict(trained) if isinstance(trained, Mapping) else {"tokens": None}
 
 
 def belongs_to(target: Target) -> dict[str, str]:

@@ -54,6 +54,6 @@ def _by_question(run: Run, labels: Sequence[str]) -> tuple[Floats, Floats]:
     shared: Sequence[Row] = next(iter(of.values()), [])
     for own in of.values():
         shared = paired(shared, own)[0]
-    sums = [PairedTimes(paired(own, shared)[0], shared).by_question() for own in of.values()]
+    sums = [PairedTimes(paired(shared, own)[1], shared).by_question() for own in of.values()]
     empty = np.empty((0, 0))
     return (np.stack([s for _, _, s, _ in sums]), np.stack([n for _, _, _, n in sums])) if sums else (empty, empty)

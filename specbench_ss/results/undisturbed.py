@@ -26,7 +26,8 @@ def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> str:
     value, around, fastest = max(left)
     now = {row.method: row.comparison for row in rows}
     other = {label: compare(around) for _, around, label in left if compare(around) != now[label]}
-    said = f" Without them {fastest} would be the fastest, {times(value)} ({interval(around)}), and "
+    best = f"{fastest} would be the fastest, {times(value)} ({interval(around)})"
+    said = f" Without them, on the prompts that are left to each, {best}, and "
     if not other:
         return f"{said}no method would be called otherwise than it is."
     told = [f"{label} would be called {verdict} instead of {now[label]}" for label, verdict in other.items()]

@@ -122,6 +122,7 @@ class Resumable(ABC):
             "about": json.dumps(self.about),
             "step": self.step,
             "kept": self.kept,
+            "total": self.total,
             "modules": [m.state_dict() for m in self.modules],
             "optimizers": [o.state_dict() for o in self.optimizers],
         }
@@ -131,8 +132,10 @@ class Resumable(ABC):
 
     def _resume(self, path: Path) -> None:
         state = self._load(path)
-        before = state.get("kept")
-        if before != self.kept and state["step"] > min(before or 0, self.kept or 0):  # it is past where they are alike
+        before, total = state.get("kept"), state.get("total", self.total)
+        if (before, total) != (self.kept, self.total) and state["step"] > min(before or 0, self.kept or 0):
+            if not path.with_name(KEPT).exists():  # it is past where the two trainings are alike
+                raise UserError(f"{self.folder} cannot be made longer: it has no {KEPT}. Give another --out")
             state = self._load(path.with_name(KEPT))
             if state["step"] > (self.kept or 0):
                 raise UserError(

@@ -186,8 +186,9 @@ class TogetherTrainer(Resumable):
         modules, kept = [t.module for t in trainees], budget.falls_from
         super().__init__(folder, modules, optimizers, budget.steps, tokens, about, kept)
         if not self.resumed:
+            looked = SCANNED if budget.cooldown else min(budget.steps, SCANNED)  # a longer training looks at the same
             for trainee in trainees:
-                trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(min(budget.steps, SCANNED)))
+                trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(looked))
             first = text.batch(0, budget, target.device).rows(slice(1))  # of all processes the same
             with self.machine.autocast():
                 states = self.states(first)

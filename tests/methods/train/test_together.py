@@ -181,3 +181,17 @@ def test_the_share_lies_between_nothing_and_all(
 ) -> None:
     for share in (0, 1, -1):
         assert "--cooldown" in failing(cooled(tmp_path / "out", given, 4, share), capsys)
+
+
+def test_lengths_whose_cooldown_begins_at_the_same_step_are_told_apart(
+    tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(cooled(tmp_path / "whole", given, 5)) == 0
+    assert Budget(4, cooldown=0.5).falls_from == Budget(5, cooldown=0.5).falls_from == 2
+    for steps in (4, 5):
+        assert main(cooled(tmp_path / "longer", given, steps)) == 0
+    assert learnt(tmp_path / "longer") == learnt(tmp_path / "whole")
+    (tmp_path / "longer" / "checkpoint.pt.kept").unlink()
+    capsys.readouterr()
+    assert main(cooled(tmp_path / "longer", given, 6)) == 2
+    assert capsys.readouterr().err.endswith("it has no checkpoint.pt.kept. Give another --out\n")
