@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from specbench_ss.reports.html.visible_text import finalize
+from specbench_ss.reports.html.visible_text import finalize, visible
 
 FOLDER = Path(__file__).parent / "templates"
 STYLES = ("report.css", "replay.css", "narrow.css")
@@ -68,8 +68,14 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=finalize,
     )
-    made.filters |= {"exact": _exact, "brief": _brief}
+    made.filters |= {"exact": _exact, "brief": _brief, "breaking": _breaking}
     return made
+
+
+def _breaking(label: str) -> Markup:
+    """Return a method's label that may be broken before its options and between them."""
+    shown = escape(visible(label))  # now, since nothing looks at Markup again
+    return shown.replace("[", Markup("<wbr>[")).replace(",", Markup(",<wbr>"))
 
 
 def _brief(value: float | str) -> float | str:

@@ -105,7 +105,7 @@ def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
     assert "warning: --dtype" not in captured.err  # a busy machine has warnings of its own
     model = load_run(out).manifest["model"]
     assert model["dtype"] == "bfloat16" and "takes bfloat16" in model["dtype_choice"]
-    assert "warnings" not in load_run(out).manifest
+    assert not [said for said in load_run(out).manifest.get("warnings", []) if "dtype" in said]
     assert model["dtype_choice"] in html.unescape((out / "report.html").read_text())
     for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.unlink()
