@@ -1,6 +1,6 @@
 """A pass of the target beside its matrix products alone: what attention, norms, rope and the starting of operators add.
 
-    python benchmarks/step_products.py [--model lab] [--past 128] [--rows 1 4 8 16] [--times 40]
+    python benchmarks/step_products.py [--model lab] [--dtype auto] [--past 128] [--rows 1 4 8 16] [--times 40]
 
 Both are run in turns in one process; printed are medians and their ratio. The products are those that the layers use,
 with the same rows, one after the other, on states of the same shape.
@@ -25,12 +25,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lab")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--past", type=int, default=128, help="tokens in the cache")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--times", type=int, default=40)
     arguments = parser.parse_args()
-    target = load_target(arguments.model)
-    print(f"{target.name}, {target.dtype}, {torch.get_num_threads()} threads, {target.computed}")
+    target = load_target(arguments.model, dtype=arguments.dtype)
+    print(f"{target.name}, {target.number_format}, {torch.get_num_threads()} threads, {target.computed}")
     print(f"{'rows':>5} {'pass ms':>9} {'products ms':>12} {'ratio':>7}")
     with torch.inference_mode():
         for rows in arguments.rows:

@@ -34,8 +34,9 @@ def load_model(
     """A target: a causal language model with its tokenizer, ready for decoding methods.
 
     model: `lab`, which is part of the package, `smollm2`, once it is fetched, a folder, a GGUF file, or a hub id.
-    dtype: float32, bfloat16, float16, or auto: bfloat16 on a GPU, on a CPU the faster one of it and float32. device:
-    auto, cpu, cuda or cuda:N. chat_template: plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own.
+    dtype: float32, bfloat16, float16, float16-weights (rounded weights, float32 arithmetic, on CPUs), or auto:
+    bfloat16 on a GPU, on a CPU the fastest one as measured. device: auto, cpu, cuda or cuda:N. chat_template: plain,
+    vicuna, llama-2 or a Jinja file, instead of the tokenizer's own.
     Raises UserError where the model cannot be loaded.
 
     A model that is loaded already becomes a target by `Target(hf_model, tokenizer)`.

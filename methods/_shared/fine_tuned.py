@@ -97,8 +97,7 @@ def target_beside(target: Target, folder: Path) -> Target:
 
 def _beside(target: Target, folder: Path) -> Target:
     model = load_model(str(folder), target.dtype, str(target.device))
-    own = Target(model, target.tokenizer, target.name, target.folder)
-    own.is_lab, own.companions, own.weights_hash = target.is_lab, target.companions, hash_weights(model)
+    own = target.with_model(model, hash_weights(model))
     check_target(own)
     return own
 
@@ -111,6 +110,4 @@ def fine_tuned(target: Target) -> Target:
             out, into = module.weight.shape
             a, b = torch.randn(out, 2, generator=generator), torch.randn(2, into, generator=generator)
             module.weight.data += 0.03 * (a @ b).to(module.weight)
-    own = Target(model, target.tokenizer, target.name, target.folder)
-    own.weights_hash = hash_weights(model)
-    return own
+    return target.with_model(model, hash_weights(model))

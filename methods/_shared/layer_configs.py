@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from specbench_ss.decoding.outline import Outline
 
+HUB = "https://huggingface.co/"
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias",
@@ -83,5 +84,16 @@ def proposals(algorithm: str, tokens: int, base: Outline) -> dict[str, Any]:
         "algorithm": algorithm,
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
         "default_proposal_method": "greedy",
-        "verifier": {"name_or_path": base.name, "architectures": getattr(base.config, "architectures", None) or []},
+        "verifier": {
+            "name_or_path": known_name(base),
+            "architectures": getattr(base.config, "architectures", None) or [],
+        },
     }
+
+
+def known_name(base: Outline) -> str | None:
+    """Return what others find the base by: its hub id where its origin has a page there; None for the lab's models."""
+    page = str(base.origin.get("page", ""))
+    if page.startswith(HUB):
+        return page.removeprefix(HUB)
+    return None if base.is_lab else base.name

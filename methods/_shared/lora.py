@@ -104,9 +104,7 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
     except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"{method}: the LoRA in {folder} does not fit: {first}") from error
-    own = Target(merged, target.tokenizer, target.name, target.folder)
-    own.is_lab, own.companions, own.weights_hash = target.is_lab, target.companions, f"{target.weights_hash}+{digest}"
-    return own
+    return target.with_model(merged, f"{target.weights_hash}+{digest}")
 
 
 def adapted_modules(folder: Path, method: str) -> list[str]:

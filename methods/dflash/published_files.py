@@ -130,8 +130,15 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
 
 
 def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
-    """config.json in speculators' layout."""
+    """config.json in speculators' layout.
+
+    Raises UserError for a drafter that reads the final state, as one of a target of a single layer does.
+    """
     shape = drafter.shape
+    if FINAL in shape.layers:
+        raise UserError(
+            "speculators' layout names inputs of layers, this drafter reads the final state: --format z-lab"
+        )
     layer = {"model_type": "qwen3", **sizes_of(drafter.config), "vocab_size": base.vocab_size}
     return {
         "architectures": ["DFlashDraftModel"],

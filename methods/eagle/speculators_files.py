@@ -144,15 +144,13 @@ def config_of(
     drafter: Drafter, about: Mapping[str, Any], layers: tuple[int, ...], drafts: int, base: Outline
 ) -> dict[str, Any]:
     """config.json in this layout. about: what `new_weights.config_for` says of the drafter; drafts: tokens a step."""
-    shape, proposed = drafter.shape, proposals("eagle3", drafts, base)
-    if base.is_lab:  # which is known by that name here alone
-        proposed["verifier"]["name_or_path"] = None
+    shape = drafter.shape
     return {
         "architectures": ["Eagle3DraftModel"],
         TYPE: "eagle3",
         LAYER: _layer(shape.llama(dict(about)), shape, base),
         "draft_vocab_size": shape.draft_vocab,
-        "speculators_config": proposed,
+        "speculators_config": proposals("eagle3", drafts, base),
         "norm_before_residual": shape.residual_normed,
         "target_hidden_size": base.hidden_size,
         IDS: list(layers),

@@ -72,7 +72,7 @@ class TwoModel(Decoder):
     def load(cls, target: Target, options: Any) -> TwoModel:
         """The draft that the user named, or the one that came with the model, in the target's dtype beside it."""
         path = drafter_here(options.weights, cls.name, target, cls.companion)
-        beside = partial(load_target, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
+        beside = partial(load_target, dtype=target.number_format, device=str(target.device))
         found = cls(target, options, named_draft(beside, str(path or options.weights)))
         found.learnt = learnt(getattr(found.draft.model.model.config, "ssbench", {}))
         return found

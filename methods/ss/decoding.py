@@ -21,7 +21,7 @@ from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
-from specbench_ss.methods.ss.drafting import draft_tree, prune
+from specbench_ss.methods.ss.drafting import draft_tree, drawn_tree, prune
 from specbench_ss.methods.ss.layout import Layout, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.stream_config import StreamConfig
@@ -164,7 +164,8 @@ class SpeculativeStreaming(Decoder):
 
     def described(self) -> dict[str, Any]:
         """The settings as resolved with the checkpoint's advice, and the streams."""
-        resolved = asdict(self.settings) | {"prune": "on" if self.settings.prune else "off"}
+        s = self.settings
+        resolved = asdict(s) | {"prune": "on" if s.prune else "off", "sample": "on" if s.sample else "off"}
         return resolved | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
@@ -228,7 +229,10 @@ class SpeculativeStreaming(Decoder):
         """The tree that the last step's streams predict, under the token the main stream decided."""
         streams = self.streams.told_root(self.target, self.next_streams, state.root[0])
         logits = self.target.logits(streams)  # [gamma, V]
-        return draft_tree(state.root, logits, self.settings.k, self.settings.n_draft)
+        s = self.settings
+        if s.sample and not state.sampling.greedy:
+            return drawn_tree(state.root, state.sampling.probs(logits), s.k, s.n_draft, state.rng)
+        return draft_tree(state.root, logits, s.k, s.n_draft)
 
     def forward(self, state: State, tree: DraftTree) -> Output:
         """Lower layers over the tree; prune; insert streams; MSA layers over kept nodes and their streams."""
@@ -264,7 +268,7 @@ class SpeculativeStreaming(Decoder):
     def _pruned(self, tree: DraftTree, x: Tensor, visible: Tensor) -> list[int]:
         """Nodes that stay after the pruning layer."""
         s = self.settings
-        if not s.prune or (len(tree) <= s.n_keep and s.threshold == 0):
+        if not s.prune or tree.draft_probs is not None or (len(tree) <= s.n_keep and s.threshold == 0):
             return list(range(len(tree)))
         inner = list(dict.fromkeys(tree.shape.parents[1:]))  # leaves have no transition to judge
         x = x[0, indices(inner, x.device)]

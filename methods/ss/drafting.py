@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.tree import DraftTree, TreeShape, shape_of
+from specbench_ss.decoding.tree import DraftTree, TreeShape, indices, shape_of
+from specbench_ss.methods._shared.tree_growth import draw
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,24 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     joint = tree.path @ log_p.flatten() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
     best = joint.topk(n_draft).indices.sort().values + 1
     return drafted.select([0, *best.tolist()])
+
+
+def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Generator) -> DraftTree:
+    """Distributions of the streams [gamma, V] -> a tree of `draft_tree`'s shape, its tokens drawn from them (eq. 9).
+
+    A stream's k candidates are drawn once, without replacement, for all nodes of its level: a path meets each of them
+    at most once, and levels are independent. The shape follows from the distributions alone, and siblings have the
+    first draws: were nodes chosen by what was drawn, they would no longer be distributed as q.
+    """
+    tree = draft_tree(root, probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), k, n_draft)
+    slots = [0] * len(tree)
+    for parent, children in enumerate(tree.shape.children()):
+        for place, child in enumerate(children):
+            slots[child] = tree.shape.depths[parent] * k + place
+    drawn = draw(probs, rng, k).flatten()  # [gamma * k]
+    tokens = torch.cat((root, drawn[indices(slots[1:], probs.device)]))
+    levels = indices(tree.shape.depths, probs.device)  # of a node: its children are of that stream; the last has none
+    return DraftTree(tokens, tree.shape, torch.cat((probs, torch.zeros_like(probs[:1])))[levels])
 
 
 def prune(

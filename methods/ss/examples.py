@@ -57,6 +57,7 @@ def shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
         "root-chain": made(ROOTED, mode="chain", gamma=2),
         "beside-mlp": made(BESIDE_MLP, k=2, n_keep=6),
         "fewer-streams": made(TWO_LAYERS, gamma=1, k=3),
+        "drawn": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5, sample="on"),
     }
 
 

@@ -58,6 +58,13 @@ class SSOptions(Bounded):
         default=0,
         metadata={"help": "Streams see only so many tokens, those that their main row attends to most. 0: all."},
     )
+    sample: Literal["on", "off"] = field(
+        default="off",
+        metadata={
+            "help": "Where tokens are sampled: draw candidates from the streams' distributions (eq. 9), instead of the "
+            "best ones. Such a tree is not pruned: a choice by what was drawn would not be exact."
+        },
+    )
     n_msa_layers: int = field(
         default=-1,
         metadata={"help": "Number of top layers that streams pass. Only as trained, else an error. -1: as trained."},
@@ -118,12 +125,13 @@ class Settings:
     prune_layer: int
     threshold: float
     top_p: int
+    sample: bool = False
 
     def most_rows(self) -> int:
         """Rows of a step: the whole tree below the pruning layer, kept nodes with their streams above it."""
         nodes: int = 1 + sum(self.k**g for g in range(1, self.gamma + 1))
         nodes = min(nodes, 1 + self.n_draft) if self.n_draft else nodes
-        kept = min(nodes, self.n_keep) if self.prune else nodes
+        kept = min(nodes, self.n_keep) if self.prune and not self.sample else nodes
         return max(nodes, kept * (1 + self.gamma))
 
 
@@ -145,8 +153,9 @@ def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], ba
     if layer > lo:
         raise UserError(f"{name}: the pruning layer {layer} is above layer {lo}, where streams begin")
     return Settings(
-        gamma, k, n_draft, n_keep, options.prune == "on", layer, options.prune_threshold, options.stream_attention_top_p
-    )
+        gamma, k, n_draft, n_keep, options.prune == "on", layer, options.prune_threshold,
+        options.stream_attention_top_p, options.sample == "on",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from specbench_ss.benchmark.asked import check_plugins, method_specs
 from specbench_ss.decoding.sampling import COLDEST
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
+from specbench_ss.number_formats import DTYPES
 from specbench_ss.options import MOST_SEED, encodable, plain_number, positive, value_text, whole_number
 from specbench_ss.runs.config import MOST_REPEATS, Goal, Recording, RunConfig
 from specbench_ss.runs.preset import read_preset
@@ -26,7 +27,7 @@ from specbench_ss.runs.preset import read_preset
 LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
 OPTIONAL = ("limit", "max_new_tokens", "chat_template")  # options that may be None
 FLOOR = 0.01  # half the width below which no interval is: `intervals.TIMING_FLOOR`, which is not imported here
-CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16"), "history": ("reference", "own")}
+CHOICES = {"dtype": DTYPES, "history": ("reference", "own"), "order": ("suite", "tasks")}
 TEXTS = ("suite", "model", "device", "chat_template")
 
 

@@ -60,6 +60,7 @@ def run(
     dtype: str = "auto",
     device: str = "auto",
     history: str = "reference",
+    order: str = "suite",
     trust_remote_code: bool = False,
     chat_template: str | Path | None = None,
     timeout: float | None = None,
@@ -129,7 +130,7 @@ def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig,
         raise UserError(f"methods are a text or a list of texts, not {given['methods']!r}")
     config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
     if loaded is not None:
-        config = replace(config, dtype=str(loaded.dtype).removeprefix("torch."), device=str(loaded.device))
+        config = replace(config, dtype=loaded.number_format, device=str(loaded.device))
     return config, texts
 
 

@@ -153,7 +153,7 @@ def _dtype(
     from specbench_ss.models.faster_dtype import chosen_dtype
 
     if loaded is not None:
-        return str(loaded.dtype).removeprefix("torch."), ""
+        return loaded.number_format, ""
     if begun is not None and config.dtype == "auto":
         return str(begun["model"]["dtype"]), ""
     return chosen_dtype(config.dtype, device, config.model, lambda: outline.config)

@@ -27,7 +27,7 @@ def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
         "weights_hash": target.weights_hash,
         "device": target.device.type,
         "device_name": _device_name(target, here),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.number_format,
         "threads": (here["threads"] or {}).get("intra_op"),
         "torch": here["packages"]["torch"],
         "decoding": decoded,

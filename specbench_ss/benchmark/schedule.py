@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,20 @@ class Sample:
     def key(self) -> tuple[str, int, str, int]:
         """The key of the row it becomes."""
         return (self.question.id, self.turn, self.method, self.repeat)
+
+
+def one_of_each(questions: Sequence[Question]) -> list[Question]:
+    """Return the questions so that tasks take turns, each as far as the others by its share.
+
+    So every beginning has questions of all tasks. Questions of one task stay in their order.
+    """
+    many = Counter(question.category for question in questions)
+    made: Counter[str] = Counter()
+    place = []
+    for question in questions:
+        place.append((made[question.category] + 0.5) / many[question.category])
+        made[question.category] += 1
+    return [question for _, question in sorted(zip(place, questions, strict=True), key=lambda pair: pair[0])]
 
 
 def plan(

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
 from specbench_ss.results.experiment import Bench, Experiment, Request
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
@@ -50,7 +51,7 @@ def command(
     seed: Annotated[
         int, typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods, of sampling and of training.")
     ] = DEFAULT.seed,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE)] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help=help_texts.DTYPE)] = "auto",
     device: Annotated[str, typer.Option(help=help_texts.DEVICE)] = DEFAULT.device,
     out: Annotated[
         Path | None, typer.Option(help="Folder that the results are written to.  [default: runs/TIME-paper-NAME]")

@@ -13,6 +13,7 @@ from specbench_ss.benchmark.build_config import default_out, goal_of, recording_
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
+from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
 from specbench_ss.runs.config import MOST_REPEATS, RECORDED, RunConfig, RunTarget
 
@@ -143,9 +144,7 @@ def command(
         int,
         typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW),
     ] = DEFAULT.seed,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)
-    ] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)] = "auto",
     device: Annotated[str, typer.Option(help=help_texts.DEVICE, rich_help_panel=HOW)] = DEFAULT.device,
     history: Annotated[
         Literal["reference", "own"],
@@ -155,6 +154,14 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = "reference",
+    order: Annotated[
+        Literal["suite", "tasks"],
+        typer.Option(
+            help="Order of the questions. suite: as the suite lists them. tasks: the tasks take turns, so that a run "
+            "that is cut short has answers of each.",
+            rich_help_panel=HOW,
+        ),
+    ] = "suite",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)
     ] = DEFAULT.trust_remote_code,

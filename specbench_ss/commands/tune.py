@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
 from specbench_ss.runs.config import RunConfig, TuneConfig
 
@@ -64,9 +65,7 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = RUN.seed,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)
-    ] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)] = "auto",
     device: Annotated[str, typer.Option(help=help_texts.DEVICE, rich_help_panel=HOW)] = RUN.device,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)

@@ -34,6 +34,16 @@ def grouped_attention(
         raise NotImplementedError(f"attention with {', '.join(unknown)}")
     b, heads, q, d = query.shape
     groups = heads // key.shape[1]
+    if (
+        query.device.type == "cpu"
+        and attention_mask is not None
+        and groups > 1
+        and q <= MOST_ROWS
+        and not module.training
+    ):
+        scale = kwargs.get("scaling")  # its kernel lets heads share keys by itself
+        out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).contiguous(), None
     if attention_mask is None or groups == 1 or q > MOST_ROWS or attention_mask.shape[1] != 1 or module.training:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     rows = query.reshape(b, key.shape[1], groups * q, d)

@@ -124,7 +124,10 @@ def in_words(blocks: Sequence[Block], pack: bool) -> str:
     """Say for the record what computes these layers in inference."""
     count = sum(isinstance(block, LeanBlock) for block in blocks)
     layers = f"{count} of {len(blocks)} layers lean" if count else "layers as transformers wrote them"
-    return f"{layers}; products of few rows by reordered weights" if pack else layers
+    if not pack:
+        return layers
+    halved = any(isinstance(block, LeanBlock) and block.joined.qkv.half for block in blocks)
+    return f"{layers}; products of few rows by {'weights in float16' if halved else 'reordered weights'}"
 
 
 def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: bool) -> Block:

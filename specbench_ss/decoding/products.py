@@ -1,40 +1,62 @@
-"""Products of a few rows with a matrix of weights: on a CPU, in float32, by oneDNN with the weights in its own order.
+"""Products of rows with a matrix of weights on a CPU, in float32, by a copy of the weights in an order of its own.
 
 A pass over a draft has 2 to 32 rows. torch gives such a product to a library that reorders the matrix each time, which
-takes as long as several rows. Reordered once, 8 rows take about 1.6 times as long as one, and not 2.2 times. The copy
-doubles the memory of the weights, so it is made only where the machine has plenty.
+takes as long as several rows. Two libraries that torch brings along take a matrix that was reordered once:
+
+- oneDNN, in float32: 8 rows take about 1.6 times as long as one, and not 2.2 times.
+- FBGEMM, where every weight is a float16 number: it reads half of the bytes and computes in float32, so the product is
+  the same but for the order of its sums. What is waited for is the memory: up to 6 rows take as long as one.
+
+The copy adds a half to the memory of the weights, or doubles it; it is made only where the machine has plenty.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEAST_ROWS, MOST_ROWS = 2, 32  # with fewer or more, the other library is as fast
-LARGE = 1_500_000  # weights, from where a single row gains too
+LEAST_ROWS, MOST_ROWS = 2, 32  # of oneDNN; with fewer or more, the other library is as fast
+MOST_ROWS_HALF = 256  # of FBGEMM
+LARGE = 1_500_000  # weights, from where a single row gains by oneDNN too
 SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
+
+
+_HALVED: WeakValueDictionary[int, Product] = WeakValueDictionary()  # by the address of the weights' memory
 
 
 class Product:
     """x [.., in] -> x weight^T + bias [.., out], for inference. weight: [out, in]."""
 
-    __slots__ = ("bias", "least", "packed", "weight")
+    __slots__ = ("__weakref__", "bias", "half", "least", "most", "packed", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = False) -> None:
         self.weight, self.bias = weight, bias
-        self.packed = _packed(weight) if pack else None
-        self.least = 1 if weight.numel() >= LARGE else LEAST_ROWS  # rows, from where the second copy is used
+        self.packed: Any = None  # the copy, where there is one
+        self.half = pack and is_half(weight) and _half_works()  # whether it is FBGEMM's
+        self.least, self.most = 1, MOST_ROWS_HALF  # rows that go through the copy
+        if self.half:
+            self.packed = _packed_half(weight, bias)
+            _HALVED[weight.untyped_storage().data_ptr()] = self
+        elif pack and _works():
+            self.packed = _packed(weight)
+            self.least, self.most = 1 if weight.numel() >= LARGE else LEAST_ROWS, MOST_ROWS
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
-        if self.packed is None or not self.least <= x.shape[:-1].numel() <= MOST_ROWS:
+        if self.packed is None or not self.least <= x.shape[:-1].numel() <= self.most:
             return F.linear(x, self.weight, self.bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        if self.half:
+            out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        else:
+            out = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
 
@@ -43,9 +65,27 @@ def may_pack(weight: Tensor, weights_bytes: int) -> bool:
 
     weights_bytes: of all weights of the model.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return False
-    return SHARE * weights_bytes <= _memory() and _works()
+    return SHARE * weights_bytes <= _memory() and (_works() or _half_works())
+
+
+def bytes_read(weight: Tensor) -> int:
+    """Return the bytes that a product with a weight reads: a product that holds it in float16 reads half of them."""
+    held = weight.untyped_storage().data_ptr() in _HALVED if weight.ndim == 2 else False
+    return weight.numel() * (2 if held else weight.element_size())
+
+
+def may_halve() -> bool:
+    """Say whether this build of torch and this processor multiply float32 rows with weights kept in float16."""
+    return _half_works()
+
+
+def is_half(weight: Tensor) -> bool:
+    """Say whether every one of these float32 numbers is a float16 number."""
+    if weight.dtype != torch.float32 or weight.is_meta:
+        return False
+    return bool((weight.half().float() == weight).all())
 
 
 def _packed(weight: Tensor) -> Tensor:
@@ -53,17 +93,33 @@ def _packed(weight: Tensor) -> Tensor:
     return made
 
 
+def _packed_half(weight: Tensor, bias: Tensor | None) -> Any:
+    return torch.ops.quantized.linear_prepack_fp16(weight.detach(), None if bias is None else bias.detach())
+
+
 def _memory() -> int:
     """Return the bytes of the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+@functools.cache
 def _works() -> bool:
-    """Say whether this build of torch has the operators, and they give what F.linear gives. They are not its API."""
-    x, weight = (torch.arange(n * 16, dtype=torch.float32).sin().view(n, 16) for n in (2, 24))
+    """Say whether this build of torch has oneDNN's operators, no part of its API, and they give what F.linear gives."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return _gives(lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, _packed(weight), None, "none", [], ""))
+
+
+@functools.cache
+def _half_works() -> bool:
+    """Say the same of FBGEMM's."""
+    return _gives(lambda x, weight: torch.ops.quantized.linear_dynamic_fp16(x, _packed_half(weight, None)))
+
+
+def _gives(product: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    x, weight = (torch.arange(n * 16, dtype=torch.float32).sin().half().float().view(n, 16) for n in (2, 24))
     try:
         with torch.inference_mode():
-            made: Any = torch.ops.mkldnn._linear_pointwise(x, _packed(weight), None, "none", [], "")
-        return bool(torch.allclose(made, F.linear(x, weight), atol=1e-4))
+            return bool(torch.allclose(product(x, weight), F.linear(x, weight), atol=1e-4))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False

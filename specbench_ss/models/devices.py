@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError, known_words
+from specbench_ss.number_formats import DTYPES, HALF_WEIGHTS, arithmetic
 
 if TYPE_CHECKING:
     import torch
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def resolve_device(device: str) -> str:
@@ -30,9 +29,9 @@ def resolve_device(device: str) -> str:
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
-    """Return the torch dtype of a name; 'auto' is float32 on a CPU and bfloat16 elsewhere.
+    """Return the torch dtype that a name computes in; 'auto' is float32 on a CPU and bfloat16 elsewhere.
 
-    Raises UserError for an unknown name.
+    Raises UserError for an unknown name, and for one that is of CPUs alone on another device.
     """
     import torch
 
@@ -40,5 +39,7 @@ def resolve_dtype(dtype: str, device: str) -> torch.dtype:
         raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
-    resolved: torch.dtype = getattr(torch, dtype)
+    if dtype == HALF_WEIGHTS and torch.device(device).type != "cpu":
+        raise UserError(f"--dtype {HALF_WEIGHTS} is for CPUs: on {device} use float16 or bfloat16")
+    resolved: torch.dtype = getattr(torch, arithmetic(dtype))
     return resolved

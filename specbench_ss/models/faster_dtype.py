@@ -1,7 +1,9 @@
 """The dtype in which a CPU decodes a model faster. It depends on the processor, so it is measured, and then kept.
 
 Plain decoding multiplies one row by each matrix, verification a few rows. Where a processor has products in bfloat16,
-these read half of the bytes; where it has none, they are emulated and many times slower.
+these read half of the bytes; where it has none, they are emulated and many times slower. Weights that are rounded to
+float16 numbers can be read as such while everything is computed in float32: half of the bytes too, on any processor
+that torch has these products for, in layers that are computed lean.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ from typing import Any
 
 import torch
 
-from specbench_ss.decoding.products import Product, may_pack
+from specbench_ss.decoding.architectures import TAKEN_APART
+from specbench_ss.decoding.products import Product, may_halve, may_pack
 from specbench_ss.files import crash_safe, records
 from specbench_ss.files.cache_folder import cache_folder
 from specbench_ss.models.devices import resolve_dtype
 from specbench_ss.models.machine_limits import best_time, device_file
 from specbench_ss.models.model_folder import is_lab
+from specbench_ss.number_formats import HALF_WEIGHTS, arithmetic
 
 ROWS = (1, 16)  # of plain decoding, and of a draft that is verified
 READ = 256 << 20  # bytes of float32 weights in one pass, so that they come from memory and not from the cache
 PROBE, PROBE_S = 256, 0.01  # side of a square product that shows an emulated dtype at once; seconds that it is repeated
 PASS_S = 0.15  # seconds that a pass is repeated
+HALF_NUMBER = 2.0**-7  # one that float16 holds, as 0.01 is not
 CPU = torch.device("cpu")
 
 
@@ -43,9 +48,9 @@ class Choice:
         times = [
             f"{' and '.join(f'{value:.1f}' for value in ms.values())} ms in {form}" for form, ms in self.ms.items()
         ]
-        return (
-            f"--dtype auto takes {self.dtype}: products of this model's shapes with {rows} rows took {', '.join(times)}"
-        )
+        what = " (weights rounded to float16, computed in float32)" if self.dtype == HALF_WEIGHTS else ""
+        measured = f"products of this model's shapes with {rows} rows took {', '.join(times)}"
+        return f"--dtype auto takes {self.dtype}{what}: {measured}"
 
 
 def chosen_dtype(asked: str, device: str, model: str, config: Callable[[], Any]) -> tuple[str, str]:
@@ -55,12 +60,13 @@ def chosen_dtype(asked: str, device: str, model: str, config: Callable[[], Any])
     lab stays in float32: that answers are identical token by token is its point. Raises UserError for an unknown name.
     """
     named = str(resolve_dtype(asked, device)).removeprefix("torch.")
-    if asked != "auto" or torch.device(device).type != "cpu" or is_lab(model) or not has_bfloat16():
+    if asked != "auto" or torch.device(device).type != "cpu" or is_lab(model):
+        return (asked if asked == HALF_WEIGHTS else named), ""
+    outline = config()
+    shape, forms = _shape(outline), _forms(getattr(outline, "model_type", ""))
+    if shape is None or len(forms) == 1:
         return named, ""
-    shape = _shape(config())
-    if shape is None:
-        return named, ""
-    choice = faster_dtype(*shape)
+    choice = faster_dtype(forms, *shape)
     return choice.dtype, choice.in_words()
 
 
@@ -71,24 +77,26 @@ def has_bfloat16() -> bool:
     return best_time(lambda: bfloat16 @ bfloat16, CPU, PROBE_S) <= best_time(lambda: float32 @ float32, CPU, PROBE_S)
 
 
-def faster_dtype(hidden: int, inner: int, layers: int) -> Choice:
-    """Return the faster dtype for a model of these sizes: measured once, about a second, and read from the cache later.
+def faster_dtype(forms: tuple[str, ...], hidden: int, inner: int, layers: int) -> Choice:
+    """Return the fastest of these number formats for a model of these sizes: measured once, in a second or two.
 
-    So a run that goes on computes as it began. hidden, inner: of the MLP's matrices.
+    It is read from the cache later, so a run that goes on computes as it began. hidden, inner: of the MLP's matrices.
     """
-    key = hashlib.sha256(repr((hidden, inner, layers, torch.__version__)).encode()).hexdigest()[:8]
+    key = hashlib.sha256(repr((forms, hidden, inner, layers, torch.__version__)).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
         return records.decoder(Choice)(file.read_bytes())
     matrices = max(1, min(3 * layers, READ // (4 * hidden * inner)))
-    ms = {name: _pass_ms(dtype, matrices, hidden, inner) for name, dtype in _forms()}
+    ms = {form: _pass_ms(form, matrices, hidden, inner) for form in forms}
     choice = Choice(min(ms, key=lambda name: sum(ms[name].values())), ms)
     _keep(file, choice)
     return choice
 
 
-def _forms() -> list[tuple[str, torch.dtype]]:
-    return [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+def _forms(model_type: str) -> tuple[str, ...]:
+    """Return the number formats that this processor may compute such a model in faster than in others."""
+    half = (HALF_WEIGHTS,) if model_type in TAKEN_APART and may_halve() else ()
+    return ("float32", *(("bfloat16",) if has_bfloat16() else ()), *half)
 
 
 def _keep(file: Path, choice: Choice) -> None:
@@ -108,9 +116,10 @@ def _shape(config: Any) -> tuple[int, int, int] | None:
 
 
 @torch.inference_mode()
-def _pass_ms(dtype: torch.dtype, matrices: int, hidden: int, inner: int) -> dict[str, float]:
+def _pass_ms(form: str, matrices: int, hidden: int, inner: int) -> dict[str, float]:
     """Return milliseconds of multiplying rows by all matrices [inner, hidden], by the number of rows."""
-    weights = [torch.full((inner, hidden), 0.01, dtype=dtype) for _ in range(matrices)]
+    dtype, value = getattr(torch, arithmetic(form)), HALF_NUMBER if form == HALF_WEIGHTS else 0.01
+    weights = [torch.full((inner, hidden), value, dtype=dtype) for _ in range(matrices)]
     pack = may_pack(weights[0], 4 * matrices * hidden * inner)
     products = [Product(weight, None, pack) for weight in weights]
 

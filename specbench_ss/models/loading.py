@@ -18,6 +18,7 @@ from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks,
 from specbench_ss.models.model_folder import check_model, companions, find_folder, is_lab, model_origin
 from specbench_ss.models.weight_files import check_files
 from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.number_formats import HALF_WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +59,8 @@ def load_target(
 
     Raises UserError where it cannot be loaded.
 
-    dtype: 'auto' is bfloat16 on a GPU; on a CPU the faster one of float32 and bfloat16, measured once where the
-    processor has products in bfloat16, for the lab always float32.
+    dtype: 'auto' is bfloat16 on a GPU; on a CPU the fastest one of float32, bfloat16 and float16-weights, measured
+    once, for the lab always float32.
 
     It answers a short prompt once: a model whose logits are not finite is refused.
 
@@ -79,9 +80,10 @@ def load_target(
     kind, _ = chosen_dtype(dtype, where, model, lambda: config_of(source, trust_remote_code))
     tokenizer = tokenizer_of(source, trust_remote_code, template)
     weights = load_model(source, resolve_dtype(kind, where), where, trust_remote_code, nf4)
-    target = Target(weights, tokenizer, name=model, folder=folder)
+    loaded = hash_weights(weights)  # before they are rounded: drafters were trained for the model as it was published
+    target = Target(weights, tokenizer, name=model, folder=folder, rounded=kind == HALF_WEIGHTS)
     target.is_lab, target.origin, target.companions = is_lab(model), model_origin(model), companions(model)
-    target.weights_hash = hash_weights(weights)
+    target.weights_hash = loaded
     check_target(target)
     return target
 

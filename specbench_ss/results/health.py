@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from specbench_ss.number_formats import arithmetic
 from specbench_ss.results.intervals import Interval
 from specbench_ss.results.number_text import percent
 from specbench_ss.runs.losses import losses
@@ -102,7 +103,7 @@ def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
 
     In half precision near-ties are expected and left out.
     """
-    exact = dtype in ("float32", "float64")
+    exact = arithmetic(dtype) in ("float32", "float64")
     told = ("mismatch", "length", "near-tie") if exact else ("mismatch", "length")
     total = sum(verdicts.values())
     return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]

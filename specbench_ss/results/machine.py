@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specbench_ss.number_formats import arithmetic
 from specbench_ss.results.paired_times import over
 from specbench_ss.results.step_tally import PARTS
 from specbench_ss.results.summary import disbelieved
@@ -64,7 +65,7 @@ def machine_rows(
     worked: what `work.pairs` gives, where that is known.
     """
     about = run.manifest.get("machine") or {}
-    limits, dtype = about.get("limits") or {}, run.manifest["model"]["dtype"]
+    limits, dtype = about.get("limits") or {}, arithmetic(run.manifest["model"]["dtype"])
     traces = run.manifest.get("traces") or {}
     found = []
     for pair in pairs(run) if worked is None else worked:

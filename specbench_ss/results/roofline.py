@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from specbench_ss.number_formats import arithmetic
 from specbench_ss.results.work import Pair
 from specbench_ss.runs.rows import Run
 
@@ -44,7 +45,7 @@ def roof_of(run: Run) -> Roof | None:
     limits = (run.manifest.get("machine") or {}).get("limits") or {}
     read, products = (
         limits.get("read_bytes_per_s"),
-        (limits.get("flops_per_s") or {}).get(run.manifest["model"]["dtype"]),
+        (limits.get("flops_per_s") or {}).get(arithmetic(run.manifest["model"]["dtype"])),
     )
     return Roof(read, products) if read and products else None
 

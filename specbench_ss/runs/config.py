@@ -15,7 +15,10 @@ from specbench_ss.runs.preset import Preset
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Everything that decides what a run measures. It is stored in the run's manifest."""
+    """Everything that decides what a run measures. It is stored in the run's manifest.
+
+    order: `suite`, questions as the suite lists them, or `tasks`, one of each task in turn.
+    """
 
     methods: tuple[MethodSpec, ...]
     suite: str = "specbench"
@@ -38,11 +41,13 @@ class RunConfig:
     stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
     presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
     plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
+    order: str = "suite"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the configuration as JSON-ready data."""
+        """Return the configuration as JSON-ready data; without the order where it is the one that all runs once had."""
         parts = {"methods": self.methods, "presets": self.presets, "plugin": self.plugin}
-        return asdict(self) | {name: [part.as_dict() for part in given] for name, given in parts.items()}  # type: ignore[attr-defined]
+        plain = {name: value for name, value in asdict(self).items() if (name, value) != ("order", "suite")}
+        return plain | {name: [part.as_dict() for part in given] for name, given in parts.items()}  # type: ignore[attr-defined]
 
     @property
     def fingerprint(self) -> str:

@@ -44,7 +44,7 @@ def manifest_for(
             "name": target.name,
             "hash": target.weights_hash,
             "parameters": target.parameter_count,
-            "dtype": str(target.dtype).removeprefix("torch."),
+            "dtype": target.number_format,
             "device": str(target.device),
             "context_length": target.context_length,
             "attention": getattr(target, "attention", None),

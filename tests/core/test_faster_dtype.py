@@ -1,4 +1,4 @@
-"""`--dtype auto` on a CPU: the faster dtype is measured, kept, told, and does not change in the middle of a run."""
+"""`--dtype auto` on a CPU: the fastest dtype is measured, kept, told, and does not change in the middle of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from transformers import LlamaConfig
 
 from specbench_ss import load_run
@@ -18,16 +17,18 @@ from specbench_ss.models.faster_dtype import Choice, chosen_dtype
 from tests.architectures import random_model
 from tests.methods.train.tokenizers_made import made_tokenizer
 
-CONFIG = SimpleNamespace(hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+CONFIG = SimpleNamespace(hidden_size=64, intermediate_size=128, num_hidden_layers=2, model_type="llama")
+FORMS = ("float32", "bfloat16", "float16-weights")
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[torch.dtype, float]:
-    """A processor with products in bfloat16; how long its passes take, by dtype."""
+def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
+    """A processor with products in all formats; how long its passes take, by format."""
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
-    made = {torch.float32: 40.0, torch.bfloat16: 21.0}
+    made = {"float32": 40.0, "bfloat16": 21.0, "float16-weights": 30.0}
     monkeypatch.setattr(faster_dtype, "has_bfloat16", lambda: True)
-    monkeypatch.setattr(faster_dtype, "_pass_ms", lambda dtype, *_: {"1": made[dtype], "16": made[dtype] + 4})
+    monkeypatch.setattr(faster_dtype, "may_halve", lambda: True)
+    monkeypatch.setattr(faster_dtype, "_pass_ms", lambda form, *_: {"1": made[form], "16": made[form] + 4})
     return made
 
 
@@ -43,56 +44,69 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_faster_dtype_is_chosen_and_told_in_words(times: dict[torch.dtype, float]) -> None:
+def test_the_faster_dtype_is_chosen_and_told_in_words(times: dict[str, float]) -> None:
     name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     assert name == "bfloat16"
-    assert "takes bfloat16" in why and "40.0 and 44.0 ms in float32, 21.0 and 25.0 ms in bfloat16" in why
+    assert "takes bfloat16" in why and "40.0 and 44.0 ms in float32, 21.0 and 25.0 ms in bfloat16, 30.0" in why
 
 
-def test_the_first_choice_of_a_machine_stays(times: dict[torch.dtype, float]) -> None:
-    first = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
-    times[torch.bfloat16] = 100.0
-    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == first
-    other = SimpleNamespace(hidden_size=32, intermediate_size=128, num_hidden_layers=2)
+def test_rounded_weights_are_chosen_and_told(times: dict[str, float]) -> None:
+    times["bfloat16"] = 200.0
+    name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
+    assert name == "float16-weights" and "weights rounded to float16, computed in float32" in why
+
+
+def test_layers_that_are_not_lean_are_not_computed_with_rounded_weights(times: dict[str, float]) -> None:
+    times["bfloat16"] = 200.0
+    other = SimpleNamespace(**vars(CONFIG) | {"model_type": "gpt2"})
     assert chosen_dtype("auto", "cpu", "some/model", lambda: other)[0] == "float32"
 
 
-def test_nothing_is_measured_where_there_is_no_choice(times: dict[torch.dtype, float]) -> None:
+def test_the_first_choice_of_a_machine_stays(times: dict[str, float]) -> None:
+    first = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
+    times["bfloat16"] = 100.0
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == first
+    other = SimpleNamespace(**vars(CONFIG) | {"hidden_size": 32})
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: other)[0] == "float16-weights"
+
+
+def test_nothing_is_measured_where_there_is_no_choice(times: dict[str, float]) -> None:
     def never() -> Any:
         raise AssertionError("measured")
 
     assert chosen_dtype("float32", "cpu", "some/model", never) == ("float32", "")
+    assert chosen_dtype("float16-weights", "cpu", "some/model", never) == ("float16-weights", "")
     assert chosen_dtype("auto", "cuda", "some/model", never) == ("bfloat16", "")
     assert chosen_dtype("auto", "cpu", "lab", never) == ("float32", "")
 
 
 def test_a_processor_without_such_products_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faster_dtype, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(faster_dtype, "may_halve", lambda: False)
     assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == ("float32", "")
 
 
-def test_a_configuration_without_sizes_stays_in_float32(times: dict[torch.dtype, float]) -> None:
+def test_a_configuration_without_sizes_stays_in_float32(times: dict[str, float]) -> None:
     assert chosen_dtype("auto", "cpu", "some/model", SimpleNamespace) == ("float32", "")
 
 
 def test_passes_are_measured_for_real() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        ms = faster_dtype._pass_ms(dtype, 1, 16, 32)
+    for form in FORMS:
+        ms = faster_dtype._pass_ms(form, 1, 16, 32)
         assert set(ms) == {"1", "16"} and min(ms.values()) > 0
     assert faster_dtype.has_bfloat16() in (True, False)
 
 
-def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[torch.dtype, float]) -> None:
+def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[str, float]) -> None:
     chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.write_text("{")
-    assert faster_dtype.faster_dtype(64, 128, 2) == Choice(
-        "bfloat16", {"float32": {"1": 40.0, "16": 44.0}, "bfloat16": {"1": 21.0, "16": 25.0}}
-    )
+    found = faster_dtype.faster_dtype(FORMS, 64, 128, 2)
+    assert found == Choice("bfloat16", {form: {"1": times[form], "16": times[form] + 4} for form in FORMS})
 
 
 def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
-    times: dict[torch.dtype, float], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    times: dict[str, float], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     prompts = tmp_path / "prompts.jsonl"
@@ -109,6 +123,6 @@ def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
     assert model["dtype_choice"] in html.unescape((out / "report.html").read_text())
     for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.unlink()
-    times[torch.bfloat16] = 100.0
+    times["bfloat16"] = 100.0
     assert main([*command, "--resume"]) == 0
     assert load_run(out).manifest["model"]["dtype_choice"] == model["dtype_choice"]

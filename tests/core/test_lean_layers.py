@@ -144,8 +144,52 @@ def test_only_float32_weights_that_fit_twice_are_packed(monkeypatch: pytest.Monk
     monkeypatch.setattr(products, "_memory", lambda: 3999)
     assert not products.may_pack(weight, 1000)
     monkeypatch.setattr(products, "_memory", lambda: 10**12)
-    monkeypatch.setattr(products, "_packed", _missing)
+    monkeypatch.setattr(products, "_works", lambda: False)
+    monkeypatch.setattr(products, "_half_works", lambda: False)
     assert not products.may_pack(weight, 1000), "a build of torch without these operators"
+
+
+def test_a_build_without_an_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_packed", _missing)
+    monkeypatch.setattr(products, "_packed_half", lambda *_: _missing(_))
+    assert not products._works.__wrapped__() and not products._half_works.__wrapped__()
+
+
+needs_halves = pytest.mark.skipif(not products.may_halve(), reason="this build of torch has no float16 weights")
+
+
+@needs_halves
+@pytest.mark.parametrize("rows", [1, 6, 7, 40, products.MOST_ROWS_HALF + 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_with_float16_numbers_is_the_product(rows: int, bias: bool) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(1, rows, 48), torch.randn(80, 48).half().float()
+    extra = torch.randn(80) if bias else None
+    with torch.inference_mode():
+        product = Product(weight, extra, pack=True)
+        made = product(x)
+    assert product.half and made.shape == (1, rows, 80)
+    assert torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
+
+
+@needs_halves
+def test_one_other_number_keeps_all_weights_in_float32() -> None:
+    weight = torch.randn(80, 48).half().float()
+    assert Product(weight, pack=True).half
+    weight[3, 5] += 1e-5
+    assert not Product(weight, pack=True).half
+    weight[3, 5] = 1e5  # float16 has no such number
+    assert not Product(weight, pack=True).half
+
+
+@needs_halves
+def test_bytes_are_counted_as_they_are_read() -> None:
+    halved, whole = torch.randn(8, 16).half().float(), torch.randn(8, 16)
+    kept = [Product(w, pack=True) for w in (halved, whole)]
+    assert (products.bytes_read(halved), products.bytes_read(whole)) == (2 * 128, 4 * 128)
+    assert products.bytes_read(halved[2:4]) == 2 * 32, "a part of a joined matrix"
+    del kept
+    assert products.bytes_read(halved) == 4 * 128
 
 
 def _missing(weight: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,7 @@ class FakeTarget:
     """A character is a token."""
 
     name, weights_hash, is_lab = "fake", "0" * 64, True
+    number_format = "float32"
     device, dtype = torch.device("cpu"), torch.float32
     tokenizer = None
     eos_ids: frozenset[int] = frozenset({0})

@@ -1,0 +1,78 @@
+"""`--dtype float16-weights`: matrices are rounded once, and every way of computing with them gives the same model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from specbench_ss import load_model, load_run
+from specbench_ss.cli import main
+from specbench_ss.decoding import products
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.models.devices import resolve_dtype
+from specbench_ss.testing.tiny import tiny_model
+
+needs_halves = pytest.mark.skipif(not products.may_halve(), reason="this build of torch has no float16 weights")
+
+
+def test_matrices_are_rounded_and_vectors_are_not() -> None:
+    model = tiny_model("llama")
+    model.model.norm.weight.data.fill_(1.0001)
+    target = Target(model, rounded=True)
+    assert all(products.is_half(p) for p in model.parameters() if p.ndim > 1)
+    assert float(model.model.norm.weight[0]) == pytest.approx(1.0001, abs=1e-7)
+    assert (target.number_format, target.dtype) == ("float16-weights", torch.float32)
+
+
+@needs_halves
+def test_the_lean_pass_is_the_rounded_models_own() -> None:
+    model, ids = tiny_model("llama"), list(range(3, 40))
+    own = copy.deepcopy(model)
+    target = Target(model, rounded=True)
+    assert "weights in float16" in target.computed
+    for p in own.parameters():
+        if p.ndim > 1:
+            p.data.copy_(p.data.half())
+    with torch.no_grad():
+        expected = own(torch.tensor([ids])).logits[0, -1]
+    assert torch.allclose(target.next_logits(ids), expected, atol=1e-4)
+
+
+def test_a_target_of_other_weights_keeps_the_form() -> None:
+    target = Target(tiny_model("llama"), name="one", rounded=True)
+    other = target.with_model(copy.deepcopy(tiny_model("llama")), "hash")
+    assert (other.rounded, other.name, other.weights_hash) == (True, "one", "hash")
+    assert all(products.is_half(p) for p in other.model.parameters() if p.ndim > 1)
+
+
+def test_a_number_that_float16_does_not_hold_is_named_before_anything_changes() -> None:
+    model = tiny_model("llama")
+    model.lm_head.weight.data[0, 0] = 7e4
+    before = model.model.embed_tokens.weight.clone()
+    with pytest.raises(UserError, match=r"lm_head\.weight has numbers beyond 65,504.*float32"):
+        Target(model, rounded=True)
+    assert torch.equal(before, model.model.embed_tokens.weight)
+
+
+def test_it_is_for_cpus() -> None:
+    assert resolve_dtype("float16-weights", "cpu") == torch.float32
+    with pytest.raises(UserError, match="for CPUs"):
+        resolve_dtype("float16-weights", "cuda:1")
+
+
+def test_the_lab_is_the_same_model_either_way() -> None:
+    rounded, plain = load_model("lab", dtype="float16-weights"), load_model("lab")
+    assert rounded.weights_hash == plain.weights_hash, "its weights are float16 numbers"
+    assert all(torch.equal(a, b) for a, b in zip(rounded.model.parameters(), plain.model.parameters(), strict=True))
+
+
+def test_a_run_says_what_was_rounded(tmp_path: object) -> None:
+    out = f"{tmp_path}/run"
+    command = ["run", "--methods", "medusa,pld", "--limit", "1", "--max-new-tokens", "8", "--warmup", "0", "--out", out]
+    assert main([*command, "--dtype", "float16-weights"]) == 0
+    run = load_run(out)
+    assert run.manifest["model"]["dtype"] == "float16-weights"
+    assert set(run.sameness["verdict"].dropna()) <= {"identical"}

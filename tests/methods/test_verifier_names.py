@@ -1,0 +1,33 @@
+"""What a folder in speculators' layout calls the model that it was trained for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.layer_configs import proposals
+from specbench_ss.methods.dflash.new_weights import new_drafter
+from specbench_ss.methods.dflash.published_files import speculators_config_of
+from specbench_ss.testing.tiny import tiny_target
+
+
+def named(**about: Any) -> Any:
+    base = SimpleNamespace(**{"name": "some/model", "origin": {}, "is_lab": False, "config": SimpleNamespace()} | about)
+    return proposals("dflash", 7, base)["verifier"]["name_or_path"]  # type: ignore[arg-type]
+
+
+def test_others_find_the_verifier_by_the_name_that_is_written() -> None:
+    assert named() == "some/model"
+    page = "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert named(name="smollm2", origin={"page": page}) == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert named(name="lab", is_lab=True) is None, "known by that name here alone"
+
+
+def test_a_drafter_that_reads_the_final_state_is_not_written_in_a_layout_without_a_name_for_it() -> None:
+    target = tiny_target("llama", layers=1)
+    drafter = new_drafter(target, 1, 4, 0, 3, False)
+    with pytest.raises(UserError, match="final state"):
+        speculators_config_of(drafter, target)
