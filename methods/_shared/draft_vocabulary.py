@@ -94,6 +94,11 @@ def guess_sums(
         with torch.no_grad():
             p = target.logits(true)
         return soft_sums(q, p, labels, words, t2d)
+    return hard_sums(q, labels, words, t2d)
+
+
+def hard_sums(q: Tensor, labels: Tensor, words: Tensor | None, t2d: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums over n positions of the cross-entropy from the text's tokens, and of right guesses, as `soft_sums`."""
     if words is not None and t2d is not None:  # a word that it lacks is no label
         labels = torch.where(t2d[labels], torch.searchsorted(words, labels), -100)
     return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()

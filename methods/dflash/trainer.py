@@ -12,6 +12,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.dflash.options import MOST_BLOCK
 from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
+from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -31,10 +32,7 @@ class DFlashTraining(Bounded):
     decay: Annotated[float, Gt(0)] = field(
         default=4.0, metadata={"help": "The k-th drafted token's loss has the weight exp(-(k - 1) / decay)."}
     )
-    targets: Literal["distribution", "tokens"] = field(
-        default="distribution",
-        metadata={"help": "What is learnt: the base's distribution at each drafted place, or the text's own token."},
-    )
+    targets: Targets = targets_option("distribution")
     draft_vocab: Annotated[int, Ge(0)] = field(
         default=0, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
     )

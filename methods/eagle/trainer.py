@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accuracies
+from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -29,11 +30,12 @@ class EagleTrainOptions(Bounded):
         default=1.0, metadata={"help": "Weight of the smooth L1 loss between features."}
     )
     token_weight: Annotated[float, Ge(0)] = field(
-        default=0.1, metadata={"help": "Weight of the cross-entropy from the target's distribution."}
+        default=0.1, metadata={"help": "Weight of the cross-entropy of the token."}
     )
     noise: Annotated[float, Ge(0)] = field(
         default=0.2, metadata={"help": "Width of the uniform noise on features, for rows of 512 tokens."}
     )
+    targets: Targets = targets_option("distribution")
 
     def check_together(self) -> None:
         """Something to learn."""
@@ -60,7 +62,7 @@ class EagleTrainer(DrafterTrainer):
         from specbench_ss.methods.eagle.training import EagleTrainee
 
         o = self.options
-        return EagleTrainee(target, lr, self.ahead, o.feature_weight, o.token_weight, o.noise)
+        return EagleTrainee(target, lr, self.ahead, o.feature_weight, o.token_weight, o.noise, o.targets)
 
     def measured(self, training: Trained) -> dict[str, Any]:
         """Accuracies, of which the static tree is built."""
@@ -91,6 +93,7 @@ class Eagle3TrainOptions(Bounded):
     decay: Annotated[float, Gt(0)] = field(
         default=0.8, metadata={"help": "Weight of a level's loss as a multiple of the weight of the one before it."}
     )
+    targets: Targets = targets_option("distribution")
     format: Literal["published", "speculators"] = field(
         default="published",
         metadata={
@@ -121,7 +124,7 @@ class Eagle3Trainer(DrafterTrainer):
 
         o = self.options
         layers = input_levels(target.n_layers) if o.format == "speculators" else ()
-        return Eagle3Trainee(target, lr, o.levels, o.draft_vocab, o.decay, layers)
+        return Eagle3Trainee(target, lr, o.levels, o.draft_vocab, o.decay, layers, o.targets)
 
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """In one of the published layouts, and the layers that it reads."""

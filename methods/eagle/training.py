@@ -16,12 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, soft_sums
+from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, hard_sums, soft_sums
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.eagle.new_weights import new_eagle, new_eagle3
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.guess_accuracy import TOP
-from specbench_ss.training.losses import mean_loss
+from specbench_ss.training.losses import head_sums, mean_loss
+from specbench_ss.training.targets import Targets, told_targets
 from specbench_ss.training.trainee import BaseStates, Trainee
 
 NOISE_LENGTH = 512  # the published noise is for rows of this length, and less in longer ones
@@ -119,14 +120,17 @@ class EagleTrainee(FeatureTrainee):
         feature_weight: float = 1.0,
         token_weight: float = 0.1,
         noise: float = 0.2,
+        targets: Targets = "distribution",
     ) -> None:
         self.module, self.config = new_eagle(target)
+        self.targets = targets
         self.lr, self.feature_weight, self.token_weight, self.noise = lr, feature_weight, token_weight, noise
         super().__init__(target, levels)
 
     def about(self) -> dict[str, Any]:
         """The weights of the losses and the noise."""
-        return {"feature weight": self.feature_weight, "token weight": self.token_weight, "noise": self.noise}
+        weights = {"feature weight": self.feature_weight, "token weight": self.token_weight, "noise": self.noise}
+        return weights | told_targets(self.targets, "distribution")
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of the next feature and the token read off it; without gradients, shares of all levels are looked at too."""
@@ -137,11 +141,11 @@ class EagleTrainee(FeatureTrainee):
         drafted, true = out[known], _ahead(states.final, at, 1)[known]  # [n, h]
         feature = F.smooth_l1_loss(drafted.float(), true.float(), reduction="none").mean(-1).sum() / count
         with torch.no_grad():
-            p = self.target.logits(true).softmax(-1, dtype=torch.float32)
-        log_q = self.module.logits(drafted, self.target).log_softmax(-1, dtype=torch.float32)
-        token = -(p * log_q).sum() / count
+            teacher = self.target.logits(true)[:, None] if self.targets == "distribution" else None
+        summed, right = head_sums(self.module.logits(drafted, self.target)[:, None], labels[known], teacher)
+        token = summed[0] / count
         if torch.is_grad_enabled():
-            shares = (log_q.detach().argmax(-1) == labels[known][:, 0]).sum()[None] / count
+            shares = right / count
         else:
             hits, _ = self.accuracies(states, batch)
             shares = hits[:, 0] / (self.labels(batch.whole) != -100).sum((0, 1)).clamp_min(1)
@@ -177,14 +181,17 @@ class Eagle3Trainee(FeatureTrainee):
         draft_vocab: int = 32000,
         decay: float = 0.8,
         layers: tuple[int, ...] = (),
+        targets: Targets = "distribution",
     ) -> None:
         self.module, self.config, layers = new_eagle3(target, draft_vocab, layers)
+        self.targets = targets
         self.lr, self.decay = lr, decay
         super().__init__(target, levels, layers)
 
     def about(self) -> dict[str, Any]:
         """The draft vocabulary's size and the weights of the levels."""
-        return {"draft vocabulary": self.module.draft_vocab, "levels": self.levels, "decay": self.decay}
+        about = {"draft vocabulary": self.module.draft_vocab, "levels": self.levels, "decay": self.decay}
+        return about | told_targets(self.targets, "distribution")
 
     @torch.no_grad()
     def scan(self, batches: Iterable[Batch]) -> None:
@@ -205,11 +212,14 @@ class Eagle3Trainee(FeatureTrainee):
         return mean_loss(total, self.labels(batch.whole), [self.decay**j for j in range(self.levels)])
 
     def _sums(self, state: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over positions [n] of the cross-entropy from the target's distribution and of right guesses.
+        """Sums over positions [n] of the cross-entropy and of right guesses.
 
         state [n, h] of the drafter, true [n, h] the target's at the same token.
         """
         words = self.module.token_ids(torch.arange(self.module.draft_vocab, device=labels.device))
+        q, t2d = self.module.logits(state, self.target), self.module.get_buffer("t2d")
+        if self.targets == "tokens":
+            return hard_sums(q, labels, words, t2d)
         with torch.no_grad():
             p = self.target.logits(true)
-        return soft_sums(self.module.logits(state, self.target), p, labels, words, self.module.get_buffer("t2d"))
+        return soft_sums(q, p, labels, words, t2d)

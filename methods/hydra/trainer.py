@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from annotated_types import Ge
 
 from specbench_ss.training.heads_trainer import MeasurableHeads, MeasurableHeadsTrainer
+from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -27,6 +28,7 @@ class HydraTraining(MeasurableHeads):
     own_unembed: bool = field(
         default=True, metadata={"help": "Give every head an LM head of its own, or let all use the base's."}
     )
+    targets: Targets = targets_option("distribution")
 
 
 class HydraTrainer(MeasurableHeadsTrainer):
@@ -43,7 +45,7 @@ class HydraTrainer(MeasurableHeadsTrainer):
         from specbench_ss.methods.hydra.training import HydraTrainee
 
         o = self.options
-        return HydraTrainee(target, o.heads, o.layers, o.prefix, o.own_unembed, lr)
+        return HydraTrainee(target, o.heads, o.layers, o.prefix, o.own_unembed, lr, targets=o.targets)
 
     def loaded(self, target: Target, weights: str) -> HydraTrainee:
         """As `hydra` loads them."""

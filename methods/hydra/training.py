@@ -17,14 +17,16 @@ from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, start
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.guess_accuracy import TOP, ranked
-from specbench_ss.training.losses import mean_loss
+from specbench_ss.training.losses import head_sums, mean_loss
+from specbench_ss.training.targets import Targets, told_targets
 from specbench_ss.training.trainee import BaseStates, Trainee
 
 
 class HydraTrainee(Trainee):
     """Heads, and for Hydra++ the prefix layer. heads: how many new ones, or those that there are.
 
-    own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read.
+    own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read. targets: what they
+    learn; published is the base's distribution.
     """
 
     name = "hydra"
@@ -38,6 +40,7 @@ class HydraTrainee(Trainee):
         own_unembed: bool = True,
         lr: float = 5e-4,
         tap: int = FINAL,
+        targets: Targets = "distribution",
     ) -> None:
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         if self.embedding.shape[1] != target.hidden_size:
@@ -55,12 +58,13 @@ class HydraTrainee(Trainee):
             "hydra_num_layers": heads.layers,
             "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
         }
-        self.target, self.lr, self.tap = target, lr, tap
+        self.target, self.lr, self.tap, self.targets = target, lr, tap, targets
         self.taps = () if tap == FINAL else (tap,)
 
     def about(self) -> dict[str, Any]:
-        """The heads' shape."""
-        return {**self.config, "own_unembed": self.module.hydra_lm_head is not None}
+        """The heads' shape, and what they learn."""
+        about = {**self.config, "own_unembed": self.module.hydra_lm_head is not None}
+        return about | told_targets(self.targets, "distribution")
 
     @torch.no_grad()
     def prepare(self, states: BaseStates, batch: Batch) -> None:
@@ -69,20 +73,16 @@ class HydraTrainee(Trainee):
             self.module.prefix.norm.weight.fill_(self._read(states).float().pow(2).mean().sqrt())
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum over heads of the mean cross-entropy against the base's distribution of the same token."""
+        """Sum over heads of the mean cross-entropy from the base's distribution of the same token, or from the text's."""
         anchors, n = batch.anchors, self.module.count
         labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
-        ahead = anchors.at[..., None] + torch.arange(1, n + 1, device=anchors.at.device)  # what decides x_{t+2+i}
-        ahead = ahead.clamp_max(states.final.shape[1] - 1).flatten(1)  # [B, A*n]
-        final = states.at(states.final, Anchors(ahead, anchors.labels)).unflatten(1, (-1, n)).flatten(0, 1)
-        losses, rights = [], []
+        final = states.ahead(anchors.at, n).flatten(0, 1)  # [B*A, n, h]
+        sums = []
         for i, logits in enumerate(self._logits(states, anchors)):
             with torch.no_grad():
-                teacher = self.target.logits(final[:, i]).float().softmax(-1)  # [B*A, V]
-            each = -(teacher * F.log_softmax(logits.float(), -1)).sum(-1)  # [B*A]
-            losses.append((each * (labels[:, i] != -100)).sum())
-            rights.append((logits.detach().argmax(-1) == labels[:, i]).sum())
-        return mean_loss((torch.stack(losses), torch.stack(rights)), whole, [1.0] * n)
+                teacher = self.target.logits(final[:, i, None]) if self.targets == "distribution" else None
+            sums.append(head_sums(logits[:, None], labels[:, i, None], teacher))
+        return mean_loss((torch.cat([a for a, _ in sums]), torch.cat([b for _, b in sums])), whole, [1.0] * n)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from specbench_ss.training.heads_trainer import MeasurableHeads, MeasurableHeadsTrainer
+from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -20,6 +21,7 @@ class MedusaTraining(MeasurableHeads):
     own_unembed: bool = field(
         default=True, metadata={"help": "Give every head an LM head of its own, or let all use the base's."}
     )
+    targets: Targets = targets_option("tokens")
 
 
 class MedusaTrainer(MeasurableHeadsTrainer):
@@ -36,7 +38,8 @@ class MedusaTrainer(MeasurableHeadsTrainer):
         """Heads that begin as the base's LM head behind an identity block."""
         from specbench_ss.methods.medusa.training import MedusaTrainee
 
-        return MedusaTrainee(target, self.options.heads, lr, self.options.own_unembed)
+        o = self.options
+        return MedusaTrainee(target, o.heads, lr, o.own_unembed, o.targets)
 
     def loaded(self, target: Target, weights: str) -> MedusaTrainee:
         """As `medusa` loads them."""

@@ -13,6 +13,7 @@ from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.guess_accuracy import TOP, ranked
 from specbench_ss.training.losses import head_loss
+from specbench_ss.training.targets import Targets, told_targets
 from specbench_ss.training.trainee import BaseStates, Trainee
 
 DECAY = 0.8
@@ -32,31 +33,51 @@ def config_of(heads: MedusaHeads) -> dict[str, Any]:
 
 
 def heads_loss(
-    heads: MedusaHeads, x: Tensor, shared: Callable[[Tensor], Tensor], batch: Batch
+    heads: MedusaHeads,
+    x: Tensor,
+    shared: Callable[[Tensor], Tensor],
+    batch: Batch,
+    teacher: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared: the LM head of the model itself."""
+    """Eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared: the LM head of the model itself.
+
+    teacher: logits [B*A, n, V] of the base, whose distributions are learnt instead of the text.
+    """
     logits = heads(x.flatten(0, 1), shared).transpose(0, 1)  # [B*A, n, V]
     n = heads.count
     labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))
-    return head_loss(logits, labels, [DECAY**i for i in range(n)], whole)
+    return head_loss(logits, labels, [DECAY**i for i in range(n)], whole, teacher)
 
 
 class MedusaTrainee(Trainee):
-    """Heads on the frozen base. heads: how many new ones, or those that there are."""
+    """Heads on the frozen base. heads: how many new ones, or those that there are. targets: published is the text."""
 
     name = "medusa"
 
     def __init__(
-        self, target: Target, heads: int | MedusaHeads = 4, lr: float = 1e-3, own_unembed: bool = True
+        self,
+        target: Target,
+        heads: int | MedusaHeads = 4,
+        lr: float = 1e-3,
+        own_unembed: bool = True,
+        targets: Targets = "tokens",
     ) -> None:
         self.module: MedusaHeads = new_heads(target, heads, own_unembed) if isinstance(heads, int) else heads
         self.config = config_of(self.module)
         self.shared = target.logits
-        self.lr = lr
+        self.lr, self.targets = lr, targets
+
+    def about(self) -> dict[str, Any]:
+        """What the heads learn."""
+        return told_targets(self.targets, "tokens")
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of all heads."""
-        return heads_loss(self.module, states.at(states.final, batch.anchors), self.shared, batch)
+        teacher = None
+        if self.targets == "distribution":
+            with torch.no_grad():
+                teacher = self.shared(states.ahead(batch.anchors.at, self.module.count).flatten(0, 1))
+        return heads_loss(self.module, states.at(states.final, batch.anchors), self.shared, batch, teacher)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.peagle.options import DEPTHS, MOST_DEPTHS
 from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
+from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -34,10 +35,7 @@ class PEagleTraining(Bounded):
     keep_least: Annotated[float, Gt(0), Le(1)] = field(
         default=0.2, metadata={"help": "The smallest share of the anchors that a depth keeps."}
     )
-    targets: Literal["distribution", "tokens"] = field(
-        default="distribution",
-        metadata={"help": "What is learnt: the base's distribution at each drafted place, or the text's own token."},
-    )
+    targets: Targets = targets_option("distribution")
     draft_vocab: Annotated[int, Ge(0)] = field(
         default=32000, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
     )

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
+from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -80,6 +81,7 @@ class StreamsOptions(Bounded):
             "later": True,
         },
     )
+    targets: Targets = targets_option("tokens")
     alpha: Annotated[float, Gt(0)] = field(
         default=0.1, metadata={"help": "Weight of each stream's loss in shared mode, where the next token's has 1."}
     )
@@ -100,6 +102,8 @@ class StreamsOptions(Bounded):
 
     def check_together(self) -> None:
         """What each mode has."""
+        if self.mode == "shared" and self.targets != "tokens":
+            raise UserError("ss: targets=distribution is for --mode lossless: in shared mode the base itself changes")
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank > 0):
             raise UserError(
                 "ss: main_attends_streams and lora_rank are for --mode shared; lossless leaves the base alone"
@@ -148,7 +152,7 @@ class StreamsTrainer(DrafterTrainer):
         o = self.options
         segment = o.segment or (target.context_length if o.gradient_checkpointing else 0)
         if o.mode == "lossless":
-            return StreamsTrainee(target, self.shape(), lr, o.embedding_lr, segment)
+            return StreamsTrainee(target, self.shape(), lr, o.embedding_lr, segment, targets=o.targets)
         return SharedTrainee(
             target, self.shape(), lr, lr, o.embedding_lr, segment, o.alpha, recompute=o.gradient_checkpointing
         )

@@ -20,13 +20,15 @@ from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, run_masked
 from specbench_ss.training.batches import Batch, Documents, additive
 from specbench_ss.training.losses import head_loss, head_sums, mean_loss
+from specbench_ss.training.targets import Targets, told_targets
 from specbench_ss.training.trainee import BaseStates, Trainee
 
 
 class StreamsTrainee(Trainee):
     """P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta.
 
-    segment: anchors a row whose streams are alive at once; 0 = all of them (the naive form).
+    segment: anchors a row whose streams are alive at once; 0 = all of them (the naive form). targets: what streams learn;
+    published is the text.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class StreamsTrainee(Trainee):
         segment: int = 0,
         prune_weight: float = 0.5,
         name: str = "ss",
+        targets: Targets = "tokens",
     ) -> None:
         self.name, self.target, self.config = name, target, config
         target.check_taken_apart("ss")
@@ -46,11 +49,12 @@ class StreamsTrainee(Trainee):
         self.taps = tuple(sorted({self.lo, self.prune_layer}))
         self.kv_from = self.lo
         self.lr, self.embedding_lr, self.segment, self.prune_weight = lr, embedding_lr, segment, prune_weight
+        self.targets = targets
         self.module: Streams = Streams(config, target.hidden_size)
 
     def about(self) -> dict[str, Any]:
         """The streams and the weight of the pruning map's loss. Segments only change the rounding."""
-        return {**self.config.as_dict(), "prune_weight": self.prune_weight}
+        return {**self.config.as_dict(), "prune_weight": self.prune_weight, **told_targets(self.targets, "tokens")}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """P_j is added to the residual stream, whose scale is its natural unit; so is its learning rate's."""
@@ -78,12 +82,19 @@ class StreamsTrainee(Trainee):
         """Sums of a segment's loss and right guesses; its streams and logits are not kept for the backward pass."""
 
         def run(at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            return head_sums(self.stream_logits(states, at, roots), labels)
+            return head_sums(self.stream_logits(states, at, roots), labels, self._teacher(states, at))
 
         if not self.segment:
             return run(at, labels)
         sums: tuple[Tensor, Tensor] = checkpoint(run, at, labels, use_reentrant=False)
         return sums
+
+    def _teacher(self, states: BaseStates, at: Tensor) -> Tensor | None:
+        """The base's logits [B, a, gamma, V] for the streams' tokens, where its distribution is learnt."""
+        if self.targets == "tokens":
+            return None
+        with torch.no_grad():
+            return self.target.logits(states.ahead(at, self.config.gamma))
 
     def stream_logits(self, states: BaseStates, at: Tensor, roots: Tensor | None = None) -> Tensor:
         """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V].

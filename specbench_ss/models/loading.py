@@ -81,7 +81,7 @@ def load_target(
     tokenizer = tokenizer_of(source, trust_remote_code, template)
     weights = load_model(source, resolve_dtype(kind, where), where, trust_remote_code, nf4)
     loaded = hash_weights(weights)  # before they are rounded: drafters were trained for the model as it was published
-    target = Target(weights, tokenizer, name=model, folder=folder, rounded=kind == HALF_WEIGHTS)
+    target = Target(weights, tokenizer, name=model, folder=folder, rounded=kind == HALF_WEIGHTS and not nf4)
     target.is_lab, target.origin, target.companions = is_lab(model), model_origin(model), companions(model)
     target.weights_hash = loaded
     check_target(target)

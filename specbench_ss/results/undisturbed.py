@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import Interval, compare
@@ -10,32 +10,51 @@ from specbench_ss.results.number_text import interval, times
 from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.standings import RANKED
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.rows import Row, Run
 
 
 def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> str:
     """Say what the fastest method would be, and which verdicts would be others. '' where too little would be left.
 
-    A pair is left out where the method's sample or the reference's was disturbed.
+    Methods are compared on the prompts that were disturbed for none of them; where too few are left, each on those that
+    were not disturbed for it or for the reference.
     """
     rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
-    quiet = {row.method: _quiet(run, row.method) for row in rows}
-    left = [(value, around, label) for label, (value, around) in quiet.items() if value is not None and around]
-    if not left or len(left) < len(rows):
+    labels = [row.method for row in rows]
+    left, where = _left(run, labels, {name: {REFERENCE, *labels} for name in labels}), "the prompts that are left to all"
+    if not left:
+        left, where = _left(run, labels, {name: {REFERENCE, name} for name in labels}), "the prompts left to each"
+    if not left:
         return ""
     value, around, fastest = max(left)
     now = {row.method: row.comparison for row in rows}
     other = {label: compare(around) for _, around, label in left if compare(around) != now[label]}
     best = f"{fastest} would be the fastest, {times(value)} ({interval(around)})"
-    said = f" Without them, on the prompts that are left to each, {best}, and "
+    said = f" Without them, on {where}, {best}, and "
     if not other:
         return f"{said}no method would be called otherwise than it is."
     told = [f"{label} would be called {verdict} instead of {now[label]}" for label, verdict in other.items()]
     return f"{said}{'; '.join(told)}."
 
 
-def _quiet(run: Run, label: str) -> tuple[float | None, Interval | None]:
-    """Return a method's speedup and its interval on the samples that were not disturbed."""
-    own, ref = ([row for row in run.rows if row.method == name and not row.disturbed] for name in (label, REFERENCE))
-    of = PairedTimes(*paired(own, ref))
-    return of.speedup(), of.interval()
+def _left(run: Run, labels: Sequence[str], beside: Mapping[str, set[str]]) -> list[tuple[float, Interval, str]]:
+    """Return (speedup, interval, label) of every method, or nothing where one of them has no interval.
+
+    beside: the methods for which a prompt may not have been disturbed to count for a method.
+    """
+    found = []
+    for label in labels:
+        noisy = {_prompt(row) for row in run.rows if row.disturbed and row.method in beside[label]}
+        own, ref = (
+            [row for row in run.rows if row.method == name and _prompt(row) not in noisy] for name in (label, REFERENCE)
+        )
+        of = PairedTimes(*paired(own, ref))
+        value, around = of.speedup(), of.interval()
+        if value is None or not around:
+            return []
+        found.append((value, around, label))
+    return found
+
+
+def _prompt(row: Row) -> tuple[str, int, int]:
+    return row.question_id, row.turn, row.repeat

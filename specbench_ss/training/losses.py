@@ -18,14 +18,24 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor
     return (loss * weights.flatten()).sum() / (weights if whole is None else whole).sum().clamp_min(1e-6)
 
 
-def head_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
+    """Return the cross-entropy [..] of logits [.., V] from distributions [.., V]; its gradient is KL divergence's."""
+    return -(probs * logits.log_softmax(-1, dtype=torch.float32)).sum(-1)
+
+
+def head_sums(logits: Tensor, labels: Tensor, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return sums of cross-entropy [ahead] and of right top-1 guesses [ahead].
 
-    logits: [.., ahead, V]; labels: [.., ahead].
+    logits: [.., ahead, V]; labels: [.., ahead]. teacher: logits [.., ahead, V] of the base for the same tokens, whose
+    distributions are learnt instead of the labels; where there is no label, nothing is.
     """
     ahead, vocab = logits.shape[-2:]
-    flat = labels.reshape(-1, ahead)
-    losses = F.cross_entropy(logits.reshape(-1, vocab).float(), flat.flatten(), ignore_index=-100, reduction="none")
+    flat, rows = labels.reshape(-1, ahead), logits.reshape(-1, vocab)
+    if teacher is None:
+        losses = F.cross_entropy(rows.float(), flat.flatten(), ignore_index=-100, reduction="none")
+    else:
+        probs = teacher.reshape(-1, vocab).softmax(-1, dtype=torch.float32)
+        losses = soft_cross_entropy(rows, probs) * (flat.flatten() != -100)
     right = logits.detach().argmax(-1).reshape(-1, ahead) == flat
     return losses.view(-1, ahead).sum(0), right.sum(0)
 
@@ -41,11 +51,15 @@ def mean_loss(sums: tuple[Tensor, Tensor], labels: Tensor, weights: Sequence[flo
 
 
 def head_loss(
-    logits: Tensor, labels: Tensor, weights: Sequence[float], whole: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    weights: Sequence[float],
+    whole: Tensor | None = None,
+    teacher: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (weighted sum of mean cross-entropies, share of right guesses [ahead]).
 
     logits: [.., ahead, V]; labels: [.., ahead]. whole: the labels of the whole batch where these are only a share of
-    it.
+    it. teacher: as `head_sums` takes it.
     """
-    return mean_loss(head_sums(logits, labels), labels if whole is None else whole, weights)
+    return mean_loss(head_sums(logits, labels, teacher), labels if whole is None else whole, weights)

@@ -36,6 +36,16 @@ class BaseStates:
         """Pick states [B, T, h] at the anchors, [B, A, h]."""
         return states.gather(1, anchors.at[..., None].expand(-1, -1, states.shape[-1]))
 
+    def ahead(self, at: Tensor, n: int) -> Tensor:
+        """Final states [B, A, n, h] that decide the n tokens behind the next one of positions `at` [B, A].
+
+        Beyond the row's end it is the last state, where there is no label.
+        """
+        places = at[..., None] + torch.arange(1, n + 1, device=at.device)  # what decides x_{t+2+i}
+        places = places.clamp_max(self.final.shape[1] - 1).flatten(1)  # [B, A*n]
+        found = self.final.gather(1, places[..., None].expand(-1, -1, self.final.shape[-1]))
+        return found.unflatten(1, (-1, n))
+
 
 class Trainee(ABC):
     """One drafter in training."""

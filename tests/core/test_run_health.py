@@ -249,3 +249,18 @@ def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(
     for row in run.rows:
         row.disturbed = "all of them" if row.method == "ar" else row.disturbed
     assert without_disturbed(run, rows) == ""
+
+
+def test_methods_are_compared_on_the_prompts_that_nothing_disturbed_for_any_of_them(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa",), questions=8))
+    rows = summarise(run)
+    own = {name: [row for row in run.rows if row.method == name] for name in ("ss", "medusa")}
+    own["medusa"][0].disturbed = "other processes took 90% of the processor"
+    own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) / 1000  # of the same prompt, which counts for neither
+    said = without_disturbed(run, rows)
+    assert "on the prompts that are left to all, ss would be the fastest" in said
+    own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) * 1000
+    assert without_disturbed(run, rows) == said
+    for i in range(1, 8):
+        own["ss" if i % 2 else "medusa"][i].disturbed = "other processes took 90% of the processor"
+    assert "on the prompts left to each" in without_disturbed(run, rows)

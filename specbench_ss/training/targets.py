@@ -1,0 +1,23 @@
+"""What a drafter learns at a drafted place: the base's distribution, or the text's own token. Any drafter can do either.
+
+Papers differ in it: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution. A
+comparison of drafters that hides it compares two things at once, so every trainer has it as an option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+Targets = Literal["distribution", "tokens"]
+HELP = "What is learnt: the base's distribution at each drafted place, or the text's own token."
+
+
+def targets_option(published: Targets) -> Any:
+    """Return the field of a trainer's options. published: what the drafter was published with, the default."""
+    return field(default=published, metadata={"help": HELP, "later": True})
+
+
+def told_targets(targets: Targets, published: Targets) -> dict[str, Any]:
+    """Return what a trainee says of it: nothing where it is as published, as before there was a choice."""
+    return {} if targets == published else {"targets": targets}

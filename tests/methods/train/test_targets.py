@@ -1,0 +1,96 @@
+"""`--targets`: every drafter can learn the base's distribution or the text's tokens, and says which where it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods.dflash.new_weights import random_drafter
+from specbench_ss.methods.dflash.training import DFlashTrainee
+from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
+from specbench_ss.methods.hydra.training import HydraTrainee
+from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.trainer import StreamsOptions
+from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.training.batches import Anchors, Batch
+from specbench_ss.training.losses import head_sums
+from specbench_ss.training.trainee import Trainee, base_states
+from tests.methods.batches import answers_of
+from tests.tiny import tiny_model
+
+AHEAD = 3
+MADE: dict[str, Callable[[Target, Any], Trainee]] = {
+    "ss": lambda target, t: StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2), prune_weight=0, targets=t),
+    "medusa": lambda target, t: MedusaTrainee(target, 3, targets=t),
+    "hydra": lambda target, t: HydraTrainee(target, 3, layers=1, prefix=False, targets=t),
+    "eagle": lambda target, t: EagleTrainee(target, levels=3, feature_weight=0, noise=0, targets=t),
+    "eagle3": lambda target, t: Eagle3Trainee(target, levels=3, draft_vocab=61, targets=t),
+    "dflash": lambda target, t: DFlashTrainee(target, random_drafter(target), soft=t == "distribution"),
+}
+PUBLISHED = {"ss": "tokens", "medusa": "tokens"}  # of the others: distribution
+
+
+def loss_of(trainee: Trainee, target: Target, batch: Batch) -> torch.Tensor:
+    torch.manual_seed(0)
+    loss, _ = trainee.loss(base_states(target, batch.ids, trainee.taps, trainee.kv_from), batch)
+    return loss
+
+
+def pair(name: str, target: Target, batch: Batch) -> list[Trainee]:
+    made = []
+    for targets in ("tokens", "distribution"):
+        torch.manual_seed(1)
+        trainee = MADE[name](target, targets)
+        trainee.scan([batch])
+        made.append(trainee)
+    return made
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_base_that_is_sure_teaches_the_tokens_that_it_would_say(name: str) -> None:
+    model = tiny_model("llama")
+    model.lm_head.weight.data.mul_(1000)
+    target = Target(model)
+    batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
+    said = target.logits(base_states(target, batch.ids, (), None).final).argmax(-1)  # [2, 20], behind each position
+    at = batch.anchors.at
+    labels = torch.stack([said.gather(1, (at + j).clamp_max(19)) for j in range(6)], -1)
+    labels[batch.anchors.labels == -100] = -100
+    batch = Batch(batch.ids, batch.labels, Anchors(at, labels))
+    tokens, distribution = (loss_of(trainee, target, batch) for trainee in pair(name, target, batch))
+    assert float(tokens) > 1 and torch.allclose(tokens, distribution, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_an_unsure_base_teaches_something_else_and_the_choice_is_told(name: str) -> None:
+    target = Target(tiny_model("llama"))
+    batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
+    trainees = pair(name, target, batch)
+    losses = [loss_of(trainee, target, batch) for trainee in trainees]
+    assert not torch.allclose(*losses, rtol=1e-3)
+    for loss, trainee in zip(losses, trainees, strict=True):
+        loss.backward()
+        learnt = [p.grad for p in trainee.module.parameters() if p.grad is not None]
+        assert learnt and all(bool(grad.isfinite().all()) for grad in learnt)
+    if name != "dflash":  # which says it in a form of its own
+        told = {t.about().get("targets") for t in trainees}
+        assert told == {None, "distribution" if PUBLISHED.get(name) == "tokens" else "tokens"}
+
+
+def test_where_there_is_no_label_nothing_is_learnt() -> None:
+    logits, teacher = torch.randn(4, 2, 9), torch.randn(4, 2, 9)
+    labels = torch.tensor([[1, -100], [2, 3], [-100, -100], [4, 5]])
+    sums, _ = head_sums(logits, labels, teacher)
+    each = -(teacher.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    assert torch.allclose(sums, torch.stack((each[[0, 1, 3], 0].sum(), each[[1, 3], 1].sum())))
+
+
+def test_shared_mode_learns_tokens() -> None:
+    with pytest.raises(UserError, match="lossless"):
+        StreamsOptions(mode="shared", targets="distribution")
