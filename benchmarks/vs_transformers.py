@@ -4,7 +4,7 @@ Both answer prompt after prompt in one process, alternating; printed are the rat
 the prompts, the tokens a step keeps, and whether every step kept the same. Of `ar` also the harness's own share of a
 step: what is not spent in the target's forward pass.
 
-    python benchmarks/vs_transformers.py [--model lab] [--draft DIR|ID] [--prompts 13] [--new 96] [--lengths 2 4 8]
+    python benchmarks/vs_transformers.py [--model lab] [--draft DIR|ID|none] [--prompts 13] [--new 96] [--lengths 2 4 8]
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ class Times:
 
 
 def cases(target: Target, draft: str, lengths: Sequence[int]) -> list[Case]:
-    """`ar`, then chains of each length, then lookups."""
+    """`ar`, then chains of each length, then lookups. draft: none leaves the chains out."""
     found = [Case("ar", Autoregressive(target), {})]
-    loaded = TwoModel.load(target, TwoModelOptions(weights=draft))
-    for n in lengths:
+    loaded = None if draft == "none" else TwoModel.load(target, TwoModelOptions(weights=draft))
+    for n in lengths if loaded else ():
         fixed = {"num_assistant_tokens": n, "num_assistant_tokens_schedule": "constant"}
         for threshold in (0.0, 0.4):
             ours = loaded.variant(TwoModelOptions(weights=draft, gamma=n, threshold=threshold))

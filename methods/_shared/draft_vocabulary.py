@@ -88,17 +88,25 @@ def guess_sums(
     soft: cross-entropy from the target's distribution, whose gradient is that of the KL divergence, instead of from the
     text's token.
     """
-    q, words = drafter.logits(states, target), drafter.words
-    t2d = None if words is None else drafter.t2d
+    words = drafter.words
+    vocabulary = words, None if words is None else drafter.t2d
+    return guesses_of(drafter.logits(states, target), target, true, labels, vocabulary, soft)
+
+
+def guesses_of(
+    q: Tensor,
+    target: Target,
+    true: Tensor,
+    labels: Tensor,
+    vocabulary: tuple[Tensor | None, Tensor | None],
+    soft: bool,
+) -> tuple[Tensor, Tensor]:
+    """The same from logits q [n, draft vocabulary]. vocabulary: words and t2d, as `soft_sums` takes them."""
+    words, t2d = vocabulary
     if soft:
         with torch.no_grad():
             p = target.logits(true)
         return soft_sums(q, p, labels, words, t2d)
-    return hard_sums(q, labels, words, t2d)
-
-
-def hard_sums(q: Tensor, labels: Tensor, words: Tensor | None, t2d: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums over n positions of the cross-entropy from the text's tokens, and of right guesses, as `soft_sums`."""
     if words is not None and t2d is not None:  # a word that it lacks is no label
         labels = torch.where(t2d[labels], torch.searchsorted(words, labels), -100)
     return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()

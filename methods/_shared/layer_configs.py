@@ -92,8 +92,8 @@ def proposals(algorithm: str, tokens: int, base: Outline) -> dict[str, Any]:
 
 
 def known_name(base: Outline) -> str | None:
-    """Return what others find the base by: its hub id where its origin has a page there; None for the lab's models."""
+    """Return what others find the base by: its hub id; None for the lab's models, folders and files of this machine."""
     page = str(base.origin.get("page", ""))
     if page.startswith(HUB):
         return page.removeprefix(HUB)
-    return None if base.is_lab else base.name
+    return None if base.is_lab or base.folder is not None or "gguf" in base.origin else base.name

@@ -109,7 +109,8 @@ class Drafter(OwnWords):
         parts = [a.k_proj for a in attentions] + [a.v_proj for a in attentions]
         bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
         norm = torch.stack([a.k_norm.weight for a in attentions])[:, None]
-        return Product(torch.cat([part.weight for part in parts]), bias, pack), norm
+        weights = [part.weight for part in parts]
+        return Product(torch.cat(weights), bias, pack, weights), norm
 
     def forward(
         self, embedded: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]

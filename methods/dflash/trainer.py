@@ -32,7 +32,7 @@ class DFlashTraining(Bounded):
     decay: Annotated[float, Gt(0)] = field(
         default=4.0, metadata={"help": "The k-th drafted token's loss has the weight exp(-(k - 1) / decay)."}
     )
-    targets: Targets = targets_option("distribution")
+    targets: Targets = targets_option("distribution", later=False)
     draft_vocab: Annotated[int, Ge(0)] = field(
         default=0, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
     )

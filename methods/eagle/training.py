@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, hard_sums, soft_sums
+from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, guesses_of
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.eagle.new_weights import new_eagle, new_eagle3
 from specbench_ss.training.batches import Batch
@@ -104,7 +104,7 @@ def _ahead(final: Tensor, at: Tensor, by: int) -> Tensor:
 
 
 class EagleTrainee(FeatureTrainee):
-    """Smooth L1 between features, and cross-entropy from the target's distribution (EAGLE eq. in sec. 4.2).
+    """Smooth L1 between features, and cross-entropy of the token (EAGLE sec. 4.2, from the target's distribution).
 
     levels: how far accuracies are looked at; what is learnt is the next feature alone. noise: width of the uniform
     noise on features, at rows of 512 tokens.
@@ -217,9 +217,6 @@ class Eagle3Trainee(FeatureTrainee):
         state [n, h] of the drafter, true [n, h] the target's at the same token.
         """
         words = self.module.token_ids(torch.arange(self.module.draft_vocab, device=labels.device))
-        q, t2d = self.module.logits(state, self.target), self.module.get_buffer("t2d")
-        if self.targets == "tokens":
-            return hard_sums(q, labels, words, t2d)
-        with torch.no_grad():
-            p = self.target.logits(true)
-        return soft_sums(q, p, labels, words, t2d)
+        vocabulary = words, self.module.get_buffer("t2d")
+        q = self.module.logits(state, self.target)
+        return guesses_of(q, self.target, true, labels, vocabulary, self.targets == "distribution")

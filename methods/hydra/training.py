@@ -25,8 +25,8 @@ from specbench_ss.training.trainee import BaseStates, Trainee
 class HydraTrainee(Trainee):
     """Heads, and for Hydra++ the prefix layer. heads: how many new ones, or those that there are.
 
-    own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read. targets: what they
-    learn; published is the base's distribution.
+    own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read. targets: what
+    they learn; published is the base's distribution.
     """
 
     name = "hydra"
@@ -73,7 +73,7 @@ class HydraTrainee(Trainee):
             self.module.prefix.norm.weight.fill_(self._read(states).float().pow(2).mean().sqrt())
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum over heads of the mean cross-entropy from the base's distribution of the same token, or from the text's."""
+        """Sum over heads of the mean cross-entropy from the base's distribution of the token, or from the text's."""
         anchors, n = batch.anchors, self.module.count
         labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
         final = states.ahead(anchors.at, n).flatten(0, 1)  # [B*A, n, h]

@@ -35,7 +35,7 @@ class PEagleTraining(Bounded):
     keep_least: Annotated[float, Gt(0), Le(1)] = field(
         default=0.2, metadata={"help": "The smallest share of the anchors that a depth keeps."}
     )
-    targets: Targets = targets_option("distribution")
+    targets: Targets = targets_option("distribution", later=False)
     draft_vocab: Annotated[int, Ge(0)] = field(
         default=32000, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
     )

@@ -164,8 +164,9 @@ class SpeculativeStreaming(Decoder):
 
     def described(self) -> dict[str, Any]:
         """The settings as resolved with the checkpoint's advice, and the streams."""
-        s = self.settings
-        resolved = asdict(s) | {"prune": "on" if s.prune else "off", "sample": "on" if s.sample else "off"}
+        resolved = asdict(self.settings) | {"prune": "on" if self.settings.prune else "off"}
+        if resolved.pop("sample"):  # which runs of before there was a choice do not have
+            resolved["sample"] = "on"
         return resolved | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:

@@ -27,8 +27,8 @@ from specbench_ss.training.trainee import BaseStates, Trainee
 class StreamsTrainee(Trainee):
     """P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta.
 
-    segment: anchors a row whose streams are alive at once; 0 = all of them (the naive form). targets: what streams learn;
-    published is the text.
+    segment: anchors a row whose streams are alive at once; 0 = all of them (the naive form). targets: what streams
+    learn; published is the text.
     """
 
     def __init__(

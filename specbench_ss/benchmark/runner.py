@@ -17,7 +17,7 @@ from specbench_ss.benchmark.answering import Answering, Decode, Request
 from specbench_ss.benchmark.events import Events as Events
 from specbench_ss.benchmark.quiet_timing import frozen_heap, peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
-from specbench_ss.benchmark.schedule import Sample, one_of_each, plan, sample_seed
+from specbench_ss.benchmark.schedule import Sample, plan, sample_seed, tasks_in_turn
 from specbench_ss.benchmark.second_passes import SecondPasses
 from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.benchmark.warm_prompts import warm_prompts
@@ -138,7 +138,7 @@ class _Session:
         return [sample for samples in rounds for sample in samples]
 
     def _repeats(self, first: int, end: int) -> list[Sample]:
-        questions = one_of_each(self.data.questions) if self.config.order == "tasks" else self.data.questions
+        questions = tasks_in_turn(self.data.questions) if self.config.order == "tasks" else self.data.questions
         return list(plan(questions, list(self.decoders), end, self.config.seed, first))
 
     def _round(self, samples: Sequence[Sample]) -> None:

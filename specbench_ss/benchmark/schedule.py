@@ -34,16 +34,16 @@ class Sample:
         return (self.question.id, self.turn, self.method, self.repeat)
 
 
-def one_of_each(questions: Sequence[Question]) -> list[Question]:
-    """Return the questions so that tasks take turns, each as far as the others by its share.
+def tasks_in_turn(questions: Sequence[Question]) -> list[Question]:
+    """Return the first question of each task, then the others so that each task is as far as the others by its share.
 
-    So every beginning has questions of all tasks. Questions of one task stay in their order.
+    Questions of one task stay in their order.
     """
     many = Counter(question.category for question in questions)
     made: Counter[str] = Counter()
     place = []
     for question in questions:
-        place.append((made[question.category] + 0.5) / many[question.category])
+        place.append(made[question.category] / many[question.category])
         made[question.category] += 1
     return [question for _, question in sorted(zip(place, questions, strict=True), key=lambda pair: pair[0])]
 

@@ -157,8 +157,8 @@ def command(
     order: Annotated[
         Literal["suite", "tasks"],
         typer.Option(
-            help="Order of the questions. suite: as the suite lists them. tasks: the tasks take turns, so that a run "
-            "that is cut short has answers of each.",
+            help="Order of the questions. suite: as the suite lists them. tasks: the first one of each task, then "
+            "tasks in turn by their size, so that a run that is cut short has answers of each.",
             rich_help_panel=HOW,
         ),
     ] = "suite",

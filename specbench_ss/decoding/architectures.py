@@ -162,10 +162,11 @@ def usable_context(config: Any) -> int:
     return min([longest, *(int(one) for one in originals if one)])
 
 
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose layers `lean_layers` knows
 _BUILDERS: dict[str, Callable[[Any], Family]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3"), _llama_like),
+    **dict.fromkeys(LLAMA_LIKE, _llama_like),
 }
 
 

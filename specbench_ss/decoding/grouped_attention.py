@@ -1,7 +1,8 @@
 """Attention of a few rows over many keys where query heads share keys: transformers' sdpa without its copies.
 
-With a mask transformers repeats keys and values for every head of a group. Here the heads of a group are so many more
-rows over the same keys. `ar` has no mask and repeats nothing, so speculation alone paid for the copies.
+With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
+speculation alone paid for the copies. On a CPU torch's kernel lets the heads of a group share keys by itself; elsewhere
+the heads of a group are so many more rows over the same keys.
 """
 
 from __future__ import annotations
@@ -34,18 +35,13 @@ def grouped_attention(
         raise NotImplementedError(f"attention with {', '.join(unknown)}")
     b, heads, q, d = query.shape
     groups = heads // key.shape[1]
-    if (
-        query.device.type == "cpu"
-        and attention_mask is not None
-        and groups > 1
-        and q <= MOST_ROWS
-        and not module.training
-    ):
-        scale = kwargs.get("scaling")  # its kernel lets heads share keys by itself
+    few = attention_mask is not None and groups > 1 and q <= MOST_ROWS and attention_mask.shape[1] == 1
+    if attention_mask is None or not few or module.training:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if query.device.type == "cpu":
+        scale = kwargs.get("scaling")
         out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scale, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None
-    if attention_mask is None or groups == 1 or q > MOST_ROWS or attention_mask.shape[1] != 1 or module.training:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     rows = query.reshape(b, key.shape[1], groups * q, d)
     mask = attention_mask.repeat(1, 1, groups, 1)
     out = F.scaled_dot_product_attention(rows, key, value, mask, scale=kwargs.get("scaling"))

@@ -18,7 +18,10 @@ def round_matrices(model: Any, name: str) -> None:
     So whatever computes with the weights, in whatever order, computes with the same ones. Vectors, as of norms and
     biases, stay as they are. Raises UserError, before anything is changed, for a number that float16 does not hold.
     """
-    matrices = {named: p for named, p in model.named_parameters() if p.ndim > 1}
+    matrices = {named: p for named, p in model.named_parameters() if p.ndim > 1 and p.numel()}
+    other = next((p for p in matrices.values() if p.dtype != torch.float32 or p.device.type != "cpu"), None)
+    if other is not None:
+        raise UserError(f"model {name!r} is {other.dtype} on {other.device}: weights of float32 on a CPU are rounded")
     for named, p in matrices.items():
         if p.abs().max() > LARGEST:
             raise UserError(

@@ -65,6 +65,10 @@ class Joined:
     head_norm: Norm | None  # weight [heads + kv_heads, d], as Qwen3 norms q and k
     layer: int
 
+    def products(self) -> tuple[Product, ...]:
+        """All of the layer."""
+        return self.qkv, self.out, self.gate_up, self.down
+
 
 @dataclass(slots=True)
 class LeanBlock(Block):
@@ -120,14 +124,17 @@ def lean_blocks(family: Family, pack: bool) -> list[Block]:
     return [lean(block, rotary, turn, pack) for block in family.blocks]
 
 
-def in_words(blocks: Sequence[Block], pack: bool) -> str:
-    """Say for the record what computes these layers in inference."""
+def in_words(blocks: Sequence[Block], head: Any) -> str:
+    """Say for the record what computes these layers and the LM head in inference."""
     count = sum(isinstance(block, LeanBlock) for block in blocks)
     layers = f"{count} of {len(blocks)} layers lean" if count else "layers as transformers wrote them"
-    if not pack:
+    every = [p for block in blocks if isinstance(block, LeanBlock) for p in block.joined.products()]
+    packed = [p for p in (*every, head) if isinstance(p, Product) and p.packed is not None]
+    if not packed:
         return layers
-    halved = any(isinstance(block, LeanBlock) and block.joined.qkv.half for block in blocks)
-    return f"{layers}; products of few rows by {'weights in float16' if halved else 'reordered weights'}"
+    by = "weights in float16" if all(p.half for p in packed) else "reordered weights"
+    of = "" if every else " of the LM head"
+    return f"{layers}; products{of} of few rows by {by}"
 
 
 def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: bool) -> Block:

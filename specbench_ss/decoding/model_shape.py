@@ -27,7 +27,7 @@ def model_shape(target: Target) -> dict[str, Any]:
     whole = not _chooses_experts(target)
     kv_bytes, attention_flops = _by_config(target) if target.taken_apart else _by_a_pass(target)
     return {
-        "weight_bytes": sum(map(bytes_read, weights)) if whole else None,
+        "weight_bytes": bytes_read(weights) if whole else None,
         "matrix_parameters": sum(w.numel() for w in weights if w.ndim == 2) if whole else None,
         "kv_bytes": kv_bytes,
         "attention_flops": attention_flops,
@@ -71,7 +71,7 @@ def drafter_shape(weights: Iterable[Tensor] | None, target: Target) -> dict[str,
     targets = {w.data_ptr() for w in target.model.parameters()}
     own = [w for w in {w.data_ptr(): w for w in weights}.values() if w.data_ptr() not in targets]
     return {
-        "weight_bytes": sum(map(bytes_read, own)),
+        "weight_bytes": bytes_read(own),
         "matrix_parameters": sum(w.numel() for w in own if w.ndim == 2),
     }
 

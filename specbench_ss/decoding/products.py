@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -29,29 +29,34 @@ SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
 
 
-_HALVED: WeakValueDictionary[int, Product] = WeakValueDictionary()  # by the address of the weights' memory
+_HALVED: WeakSet[Product] = WeakSet()
 
 
 class Product:
-    """x [.., in] -> x weight^T + bias [.., out], for inference. weight: [out, in]."""
+    """x [.., in] -> x weight^T + bias [.., out], for inference. weight: [out, in].
 
-    __slots__ = ("__weakref__", "bias", "half", "least", "most", "packed", "weight")
+    parts: the weights that this one is a copy of, where it is one.
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = False) -> None:
-        self.weight, self.bias = weight, bias
+    __slots__ = ("__weakref__", "bias", "half", "least", "most", "packed", "parts", "weight")
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, pack: bool = False, parts: Sequence[Tensor] = ()
+    ) -> None:
+        self.weight, self.bias, self.parts = weight, bias, (*parts, weight)
         self.packed: Any = None  # the copy, where there is one
-        self.half = pack and is_half(weight) and _half_works()  # whether it is FBGEMM's
+        self.half = pack and is_half(weight) and may_halve()  # whether it is FBGEMM's
         self.least, self.most = 1, MOST_ROWS_HALF  # rows that go through the copy
         if self.half:
             self.packed = _packed_half(weight, bias)
-            _HALVED[weight.untyped_storage().data_ptr()] = self
+            _HALVED.add(self)
         elif pack and _works():
             self.packed = _packed(weight)
             self.least, self.most = 1 if weight.numel() >= LARGE else LEAST_ROWS, MOST_ROWS
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
-        if self.packed is None or not self.least <= x.shape[:-1].numel() <= self.most:
+        if self.packed is None or x.ndim < 2 or not self.least <= x.shape[:-1].numel() <= self.most:
             return F.linear(x, self.weight, self.bias)
         if self.half:
             out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
@@ -67,18 +72,20 @@ def may_pack(weight: Tensor, weights_bytes: int) -> bool:
     """
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return False
-    return SHARE * weights_bytes <= _memory() and (_works() or _half_works())
+    return has_room(weights_bytes) and (_works() or may_halve())
 
 
-def bytes_read(weight: Tensor) -> int:
-    """Return the bytes that a product with a weight reads: a product that holds it in float16 reads half of them."""
-    held = weight.untyped_storage().data_ptr() in _HALVED if weight.ndim == 2 else False
-    return weight.numel() * (2 if held else weight.element_size())
+def has_room(weights_bytes: int) -> bool:
+    """Say whether a second copy of weights of so many bytes leaves the machine plenty of memory."""
+    return SHARE * weights_bytes <= _memory()
 
 
-def may_halve() -> bool:
-    """Say whether this build of torch and this processor multiply float32 rows with weights kept in float16."""
-    return _half_works()
+def bytes_read(weights: Iterable[Tensor]) -> int:
+    """Return the bytes that a pass over these weights reads: a product that holds one in float16 reads half of them."""
+    held = {part.untyped_storage().data_ptr() for product in _HALVED for part in product.parts}
+    return sum(
+        w.numel() * (2 if w.ndim == 2 and w.untyped_storage().data_ptr() in held else w.element_size()) for w in weights
+    )
 
 
 def is_half(weight: Tensor) -> bool:
@@ -111,8 +118,8 @@ def _works() -> bool:
 
 
 @functools.cache
-def _half_works() -> bool:
-    """Say the same of FBGEMM's."""
+def may_halve() -> bool:
+    """Say whether this build of torch and this processor multiply float32 rows with weights kept in float16."""
     return _gives(lambda x, weight: torch.ops.quantized.linear_dynamic_fp16(x, _packed_half(weight, None)))
 
 

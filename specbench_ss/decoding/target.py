@@ -109,7 +109,7 @@ class Target(Outline):
             self.family.blocks = lean_blocks(self.family, self.packs)
         plain = apart or type(head) is torch.nn.Linear
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
-        self.computed = in_words(self.family.blocks, self.packs)
+        self.computed = in_words(self.family.blocks, self._head)
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""

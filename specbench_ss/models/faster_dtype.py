@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from specbench_ss.decoding.architectures import TAKEN_APART
-from specbench_ss.decoding.products import Product, may_halve, may_pack
+from specbench_ss.decoding.architectures import LLAMA_LIKE
+from specbench_ss.decoding.products import Product, has_room, may_halve, may_pack
 from specbench_ss.files import crash_safe, records
 from specbench_ss.files.cache_folder import cache_folder
 from specbench_ss.models.devices import resolve_dtype
@@ -63,10 +63,14 @@ def chosen_dtype(asked: str, device: str, model: str, config: Callable[[], Any])
     if asked != "auto" or torch.device(device).type != "cpu" or is_lab(model):
         return (asked if asked == HALF_WEIGHTS else named), ""
     outline = config()
-    shape, forms = _shape(outline), _forms(getattr(outline, "model_type", ""))
-    if shape is None or len(forms) == 1:
+    shape = _shape(outline)
+    if shape is None:
         return named, ""
-    choice = faster_dtype(forms, *shape)
+    bytes_ = 4 * _parameters(outline, *shape)
+    forms = _forms(getattr(outline, "model_type", ""), bytes_)
+    if len(forms) == 1:
+        return named, ""
+    choice = faster_dtype(forms, *shape, bytes_)
     return choice.dtype, choice.in_words()
 
 
@@ -77,25 +81,31 @@ def has_bfloat16() -> bool:
     return best_time(lambda: bfloat16 @ bfloat16, CPU, PROBE_S) <= best_time(lambda: float32 @ float32, CPU, PROBE_S)
 
 
-def faster_dtype(forms: tuple[str, ...], hidden: int, inner: int, layers: int) -> Choice:
+def faster_dtype(forms: tuple[str, ...], hidden: int, inner: int, layers: int, weights_bytes: int) -> Choice:
     """Return the fastest of these number formats for a model of these sizes: measured once, in a second or two.
 
     It is read from the cache later, so a run that goes on computes as it began. hidden, inner: of the MLP's matrices.
+    weights_bytes: of the model in float32, which decide whether there is room for a second copy.
     """
-    key = hashlib.sha256(repr((forms, hidden, inner, layers, torch.__version__)).encode()).hexdigest()[:8]
+    key = hashlib.sha256(
+        repr((forms, hidden, inner, layers, has_room(weights_bytes), torch.__version__)).encode()
+    ).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
         return records.decoder(Choice)(file.read_bytes())
     matrices = max(1, min(3 * layers, READ // (4 * hidden * inner)))
-    ms = {form: _pass_ms(form, matrices, hidden, inner) for form in forms}
+    ms = {form: _pass_ms(form, matrices, hidden, inner, weights_bytes) for form in forms}
     choice = Choice(min(ms, key=lambda name: sum(ms[name].values())), ms)
     _keep(file, choice)
     return choice
 
 
-def _forms(model_type: str) -> tuple[str, ...]:
-    """Return the number formats that this processor may compute such a model in faster than in others."""
-    half = (HALF_WEIGHTS,) if model_type in TAKEN_APART and may_halve() else ()
+def _forms(model_type: str, weights_bytes: int) -> tuple[str, ...]:
+    """Return the number formats that this machine may compute such a model in faster than in others.
+
+    weights_bytes: of the model in float32.
+    """
+    half = (HALF_WEIGHTS,) if model_type in LLAMA_LIKE and has_room(weights_bytes) and may_halve() else ()
     return ("float32", *(("bfloat16",) if has_bfloat16() else ()), *half)
 
 
@@ -115,12 +125,17 @@ def _shape(config: Any) -> tuple[int, int, int] | None:
     return hidden, inner if isinstance(inner, int) and inner > 0 else 4 * hidden, layers
 
 
+def _parameters(config: Any, hidden: int, inner: int, layers: int) -> int:
+    """Return about how many weights a model has: embedding, LM head, four matrices of attention and three of an MLP."""
+    return 2 * int(getattr(config, "vocab_size", 0) or 0) * hidden + layers * (4 * hidden**2 + 3 * hidden * inner)
+
+
 @torch.inference_mode()
-def _pass_ms(form: str, matrices: int, hidden: int, inner: int) -> dict[str, float]:
+def _pass_ms(form: str, matrices: int, hidden: int, inner: int, weights_bytes: int) -> dict[str, float]:
     """Return milliseconds of multiplying rows by all matrices [inner, hidden], by the number of rows."""
     dtype, value = getattr(torch, arithmetic(form)), HALF_NUMBER if form == HALF_WEIGHTS else 0.01
     weights = [torch.full((inner, hidden), value, dtype=dtype) for _ in range(matrices)]
-    pack = may_pack(weights[0], 4 * matrices * hidden * inner)
+    pack = may_pack(weights[0], weights_bytes)
     products = [Product(weight, None, pack) for weight in weights]
 
     def milliseconds(rows: int) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specbench_ss.number_formats import HALF_WEIGHTS
 from specbench_ss.options import value_text
 from specbench_ss.results.number_text import MISSING
 from specbench_ss.runs.config import decoding
@@ -35,9 +36,14 @@ def differences(a: Run, b: Run) -> list[Difference]:
     """Return everything that differs between two runs, what makes them incomparable first."""
     old, new = _facts(a), _facts(b)
     pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
-    found = [Difference(what, x, y, what in HINDERING) for what, x, y in pairs if x != y]
+    found = [Difference(what, x, y, what in HINDERING or _rounded(what, x, y)) for what, x, y in pairs if x != y]
     made = [*_question_differences(a, b), *found, *_method_differences(a.manifest, b.manifest)]
     return sorted(made, key=lambda difference: not difference.hinders)
+
+
+def _rounded(what: str, x: str, y: str) -> bool:
+    """Say whether weights were rounded for one run alone: their hash is of before."""
+    return what == "number format" and HALF_WEIGHTS in (x, y)
 
 
 def same_machine(a: Run, b: Run) -> bool:
@@ -70,6 +76,7 @@ def _facts(run: Run) -> dict[str, str]:
         "decoding": decoding(config),
         "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
         "history of later turns": config.get("history", "reference"),
+        "order of questions": config.get("order", "suite"),
         "seed": config.get("seed"),
         "repeats": run.repeats,
         "warm-up prompts": config.get("warmup"),

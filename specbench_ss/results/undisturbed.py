@@ -16,14 +16,19 @@ from specbench_ss.runs.rows import Row, Run
 def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> str:
     """Say what the fastest method would be, and which verdicts would be others. '' where too little would be left.
 
-    Methods are compared on the prompts that were disturbed for none of them; where too few are left, each on those that
-    were not disturbed for it or for the reference.
+    Methods are compared on the prompts that were disturbed for none of them; where these are less than half, each on
+    those that were not disturbed for it or for the reference.
     """
     rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
     labels = [row.method for row in rows]
-    left, where = _left(run, labels, {name: {REFERENCE, *labels} for name in labels}), "the prompts that are left to all"
+    noisy = {_prompt(row) for row in run.rows if row.disturbed and row.method in {REFERENCE, *labels}}
+    every = {_prompt(row) for row in run.rows if row.method == REFERENCE}
+    many = len(every - noisy)
+    left = _left(run, labels, dict.fromkeys(labels, noisy)) if 2 * many >= len(every) else []
+    where = f"the {many} of {len(every)} prompts that are left to all"
     if not left:
-        left, where = _left(run, labels, {name: {REFERENCE, name} for name in labels}), "the prompts left to each"
+        where = "the prompts left to each"
+        left = _left(run, labels, {name: _noisy_for(run, name) for name in labels})
     if not left:
         return ""
     value, around, fastest = max(left)
@@ -37,16 +42,19 @@ def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> str:
     return f"{said}{'; '.join(told)}."
 
 
-def _left(run: Run, labels: Sequence[str], beside: Mapping[str, set[str]]) -> list[tuple[float, Interval, str]]:
+Prompt = tuple[str, int, int]  # question, turn, repeat
+
+
+def _left(run: Run, labels: Sequence[str], noisy: Mapping[str, set[Prompt]]) -> list[tuple[float, Interval, str]]:
     """Return (speedup, interval, label) of every method, or nothing where one of them has no interval.
 
-    beside: the methods for which a prompt may not have been disturbed to count for a method.
+    noisy: the prompts that do not count for a method.
     """
     found = []
     for label in labels:
-        noisy = {_prompt(row) for row in run.rows if row.disturbed and row.method in beside[label]}
         own, ref = (
-            [row for row in run.rows if row.method == name and _prompt(row) not in noisy] for name in (label, REFERENCE)
+            [row for row in run.rows if row.method == name and _prompt(row) not in noisy[label]]
+            for name in (label, REFERENCE)
         )
         of = PairedTimes(*paired(own, ref))
         value, around = of.speedup(), of.interval()
@@ -56,5 +64,9 @@ def _left(run: Run, labels: Sequence[str], beside: Mapping[str, set[str]]) -> li
     return found
 
 
-def _prompt(row: Row) -> tuple[str, int, int]:
+def _noisy_for(run: Run, label: str) -> set[Prompt]:
+    return {_prompt(row) for row in run.rows if row.disturbed and row.method in (REFERENCE, label)}
+
+
+def _prompt(row: Row) -> Prompt:
     return row.question_id, row.turn, row.repeat

@@ -17,7 +17,7 @@ from specbench_ss.runs.preset import Preset
 class RunConfig:
     """Everything that decides what a run measures. It is stored in the run's manifest.
 
-    order: `suite`, questions as the suite lists them, or `tasks`, one of each task in turn.
+    order: `suite`, questions as the suite lists them, or `tasks`, in turn as `schedule.tasks_in_turn` has them.
     """
 
     methods: tuple[MethodSpec, ...]

@@ -165,6 +165,12 @@ def _opening(part: Trained, training: DrafterTraining, config: TrainConfig) -> s
     )
 
 
+def _targets(recipe: Any) -> dict[str, str]:
+    """What was learnt at a drafted place, of trainers that have a choice."""
+    targets = getattr(recipe.options, "targets", None)
+    return {} if targets is None else {"targets": targets}
+
+
 def _learnt(part: Trained) -> int:
     """Return how many parameters learn."""
     return sum(p.numel() for p in part.trainee.module.parameters() if p.requires_grad)
@@ -181,7 +187,7 @@ def _finish(order: Order, config: TrainConfig, part: Trained, text: TrainingText
             "steps": part.total, "tokens": part.total * part.tokens_per_step, "lr": order.lr,
             "anchors": config.anchors, "parameters": _learnt(part),
             "cooldown": config.cooldown, "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
-            "own_answers": config.own_answers,
+            "own_answers": config.own_answers, **_targets(recipe),
         },
     }  # fmt: skip
     recipe.save(part, folder, about)

@@ -44,7 +44,8 @@ class BaseStates:
         places = at[..., None] + torch.arange(1, n + 1, device=at.device)  # what decides x_{t+2+i}
         places = places.clamp_max(self.final.shape[1] - 1).flatten(1)  # [B, A*n]
         found = self.final.gather(1, places[..., None].expand(-1, -1, self.final.shape[-1]))
-        return found.unflatten(1, (-1, n))
+        shaped: Tensor = found.unflatten(1, (-1, n))
+        return shaped
 
 
 class Trainee(ABC):

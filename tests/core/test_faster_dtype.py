@@ -58,8 +58,18 @@ def test_rounded_weights_are_chosen_and_told(times: dict[str, float]) -> None:
 
 def test_layers_that_are_not_lean_are_not_computed_with_rounded_weights(times: dict[str, float]) -> None:
     times["bfloat16"] = 200.0
-    other = SimpleNamespace(**vars(CONFIG) | {"model_type": "gpt2"})
-    assert chosen_dtype("auto", "cpu", "some/model", lambda: other)[0] == "float32"
+    for kind in ("gpt2", "opt", "gpt_neox"):  # the last two are taken apart, and not lean
+        other = SimpleNamespace(**vars(CONFIG) | {"model_type": kind})
+        assert chosen_dtype("auto", "cpu", "some/model", lambda: other)[0] == "float32"  # noqa: B023 - called at once
+
+
+def test_weights_are_not_rounded_where_there_is_no_room_for_a_copy(
+    times: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times["bfloat16"] = 200.0
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)[0] == "float16-weights"
+    monkeypatch.setattr(faster_dtype, "has_room", lambda weights_bytes: False)
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)[0] == "float32"
 
 
 def test_the_first_choice_of_a_machine_stays(times: dict[str, float]) -> None:
@@ -92,7 +102,7 @@ def test_a_configuration_without_sizes_stays_in_float32(times: dict[str, float])
 
 def test_passes_are_measured_for_real() -> None:
     for form in FORMS:
-        ms = faster_dtype._pass_ms(form, 1, 16, 32)
+        ms = faster_dtype._pass_ms(form, 1, 16, 32, 2048)
         assert set(ms) == {"1", "16"} and min(ms.values()) > 0
     assert faster_dtype.has_bfloat16() in (True, False)
 
@@ -101,7 +111,7 @@ def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[str, float]) 
     chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.write_text("{")
-    found = faster_dtype.faster_dtype(FORMS, 64, 128, 2)
+    found = faster_dtype.faster_dtype(FORMS, 64, 128, 2, 1 << 20)
     assert found == Choice("bfloat16", {form: {"1": times[form], "16": times[form] + 4} for form in FORMS})
 
 

@@ -145,14 +145,14 @@ def test_only_float32_weights_that_fit_twice_are_packed(monkeypatch: pytest.Monk
     assert not products.may_pack(weight, 1000)
     monkeypatch.setattr(products, "_memory", lambda: 10**12)
     monkeypatch.setattr(products, "_works", lambda: False)
-    monkeypatch.setattr(products, "_half_works", lambda: False)
+    monkeypatch.setattr(products, "may_halve", lambda: False)
     assert not products.may_pack(weight, 1000), "a build of torch without these operators"
 
 
 def test_a_build_without_an_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_packed", _missing)
     monkeypatch.setattr(products, "_packed_half", lambda *_: _missing(_))
-    assert not products._works.__wrapped__() and not products._half_works.__wrapped__()
+    assert not products._works.__wrapped__() and not products.may_halve.__wrapped__()
 
 
 needs_halves = pytest.mark.skipif(not products.may_halve(), reason="this build of torch has no float16 weights")
@@ -186,10 +186,28 @@ def test_one_other_number_keeps_all_weights_in_float32() -> None:
 def test_bytes_are_counted_as_they_are_read() -> None:
     halved, whole = torch.randn(8, 16).half().float(), torch.randn(8, 16)
     kept = [Product(w, pack=True) for w in (halved, whole)]
-    assert (products.bytes_read(halved), products.bytes_read(whole)) == (2 * 128, 4 * 128)
-    assert products.bytes_read(halved[2:4]) == 2 * 32, "a part of a joined matrix"
+    assert products.bytes_read([halved, whole]) == 2 * 128 + 4 * 128
+    assert products.bytes_read([halved[2:4]]) == 2 * 32, "a part of a joined matrix"
+    again = Product(halved, pack=True)
+    del again
+    assert products.bytes_read([halved]) == 2 * 128, "another product of the same weight is still there"
     del kept
-    assert products.bytes_read(halved) == 4 * 128
+    assert products.bytes_read([halved]) == 4 * 128
+
+
+@needs_halves
+def test_bytes_of_weights_that_were_copied_into_one_product() -> None:
+    parts = [torch.randn(4, 16).half().float() for _ in range(2)]
+    product = Product(torch.cat(parts), pack=True, parts=parts)
+    assert product.half and products.bytes_read(parts) == 2 * 128
+
+
+@needs_halves
+def test_a_single_state_without_rows_is_multiplied_too() -> None:
+    weight = torch.randn(8, 16).half().float()
+    with torch.inference_mode():
+        made = Product(weight, pack=True)(x := torch.randn(16))
+    assert torch.allclose(made, F.linear(x, weight), atol=1e-5)
 
 
 def _missing(weight: torch.Tensor) -> torch.Tensor:

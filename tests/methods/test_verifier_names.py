@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ from specbench_ss.testing.tiny import tiny_target
 
 
 def named(**about: Any) -> Any:
-    base = SimpleNamespace(**{"name": "some/model", "origin": {}, "is_lab": False, "config": SimpleNamespace()} | about)
+    base = SimpleNamespace(
+        **{"name": "some/model", "origin": {}, "is_lab": False, "folder": None, "config": SimpleNamespace()} | about
+    )
     return proposals("dflash", 7, base)["verifier"]["name_or_path"]  # type: ignore[arg-type]
 
 
@@ -24,6 +27,8 @@ def test_others_find_the_verifier_by_the_name_that_is_written() -> None:
     page = "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"
     assert named(name="smollm2", origin={"page": page}) == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert named(name="lab", is_lab=True) is None, "known by that name here alone"
+    assert named(name="/some/folder", folder=Path("/some/folder")) is None, "a path says nothing elsewhere"
+    assert named(name="model.gguf", origin={"gguf": {}}) is None
 
 
 def test_a_drafter_that_reads_the_final_state_is_not_written_in_a_layout_without_a_name_for_it() -> None:

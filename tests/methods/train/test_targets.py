@@ -12,12 +12,16 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.dflash.new_weights import random_drafter
 from specbench_ss.methods.dflash.training import DFlashTrainee
+from specbench_ss.methods.eagle.trainer import Eagle3Trainer, EagleTrainer
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
+from specbench_ss.methods.hydra.trainer import HydraTrainer
 from specbench_ss.methods.hydra.training import HydraTrainee
+from specbench_ss.methods.medusa.trainer import MedusaTrainer
 from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.trainer import StreamsOptions
+from specbench_ss.methods.ss.trainer import StreamsOptions, StreamsTrainer
 from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.testing.tiny import tiny_target
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.losses import head_sums
 from specbench_ss.training.trainee import Trainee, base_states
@@ -64,12 +68,14 @@ def test_a_base_that_is_sure_teaches_the_tokens_that_it_would_say(name: str) -> 
     labels[batch.anchors.labels == -100] = -100
     batch = Batch(batch.ids, batch.labels, Anchors(at, labels))
     tokens, distribution = (loss_of(trainee, target, batch) for trainee in pair(name, target, batch))
-    assert float(tokens) > 1 and torch.allclose(tokens, distribution, rtol=1e-4)
+    assert tokens.item() > 1 and torch.allclose(tokens, distribution, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_an_unsure_base_teaches_something_else_and_the_choice_is_told(name: str) -> None:
-    target = Target(tiny_model("llama"))
+    model = tiny_model("llama")
+    model.lm_head.weight.data.mul_(5)  # unsure, and not of everything alike
+    target = Target(model)
     batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
     trainees = pair(name, target, batch)
     losses = [loss_of(trainee, target, batch) for trainee in trainees]
@@ -81,6 +87,21 @@ def test_an_unsure_base_teaches_something_else_and_the_choice_is_told(name: str)
     if name != "dflash":  # which says it in a form of its own
         told = {t.about().get("targets") for t in trainees}
         assert told == {None, "distribution" if PUBLISHED.get(name) == "tokens" else "tokens"}
+
+
+@pytest.mark.parametrize("trainer", [StreamsTrainer, MedusaTrainer, HydraTrainer, EagleTrainer, Eagle3Trainer])
+def test_trainers_hand_the_option_on(trainer: Any) -> None:
+    target = tiny_target("llama", 61)
+    for targets in ("tokens", "distribution"):
+        small = (
+            {"n_msa_layers": 2}
+            if trainer is StreamsTrainer
+            else {"draft_vocab": 61}
+            if trainer is Eagle3Trainer
+            else {}
+        )
+        made = trainer(trainer.Options(targets=targets, **small)).build(target, 1e-3)
+        assert made.targets == targets
 
 
 def test_where_there_is_no_label_nothing_is_learnt() -> None:
