@@ -1,8 +1,8 @@
 """Attention of a few rows over many keys where query heads share keys: transformers' sdpa without its copies.
 
 With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
-speculation alone paid for the copies. On a CPU torch's kernel lets the heads of a group share keys by itself; elsewhere
-the heads of a group are so many more rows over the same keys.
+speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
+itself; elsewhere the heads of a group are so many more rows over the same keys.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -38,7 +39,7 @@ def grouped_attention(
     few = attention_mask is not None and groups > 1 and q <= MOST_ROWS and attention_mask.shape[1] == 1
     if attention_mask is None or not few or module.training:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if query.device.type == "cpu":
+    if query.device.type == "cpu" and torch.is_inference_mode_enabled():
         scale = kwargs.get("scaling")
         out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scale, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench_ss.decoding.products import bytes_read
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,6 +21,8 @@ def model_shape(target: Target) -> dict[str, Any]:
     attention_flops: of one row with one token of the context, in each layer. windows: how far back each layer sees,
     None for all. Where a router chooses experts, what a pass reads depends on its rows: the first two are None.
     """
+    from specbench_ss.decoding.products import bytes_read  # which loads torch, as listing methods does not
+
     weights = read_by_a_pass(target.model)
     whole = not _chooses_experts(target)
     kv_bytes, attention_flops = _by_config(target) if target.taken_apart else _by_a_pass(target)
@@ -66,6 +66,8 @@ def drafter_shape(weights: Iterable[Tensor] | None, target: Target) -> dict[str,
 
     What a drafter shares with the target, such as the LM head, is no part of them.
     """
+    from specbench_ss.decoding.products import bytes_read
+
     if weights is None:
         return None
     targets = {w.data_ptr() for w in target.model.parameters()}

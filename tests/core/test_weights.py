@@ -101,6 +101,7 @@ def test_a_damaged_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError("something is wrong\nsomewhere")
 
     file = folder(tmp_path, "model.safetensors")[0]
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
