@@ -72,6 +72,16 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     return drafted.select([0, *best.tolist()])
 
 
+@lru_cache(maxsize=256)
+def sibling_slots(shape: TreeShape, k: int) -> tuple[int, ...]:
+    """Return for each drafted node level * k + its place among its siblings."""
+    slots = [0] * len(shape.parents)
+    for parent, children in enumerate(shape.children()):
+        for place, child in enumerate(children):
+            slots[child] = shape.depths[parent] * k + place
+    return tuple(slots[1:])
+
+
 def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Generator) -> DraftTree:
     """Distributions of the streams [gamma, V] -> a tree of `draft_tree`'s shape, its tokens drawn from them (eq. 9).
 
@@ -80,12 +90,8 @@ def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Gen
     first draws: were nodes chosen by what was drawn, they would no longer be distributed as q.
     """
     tree = draft_tree(root, probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), k, n_draft)
-    slots = [0] * len(tree)
-    for parent, children in enumerate(tree.shape.children()):
-        for place, child in enumerate(children):
-            slots[child] = tree.shape.depths[parent] * k + place
     drawn = draw(probs, rng, k).flatten()  # [gamma * k]
-    tokens = torch.cat((root, drawn[indices(slots[1:], probs.device)]))
+    tokens = torch.cat((root, drawn[indices(sibling_slots(tree.shape, k), probs.device)]))
     levels = indices(tree.shape.depths, probs.device)  # of a node: its children are of that stream; the last has none
     return DraftTree(tokens, tree.shape, torch.cat((probs, torch.zeros_like(probs[:1])))[levels])
 

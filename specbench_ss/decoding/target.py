@@ -64,7 +64,7 @@ class Target(Outline):
     ) -> None:
         """attention: drive a model that is not taken apart with this one, without a proof that it is driven rightly.
 
-        rounded: round the matrices of this float32 model to float16 numbers, which a CPU multiplies with faster.
+        rounded: round the matrices of this float32 model, in place, to float16 numbers, which a CPU multiplies faster.
         """
         if not _is_causal_lm(model):
             raise UserError(

@@ -8,7 +8,7 @@ from specbench_ss.moved import warn
 _MOVED = {  # module -> names of the one file that `specbench_ss.models` was before
     "loading": "config_of load_model load_target outline_of",
     "model_folder": "LAB ModelInfo available check_model find_folder is_lab",
-    "devices": "resolve_device resolve_dtype",
+    "devices": "DTYPES resolve_device resolve_dtype",
     "weight_hash": "hash_tensors hash_weights",
 }
 

@@ -59,18 +59,20 @@ def chosen_dtype(asked: str, device: str, model: str, config: Callable[[], Any])
     asked: 'auto' or a dtype's name. config: gives the model's configuration, asked only where there is a choice. The
     lab stays in float32: that answers are identical token by token is its point. Raises UserError for an unknown name.
     """
-    named = str(resolve_dtype(asked, device)).removeprefix("torch.")
-    if asked != "auto" or torch.device(device).type != "cpu" or is_lab(model):
-        return (asked if asked == HALF_WEIGHTS else named), ""
+    usual = str(resolve_dtype(asked, device)).removeprefix("torch.")
+    if asked != "auto":
+        return asked, ""
+    if torch.device(device).type != "cpu" or is_lab(model):
+        return usual, ""
     outline = config()
     shape = _shape(outline)
     if shape is None:
-        return named, ""
-    bytes_ = 4 * _parameters(outline, *shape)
-    forms = _forms(getattr(outline, "model_type", ""), bytes_)
+        return usual, ""
+    weights_bytes = 4 * _parameters(outline, *shape)
+    forms = _forms(getattr(outline, "model_type", ""), weights_bytes)
     if len(forms) == 1:
-        return named, ""
-    choice = faster_dtype(forms, *shape, bytes_)
+        return usual, ""
+    choice = faster_dtype(forms, *shape, weights_bytes)
     return choice.dtype, choice.in_words()
 
 
