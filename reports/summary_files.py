@@ -13,10 +13,12 @@ from specbench_ss.errors import UserError
 from specbench_ss.files.crash_safe import replacing
 from specbench_ss.results import exports, frames
 from specbench_ss.results.finding import finding
+from specbench_ss.results.quality import measures
 from specbench_ss.results.report import Report
 from specbench_ss.results.run_health import checks
 from specbench_ss.results.standings import standings
 from specbench_ss.results.summary import SummaryRow, summarise
+from specbench_ss.results.verdict_text import NO_MEAN, config_of
 from specbench_ss.runs.rows import Run
 
 
@@ -48,8 +50,9 @@ class MarkdownReport(_File):
         wrong = [check for check in made if check.state in ("wrong", "warning")]
         told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
         lines = [f"# {model} on {suite}", "", finding(rows, made, standings(run, rows)), "", *told]
-        table = exports.markdown(rows, run.manifest["config"])
-        return "\n".join([*map(exports.safe, lines), "", table]).encode("utf-8", "replace")
+        table = exports.markdown(rows, config_of(run))
+        notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
+        return "\n".join([*map(exports.safe, lines), "", table, *notes]).encode("utf-8", "replace")
 
 
 class _Frame(_File):

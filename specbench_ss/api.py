@@ -28,6 +28,8 @@ def load_model(
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
+    engine: str = "eager",
+    quantize: str = "none",
     chat_template: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> Target:
@@ -35,8 +37,9 @@ def load_model(
 
     model: `lab`, which is part of the package, `smollm2`, once it is fetched, a folder, a GGUF file, or a hub id.
     dtype: float32, bfloat16, float16, float16-weights (rounded weights, float32 arithmetic, on CPUs), or auto:
-    bfloat16 on a GPU, on a CPU the fastest one as measured. device: auto, cpu, cuda or cuda:N. chat_template: plain,
-    vicuna, llama-2 or a Jinja file, instead of the tokenizer's own.
+    bfloat16 on a GPU, on a CPU the fastest one as measured. device: auto, cpu, cuda or cuda:N. engine: eager, or
+    graph, which replays steps by CUDA graphs. quantize: none, int8, int4 or nf4, for weights of linear layers.
+    chat_template: plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own.
     Raises UserError where the model cannot be loaded.
 
     A model that is loaded already becomes a target by `Target(hf_model, tokenizer)`.
@@ -47,6 +50,8 @@ def load_model(
         str(model),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
+        engine=engine,
+        quantize=quantize,
         trust_remote_code=trust_remote_code,
         chat_template=None if chat_template is None else str(chat_template),
     )

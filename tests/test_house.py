@@ -20,7 +20,8 @@ WINGS: dict[
     "runs": {"decoding", "files", "models"},
     "results": {"decoding", "files", "runs"},
     "judging": {"files", "runs"},
-    "benchmark": {"decoding", "models", "results", "runs"},
+    "benchmark": {"decoding", "models", "results", "runs", "served"},  # from_python.py starts runs of servers
+    "served": {"benchmark", "decoding", "results", "runs"},
     "training": {"decoding", "files", "models", "runs"},
     "tuning": {"benchmark", "decoding", "results", "runs"},
     "testing": {"decoding", "results", "runs"},

@@ -1,6 +1,6 @@
 """Every lossless method against autoregressive decoding on this device, in float32 and bfloat16.
 
-    PYTHONPATH=. python benchmarks/gpu/sameness.py [--device cuda] [--prompts 2] [--methods "medusa;ss[k=1]"]
+    PYTHONPATH=. python benchmarks/gpu/sameness.py [--device cuda] [--engine graph] [--methods "medusa;ss[k=1]"]
 
 Every method that has weights for the lab unless --methods says which; each against its own reference. Prints, for each
 dtype and method, how many answers are identical, how many part at a near-tie, how many mismatch.
@@ -17,6 +17,7 @@ import torch
 
 from specbench_ss.benchmark.asked import with_all
 from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.engines import ENGINES
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
@@ -42,6 +43,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--engine", choices=ENGINES, default="eager")
     parser.add_argument("--prompts", type=int, default=2, help="per category")
     parser.add_argument("--methods", default="all;ss[prune=off];ss[mode=chain];sd[form=tree]")
     arguments = parser.parse_args()
@@ -49,7 +51,7 @@ def main() -> int:
     asked = questions(SPECBENCH_CATEGORIES, "eval", arguments.prompts)
     bad = 0
     for dtype, harmless in HARMLESS.items():
-        target = load_target("lab", dtype=dtype, device=arguments.device)
+        target = load_target("lab", dtype=dtype, device=arguments.device, engine=arguments.engine)
         prompts = [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in asked]
         kept: dict[str, tuple[Decoder, list[Row]]] = {}
         for text in with_all(arguments.methods.split(";")):

@@ -20,7 +20,7 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.methods._shared.models_in_use import one_in_use
+from specbench_ss.methods._shared.models_in_use import check_not_quantised, one_in_use
 from specbench_ss.models.loading import config_of, load_model
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.models.weight_files import weight_files
@@ -33,6 +33,7 @@ class OwnModel(Decoder):
     own_reference: the name of its plain decoding; model_options: the options of that, which say which model it is.
     """
 
+    own_model: ClassVar[bool] = True
     own_reference: ClassVar[str]
     model_options: ClassVar[type[Any]]
 
@@ -50,6 +51,7 @@ class OwnModel(Decoder):
 class OwnAutoregressive(Decoder):
     """Plain decoding of the model of such a method: its reference, itself another model than the target."""
 
+    own_model = True
     lossless = False
 
     @classmethod
@@ -96,6 +98,7 @@ def target_beside(target: Target, folder: Path) -> Target:
 
 
 def _beside(target: Target, folder: Path) -> Target:
+    check_not_quantised(target)
     model = load_model(str(folder), target.dtype, str(target.device))
     own = target.with_model(model, hash_weights(model))
     check_target(own)

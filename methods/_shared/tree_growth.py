@@ -7,12 +7,11 @@ trees, not models.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.tree import DraftTree, shape_of
+from specbench_ss.decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
 IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """A tree, and for those of its nodes that were given children, the row of `expand` that did it.
-
-    Rows count through the levels, k each. Nodes are in order of depth.
-    """
-
-    tree: DraftTree
-    rows: dict[int, int]
-
-
 def best(k: int) -> Choose:
     """The k most probable tokens."""
 
@@ -48,10 +36,12 @@ def best(k: int) -> Choose:
     return choose
 
 
-def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int) -> Grown:
+def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int) -> DraftTree:
     """A tree under root [1], whose children's logits [V] are given; at most `nodes` of it, the best (0 = all).
 
-    depth - 1 calls of `expand`; one host synchronisation. Drawn candidates stay exact only with nodes = 0.
+    depth - 1 calls of `expand`; nothing is waited for. Drawn candidates stay exact only with nodes = 0. Nodes are in
+    order of depth. What is noted of a node is the row of `expand` that gave it children, -1 where none did; rows count
+    through the levels, k each.
     """
     tokens, log_p, q = choose(logits[None])  # [1, k]
     k, device = tokens.shape[1], tokens.device
@@ -85,34 +75,34 @@ def _selected(
     expanded: list[Tensor],
     drawn: list[Tensor],
     nodes: int,
-) -> Grown:
+) -> DraftTree:
     """The best nodes as a tree. Node 0 is the root, node i the i-th of all levels' tokens."""
-    flat, total = torch.cat((root, *tokens)), sum(map(len, tokens))
-    keep = torch.arange(total, device=root.device)
-    if 0 < nodes < total:
+    flat, above = torch.cat((root, *tokens)), torch.cat((torch.zeros_like(root), *parents))
+    total, kept = len(flat), torch.arange(len(flat), device=root.device)
+    rows = torch.full_like(kept, -1)
+    if expanded:
+        inner = torch.cat(expanded)
+        rows.index_copy_(0, inner, torch.arange(len(inner), device=root.device))
+    if 0 < nodes < total - 1:
         # no child scores more than its parent, and of equals the first is taken: that is the parent
-        keep = torch.cat(scores).sort(descending=True, stable=True).indices[:nodes].sort().values
-    keep = keep + 1
-    sizes = (len(keep), total)
-    told = torch.cat((keep, *parents, *expanded)).tolist()  # the one transfer
-    kept, above, inner = told[: sizes[0]], told[sizes[0] : sum(sizes)], told[sum(sizes) :]
-    new = {0: 0} | {old: i for i, old in enumerate(kept, start=1)}
-    shape = shape_of((-1, *(new[above[i - 1]] for i in kept)))
-    rows = {new[node]: row for row, node in enumerate(inner) if node in new}
-    probs = _probs(drawn, rows, len(shape.parents)) if drawn else None
-    return Grown(
-        DraftTree(flat if len(kept) == total else flat[torch.cat((keep.new_zeros(1), keep))], shape, probs), rows
-    )
+        order = torch.cat(scores).sort(descending=True, stable=True).indices
+        kept = with_root(order[:nodes].sort().values)
+        new = torch.full_like(flat, -1).index_copy_(0, kept, torch.arange(len(kept), device=root.device))
+        flat, above, rows = flat[kept], new[above[kept]], rows[kept]
+    probs = _probs(drawn, rows) if drawn else None
+    return DraftTree.grown(flat, above, min(len(tokens), len(kept) - 1), probs, rows)
 
 
-def _probs(drawn: list[Tensor], rows: dict[int, int], n: int) -> Tensor:
-    """[n, V]: what each node's children were drawn from; of a node without any, zeros."""
-    q = torch.cat(drawn)  # the root's, then one for each row
-    at = torch.zeros(n, dtype=torch.long)
-    for node, row in rows.items():
-        at[node] = row + 1
-    has = torch.tensor([node == 0 or node in rows for node in range(n)])
-    return q[at.to(q.device)] * has.to(q.device, q.dtype)[:, None]
+def _probs(drawn: list[Tensor], rows: Tensor) -> Tensor:
+    """[n, V]: what each node's children were drawn from; of a node without any, zeros. rows: as noted."""
+    has = rows >= 0
+    has[0] = True
+    return torch.cat(drawn)[rows + 1] * has[:, None]  # the root's, then one for each row
+
+
+def with_root(drafted: Tensor) -> Tensor:
+    """Numbers of drafted nodes [m], counted from 0 without the root -> of a tree's nodes [m + 1], the root's first."""
+    return torch.nn.functional.pad(drafted + 1, (1, 0))
 
 
 def draw(q: Tensor, rng: torch.Generator, count: int = 1) -> Tensor:

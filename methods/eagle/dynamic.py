@@ -182,9 +182,9 @@ class Eagle2(FeatureDrafting):
             return self.drafter.logits(states, self.target)[0]
 
         root_logits = self.drafter.logits(first, self.target)[0, 0]
-        grown = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
+        tree = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
         self.forget_drafted(state)
-        return grown.tree
+        return tree
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
         """The best tokens of each row, by the target's ids."""

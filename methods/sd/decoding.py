@@ -18,6 +18,7 @@ from specbench_ss.decoding.model_shape import read_by_a_pass
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.tree_shape import AnyShape, DeviceShape
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import new_llama
@@ -55,7 +56,7 @@ class TwoModel(Decoder):
             self.bridge = Bridge(target.tokenizer, draft.tokenizer, options.lookbehind)
         self.logits = torch.empty(0)  # [V] after all that the draft has been fed
         self.fed: list[int] = []  # where it drafts through text: its tokens in its cache
-        self.rows: dict[int, int] = {}  # of a tree's nodes in the draft's cache
+        self.shape: AnyShape | None = None  # of the last tree that was grown, with rows of the draft's cache noted
 
     def drafter_weights(self) -> Iterable[torch.Tensor]:
         """The draft model's; each of its calls reads them once."""
@@ -143,7 +144,7 @@ class TwoModel(Decoder):
 
     def propose(self, state: State) -> DraftTree:
         """A draft, as far as both models have positions; where the draft's context ends, none."""
-        self.rows = {}
+        self.shape = None
         here = self.target.context_length - 1 - state.position
         if here < 1 or not self._catch_up(state):
             return DraftTree.root_only(state.root)
@@ -156,17 +157,18 @@ class TwoModel(Decoder):
         """The draft's cache forgets what was not accepted."""
         assert output.tree is not None
         self.length.observe(verdict.accepted, len(output.tree) - 1)
-        if self.rows:
-            self.draft.keep(state.position - verdict.accepted, [self.rows[i] for i in verdict.path if i in self.rows])
+        rows = self.shape.notes if isinstance(self.shape, DeviceShape) else []
+        if max(rows, default=-1) >= 0:
+            self.draft.keep(state.position - verdict.accepted, [rows[i] for i in verdict.path if rows[i] >= 0])
         elif self.bridge is None:
             self.draft.rewind(state.position)
 
     def _drafted(self, state: State, length: int) -> DraftTree:
         o, drawn = self.options, state.sampling if self._drawn(state.sampling.greedy) else None
         if o.form == "tree":
-            grown = draft_tree(self.draft, self.logits, length, o.k, o.nodes, drawn, state)
-            self.rows = grown.rows
-            return grown.tree
+            tree = draft_tree(self.draft, self.logits, length, o.k, o.nodes, drawn, state)
+            self.shape = tree.shape
+            return tree
         chain = draft_chain(self.draft, self.logits, length, o.threshold, drawn, state)
         if self.bridge is None:
             return DraftTree.chain(state.root, chain.tokens, chain.probs)

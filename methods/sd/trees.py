@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from specbench_ss.decoding.decoder import State
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.methods._shared.tree_growth import Grown, best, draw, grow
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.sd.draft import Draft
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def draft_tree(
     draft: Draft, logits: Tensor, depth: int, k: int, nodes: int, drawn: Sampling | None, state: State
-) -> Grown:
+) -> DraftTree:
     """A tree under state.root, after whose logits [V]. drawn: the distribution to draw from, None = the best tokens.
 
     Of drawn candidates all stay in the tree: what is given children depends on what is verified alone.

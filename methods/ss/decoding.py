@@ -17,11 +17,11 @@ import torch
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL, Output, Target
-from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
-from specbench_ss.methods.ss.drafting import draft_tree, drawn_tree, prune
+from specbench_ss.methods.ss.drafting import draft_tree, drawn_tree, judged, prune
 from specbench_ss.methods.ss.layout import Layout, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.stream_config import StreamConfig
@@ -241,40 +241,40 @@ class SpeculativeStreaming(Decoder):
         past, n = cache.get_seq_length(), len(tree)
         visible, depths = tree.visibility()
         positions = depths + past
-        rotary = target.rotary(positions[None], past + tree.shape.depth)
+        rotary = target.rotary(positions[None], past + tree.shape.deepest)
         mask = target.block_mask(visible, past) if n > 1 else None
         x = target.embed(tree.tokens[None], positions[None])
         x = target.run(x, 0, at, cache, mask, rotary)
-        keep = self._pruned(tree, x, visible)
+        keep = self._pruned(tree, x)
         kept = tree
-        if len(keep) < n:
-            index = indices(keep, target.device)
-            kept = tree.select(keep, index)
-            x, positions, visible = x[:, index], positions[index], kept.visibility()[0]
+        if keep is not None:
+            kept = tree.choose(keep)
+            x, positions, visible = x[:, keep], positions[keep], kept.visibility()[0]
             if at < self.lo:
-                rotary = target.rotary(positions[None], past + kept.shape.depth)
+                rotary = target.rotary(positions[None], past + kept.shape.deepest)
                 mask = target.block_mask(visible, past)
         x = target.run(x, at, self.lo, cache, mask, rotary)
         m, g = len(kept), self.gamma
         rows, places = self._with_streams(x, positions, slice(None))
         attends = self.streams.config.main_attends_streams
         msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
-        longest = past + kept.shape.depth + g
+        longest = past + kept.shape.deepest + g
         layout = Layout(m, g, self.settings.top_p)
         x = self.streams.run(target, rows, layout, cache, msa_mask, target.rotary(places[None], longest))
         final = target.family.norm(x[:, :m])
-        ranges = [(0, at, keep), (at, target.n_layers, range(m))]
+        ranges = [(0, at, range(n) if keep is None else keep), (at, target.n_layers, range(m))]
         return Output(target.logits(final), kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
 
-    def _pruned(self, tree: DraftTree, x: Tensor, visible: Tensor) -> list[int]:
-        """Nodes that stay after the pruning layer."""
+    def _pruned(self, tree: DraftTree, x: Tensor) -> Tensor | None:
+        """Nodes that stay after the pruning layer, int64 on the device; None where all do."""
         s = self.settings
         if not s.prune or tree.draft_probs is not None or (len(tree) <= s.n_keep and s.threshold == 0):
-            return list(range(len(tree)))
-        inner = list(dict.fromkeys(tree.shape.parents[1:]))  # leaves have no transition to judge
-        x = x[0, indices(inner, x.device)]
-        exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x)))  # [inner, V]
-        return prune(tree, inner, exits, visible, s.n_keep, s.threshold)
+            return None
+        if min(s.n_keep, len(tree)) == 1:
+            return tree.tokens.new_zeros(1)
+        inner, parents = judged(tree)
+        exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, V]
+        return prune(tree, parents, exits, s.n_keep, s.threshold)
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Only the streams of the last accepted node draft the next tree."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.tree import DraftTree, TreeShape, indices, shape_of
-from specbench_ss.methods._shared.tree_growth import draw
+from specbench_ss.decoding.tree import DraftTree, TreeShape, shape_of
+from specbench_ss.methods._shared.tree_growth import draw, with_root
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,18 +68,14 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     # in half precision, differences between nodes would drown in the rounding of the sums
     log_p = logits.log_softmax(-1, dtype=torch.float32).gather(-1, top.indices)  # [gamma, k]
     joint = tree.path @ log_p.flatten() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
-    best = joint.topk(n_draft).indices.sort().values + 1
-    return drafted.select([0, *best.tolist()])
+    best = joint.topk(n_draft).indices.sort().values
+    return drafted.choose(with_root(best))
 
 
-@lru_cache(maxsize=256)
-def sibling_slots(shape: TreeShape, k: int) -> tuple[int, ...]:
-    """Return for each drafted node level * k + its place among its siblings."""
-    slots = [0] * len(shape.parents)
-    for parent, children in enumerate(shape.children()):
-        for place, child in enumerate(children):
-            slots[child] = shape.depths[parent] * k + place
-    return tuple(slots[1:])
+def sibling_places(tree: DraftTree) -> Tensor:
+    """Return for each drafted node int64 [n - 1] its place among its siblings."""
+    parents = tree.parents()[1:]
+    return (parents[:, None] == parents).tril(-1).sum(-1)
 
 
 def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Generator) -> DraftTree:
@@ -91,25 +87,32 @@ def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Gen
     """
     tree = draft_tree(root, probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), k, n_draft)
     drawn = draw(probs, rng, k).flatten()  # [gamma * k]
-    tokens = torch.cat((root, drawn[indices(sibling_slots(tree.shape, k), probs.device)]))
-    levels = indices(tree.shape.depths, probs.device)  # of a node: its children are of that stream; the last has none
-    return DraftTree(tokens, tree.shape, torch.cat((probs, torch.zeros_like(probs[:1])))[levels])
+    levels = tree.visibility()[1]  # of a node: its children are of that stream; the last has none
+    tokens = torch.cat((root, drawn[(levels[1:] - 1) * k + sibling_places(tree)]))
+    q = torch.cat((probs, torch.zeros_like(probs[:1])))[levels]
+    return DraftTree(tokens, tree.shape, q, tree.seen)
 
 
-def prune(
-    tree: DraftTree, inner: list[int], exit_logits: Tensor, visible: Tensor, n_keep: int, threshold: float
-) -> list[int]:
-    """ACL sec. 2.3: the nodes that stay, ascending, ancestor-closed, root included, at most n_keep.
+def judged(tree: DraftTree) -> tuple[Tensor, Tensor]:
+    """Nodes whose early exits are asked for, int64 [m]; for each drafted node its parent's place among them, [n - 1].
 
-    exit_logits [len(inner), V]: early-exit logits of the nodes with children. A node's transition probability is its
-    parent's softmax at its token; below the threshold it goes with its whole subtree; then the best by path probability
-    stay.
+    Leaves have no transition to judge. Which nodes those are is asked on a CPU alone: elsewhere it would be waited for.
     """
-    keep = min(n_keep, len(tree)) - 1
-    if keep == 0:
-        return [0]
-    row = {node: i for i, node in enumerate(inner)}
-    parents = torch.tensor([row[p] for p in tree.shape.parents[1:]], device=tree.tokens.device)
+    parents = tree.parents()[1:]
+    if parents.device.type != "cpu":
+        return torch.arange(len(tree), device=parents.device), parents
+    inner, places = parents.unique(return_inverse=True)
+    return inner, places
+
+
+def prune(tree: DraftTree, parents: Tensor, exit_logits: Tensor, n_keep: int, threshold: float) -> Tensor:
+    """ACL sec. 2.3: the nodes that stay, int64 [<= n_keep], ascending, ancestor-closed, root included.
+
+    exit_logits [m, V]: early-exit logits of nodes; parents [n - 1]: which row of them is of each drafted node's parent.
+    A node's transition probability is its parent's softmax at its token; below the threshold it goes with its whole
+    subtree; then the best by path probability stay. How many stay is known beforehand where the threshold is 0.
+    """
+    keep, visible = min(n_keep, len(tree)) - 1, tree.visibility()[0]
     log_p = exit_logits.log_softmax(-1, dtype=torch.float32)[parents, tree.tokens[1:]]  # [n - 1]
     paths = visible[1:, 1:].float()
     score = paths @ log_p.clamp_min(IMPOSSIBLE) - DEPTH_PENALTY * visible[1:].sum(-1)  # [n - 1]
@@ -117,5 +120,5 @@ def prune(
         refused = (log_p < math.log(threshold)).float()
         score = score.masked_fill(paths @ refused > 0, -torch.inf)  # itself or a node above it is refused
     best = score.topk(keep)
-    stays = (best.values > -torch.inf).tolist()
-    return [0, *sorted(i + 1 for i, stay in zip(best.indices.tolist(), stays, strict=True) if stay)]
+    stay = best.indices if threshold == 0 else best.indices[best.values > -torch.inf]
+    return with_root(stay.sort().values)

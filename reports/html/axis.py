@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 NICE = (1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 7.5, 8, 9)  # times a power of ten: ticks of a logarithmic axis
 APART = 0.12  # of the axis, between two ticks
+APART_IN_PANELS = 0.3  # the same, where the axis is as narrow as a panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,16 @@ class Axis:
         low, high, x = (math.log(v) if self.log else v for v in (self.low, self.high, self._inside(value)))
         return (x - low) / (high - low)
 
-    def ticks(self) -> list[float]:
-        """Return round values on the axis; of a logarithmic one 1 is among them, and they are not too close."""
+    def ticks(self, apart: float = APART) -> list[float]:
+        """Return round values on the axis; of a logarithmic one 1 is among them, and they are not too close.
+
+        apart: how far from each other they are at least, as a share of a logarithmic axis.
+        """
         if not self.log:
             return self._round()
         chosen = [1.0] if self.low <= 1 <= self.high else []
         for value in sorted(self._round(), key=_roundness):
-            if all(abs(self.at(value) - self.at(other)) >= APART for other in chosen):
+            if all(abs(self.at(value) - self.at(other)) >= apart for other in chosen):
                 chosen.append(value)
         return sorted(chosen)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html import forest
 from specbench_ss.reports.html.health import LEVELS
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Notice, Table, figure, plain
@@ -54,7 +53,8 @@ def page(runs: Sequence[Run]) -> dict[str, Any]:
         raise UserError(f"{len(runs)} runs: at most {MOST_RUNS} stand beside each other")
     named = [_named(letter, run) for letter, run in zip(ascii_uppercase, runs, strict=False)]
     labels = list(dict.fromkeys(label for one in named for label in one.run.labels))
-    look = styles(labels, {label for one in named for label, row in one.overall.items() if row.reference_of})
+    plain = {label for one in named for label, row in one.overall.items() if row.reference_of}
+    look = styles(labels, plain, _baseline(named))
     pairs = [_pair(named[0], other) for other in named[1:]]
     found = [(other.letter, differences(named[0].run, other.run)) for other in named[1:]]
     return {
@@ -147,7 +147,7 @@ def _speedups(named: Sequence[Named], look: dict[str, Style]) -> Drawing:
     ]
     return Drawing(
         "speedups",
-        f"Speedup over {REFERENCE}, each in its own run",
+        f"Speedup over {_baseline(named)}, each in its own run",
         _speedup_table(named, look),
         lines,
         axis=forest.scale(axis),
@@ -160,9 +160,13 @@ def _ranked(named: Sequence[Named]) -> list[str]:
     best: dict[str, float] = {}
     for one in named:
         for label, row in one.overall.items():
-            if label != REFERENCE and not row.reference_of:
+            if row.comparison != "reference" and not row.reference_of:
                 best[label] = max(best.get(label, 0.0), row.speedup or 0.0)
     return sorted(best, key=lambda label: -best[label])
+
+
+def _baseline(named: Sequence[Named]) -> str:
+    return named[0].run.baseline
 
 
 def _said(row: SummaryRow) -> str:
@@ -201,7 +205,7 @@ def _known(pair: Pair, metric: str) -> bool:
 
 
 def _overall(pair: Pair, metric: str) -> list[ComparedRow]:
-    return [row for row in pair.rows if row.category == OVERALL and judged(metric, row.method)]
+    return [row for row in pair.rows if row.category == OVERALL and judged(metric, row)]
 
 
 def _changes(pair: Pair, metric: str, look: dict[str, Style]) -> Table:
@@ -210,7 +214,7 @@ def _changes(pair: Pair, metric: str, look: dict[str, Style]) -> Table:
         f"change-{metric}-{pair.letter}".lower(),
         [Column("method", False), *_columns(pair)],
         rows,
-        f"{NAMES[metric][0]}, A to {pair.letter}",
+        f"{NAMES[metric][0].format(pair.rows[0].baseline)}, A to {pair.letter}",
     )
 
 
@@ -246,7 +250,7 @@ def _tasks(pair: Pair, look: dict[str, Style]) -> Table:
     rows = [
         [plain(title(row.category)), look[row.method].cell(), *_change("speedup", row)]
         for row in pair.rows
-        if row.category != OVERALL and judged("speedup", row.method)
+        if row.category != OVERALL and judged("speedup", row)
     ]
     columns = [Column("task", False), Column("method", False), *_columns(pair)]
     return Table(f"tasks-{pair.letter}".lower(), columns, rows, f"Speedup by task, A to {pair.letter}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from specbench_ss.reports.html import svg
-from specbench_ss.reports.html.axis import Axis, of_ratios
+from specbench_ss.reports.html.axis import APART, Axis, of_ratios
 from specbench_ss.results.intervals import Interval
 from specbench_ss.results.number_text import number, times
 
@@ -58,13 +58,13 @@ def drawn(mark: Mark, axis: Axis) -> Markup:
     return line + svg.element("use", href=f"#sy-{mark.symbol}", fill=mark.colour, **place, **hollow)
 
 
-def scale(axis: Axis, unit: str = "×") -> Markup:
-    """Return the numbers below the strips."""
+def scale(axis: Axis, unit: str = "×", apart: float = APART) -> Markup:
+    """Return the numbers below the strips. apart: as in `Axis.ticks`."""
     return svg.element(
         "svg",
         *(
             svg.element("text", f"{tick:g}{unit}", x=svg.percent(axis.at(tick)), y=12, text_anchor="middle")
-            for tick in axis.ticks()
+            for tick in axis.ticks(apart)
         ),
         class_="scale",
         aria_hidden="true",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Column, Notice, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.samples import VERDICTS
@@ -44,13 +43,15 @@ def differences(run: Run, overall: Mapping[str, SummaryRow]) -> Sequence[str]:
 
 def _held(row: SummaryRow) -> str:
     """Name the method, and what it is compared with where that is not the run's reference."""
-    return row.method if row.reference == REFERENCE else f"{row.method} against {row.reference}"
+    return row.method if row.reference == row.baseline else f"{row.method} against {row.reference}"
 
 
 def sameness_note(run: Run) -> str:
     """Say how to read the table of verdicts."""
     if run.manifest["config"]["temperature"]:
         return "Answers were sampled: the methods promise the same distribution, not the same tokens."
+    if run.manifest["config"].get("endpoints"):
+        return "Greedy answers, compared as texts. Servers do not promise the same text: a difference is no error."
     return (
         "Greedy answers, compared token by token. A near-tie is a place where two tokens are equally good to the model "
         "within the rounding of its data type; only a mismatch is an error."
@@ -73,7 +74,7 @@ def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> 
             figure(overall[label].n_failed, 0),
         ]
         for label, style in styles.items()
-        if label != REFERENCE or overall[label].sameness
+        if overall[label].comparison != "reference" or overall[label].sameness
     ]
     return Table("sameness", columns, rows)
 
@@ -83,7 +84,8 @@ def _against(row: SummaryRow) -> str:
         return "its first repeat"
     if row.reference_of:
         return f"nothing: it is the reference of {', '.join(row.reference_of)}"
-    return row.reference if row.lossless else f"nothing: it does not promise the output of {row.reference}"
+    compared = row.lossless or row.sameness.get("identical") or row.sameness.get("other text")
+    return row.reference if compared else f"nothing: it does not promise the output of {row.reference}"
 
 
 def _some(lines: Sequence[str]) -> list[str]:

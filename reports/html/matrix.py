@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html import forest, ranking
-from specbench_ss.reports.html.axis import Axis
+from specbench_ss.reports.html.axis import APART_IN_PANELS, Axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Panel, Table
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.speed import Cells, fields, tasks
@@ -71,14 +70,15 @@ def _note(row: SummaryRow) -> str:
 
 def by_task(cells: Cells, styles: Mapping[str, Style], ranked: Sequence[str]) -> Drawing:
     """Draw the same: a panel for each task, a row for each method, on one axis."""
-    named, shown = tasks(cells), [label for label in ranked if label != REFERENCE]
+    named = tasks(cells)
+    shown = [x for x in ranked if cells[x, named[0]].comparison != "reference"]
     rows = [cells[label, task] for label in shown for task in named]
     axis = ranking.axis_of(rows, styles)
     panels = []
     for task in named:
         own = [cells[label, task] for label in shown]
         lines = [Line(r.method, styles[r.method].swatch, _strip(r, styles, axis), _short(r)) for r in own]
-        panels.append(Panel(title(task), lines=lines, axis=forest.scale(axis)))
+        panels.append(Panel(title(task), lines=lines, axis=forest.scale(axis, apart=APART_IN_PANELS)))
     unsure = any(row.speedup is not None and row.speedup_interval is None for row in rows)
     note = f"{DRAWN} {UNSURE}" if unsure else DRAWN
     return Drawing("speedup", "Speedup by task", None, panels=panels, note=note, grid=forest.grid_of(axis, GRID))

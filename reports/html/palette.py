@@ -15,6 +15,7 @@ from specbench_ss.reports.html.page_parts import Cell
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#7A8089"  # plain decoding
+ON_DARK = {"#0072B2": "#4A90E2", "#D55E00": "#F07A2B", GREY: "#98A0AB"}  # those that a dark page would swallow
 SYMBOLS = {  # around 0, five pixels to each side
     "circle": "M-5 0A5 5 0 1 0 5 0A5 5 0 1 0 -5 0Z",
     "square": "M-4.4 -4.4H4.4V4.4H-4.4Z",
@@ -24,8 +25,14 @@ SYMBOLS = {  # around 0, five pixels to each side
     "flag": "M-5.2 -5.2H5.2L0 0L5.2 5.2H-5.2L0 0Z",
 }
 
-# Where a step's time goes: not methods, so another scale: one hue, dark to light.
-PARTS = {"prefill": "#3B4A63", "draft": "#5B6F94", "verify": "#8397BC", "accept": "#AFBEDA", "host": "#D3DCEC"}
+# Where a step's time goes: not methods, so another scale: one hue, from what stands out most on the page to the least.
+PARTS = {
+    "prefill": "light-dark(#3B4A63, #E4EAF5)",
+    "draft": "light-dark(#5B6F94, #BCC9E2)",
+    "verify": "light-dark(#8397BC, #93A6CC)",
+    "accept": "light-dark(#AFBEDA, #7388B3)",
+    "host": "light-dark(#D3DCEC, #5D7199)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,11 @@ class Style:
         return f"m{self.index}"
 
     @property
+    def shade(self) -> str:
+        """Return its colour for style sheets, on a light and on a dark page."""
+        return f"light-dark({self.colour}, {ON_DARK.get(self.colour, self.colour)})"
+
+    @property
     def swatch(self) -> str:
         """Return what a swatch needs: its class and its symbol, as 'm3 diamond'."""
         return f"{self.css} {self.symbol}"
@@ -52,10 +64,10 @@ class Style:
         return Cell(self.label, self.label, swatch=self.swatch)
 
 
-def styles(labels: Sequence[str], plain: Collection[str] = ()) -> dict[str, Style]:
-    """Return a style for each method, in order. plain: plain decodings of changed models, grey as the reference is."""
-    made: dict[str, tuple[str, str]] = {REFERENCE: (GREY, "circle")}
-    for label in sorted(set(labels) - {REFERENCE}):
+def styles(labels: Sequence[str], plain: Collection[str] = (), baseline: str = REFERENCE) -> dict[str, Style]:
+    """Return a style for each method, in order. plain: plain decodings of changed models, grey as the baseline is."""
+    made: dict[str, tuple[str, str]] = {baseline: (GREY, "circle")}
+    for label in sorted(set(labels) - {baseline}):
         made[label] = _free(label, (GREY,) if label in plain else COLOURS, list(made.values()))
     return {label: Style(label, i, *made[label]) for i, label in enumerate(labels)}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from markupsafe import Markup
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html import forest
 from specbench_ss.reports.html.axis import Axis
 from specbench_ss.reports.html.palette import Style
@@ -25,6 +24,7 @@ QUALITY: dict[str, Badge] = {
     "inferior": ("quality worse", "bad"),
     "not shown": ("quality not settled", "flat"),
 }
+DISTURBED: Badge = ("disturbed", "note")
 PILLS: dict[str, Badge] = {
     "faster": ("faster", "good"),
     "slower": ("slower", "bad"),
@@ -85,11 +85,17 @@ def ranking(
     config: Mapping[str, Any],
     axis: Axis,
     placed: Mapping[str, Standing],
+    disturbed: Collection[str] = (),
 ) -> list[Ranked]:
-    """Return the methods in order, controls under the first method that is compared with them."""
+    """Return the methods in order, controls under the first method that is compared with them.
+
+    disturbed: methods whose speed is marked, since too many samples of theirs or of the reference were disturbed.
+    """
     noise = floor(overall.values())
     near = {label for label, row in overall.items() if noise is not None and noise.holds(row)}
     rows = {label: _ranked(overall[label], styles[label], config, axis, label in near) for label in order(overall)}
+    for label in disturbed:
+        rows[label] = replace(rows[label], badges=[*rows[label].badges, DISTURBED])
     places, folded, made = 0, controls(overall), []
     left = set(folded)
     for label in (label for label in rows if label not in folded):
@@ -132,7 +138,7 @@ def badges(row: SummaryRow, config: Mapping[str, Any], near: bool = False) -> li
 
     near: its lead begins within what plain decoding seems to gain.
     """
-    found = [PILLS[row.comparison]] if row.method != REFERENCE else [PILLS["reference"]]
+    found = [PILLS[row.comparison]]
     found += [("may be noise", "note")] if near else []
     found += [(f"{row.n_failed:,} failed", "bad")] if row.n_failed else []
     found += [_output(row, config)] if row.comparison != "reference" else []

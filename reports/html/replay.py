@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Column, Table
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.samples import Store
@@ -55,7 +54,7 @@ def replay(
         return None
     looks = [styles[label] for label in ranked]
     return {
-        "reference": ranked.index(REFERENCE) if REFERENCE in ranked else -1,
+        "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "prompts": [[visible(f"{id}.{turn}"), visible(title(tasks.get(id, "")))] for id, turn in prompts.values()],
         "methods": [{"label": visible(one.label), "css": one.css, "symbol": one.symbol} for one in looks],
         "answers": answers,

@@ -10,7 +10,6 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.files.crash_safe import replacing
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html import (
     acceptance,
     assets,
@@ -26,6 +25,7 @@ from specbench_ss.reports.html import (
     roofline,
     run_record,
     samples,
+    served,
     speed,
     timeline,
     timing,
@@ -37,6 +37,8 @@ from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import frames, verdict_text, what_if
 from specbench_ss.results.budgets import budgets as what_each_had
+from specbench_ss.results.budgets import trained
+from specbench_ss.results.disturbances import often_disturbed
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
 from specbench_ss.results.machine import machine_rows
@@ -52,6 +54,7 @@ from specbench_ss.results.work import Pair, pairs
 from specbench_ss.runs.rows import Run
 
 SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
+NOT_SHOWN = ("n counts", verdict_text.NO_MEAN)  # the ranking has neither n nor quality
 PRINTED = 5  # sentences of the printed page
 HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
 
@@ -87,23 +90,27 @@ def _write(text: str, path: Path) -> None:
 def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     """Return everything that the template shows."""
     manifest = run.manifest
-    config = {**manifest["config"], "repeats": run.repeats}
+    config = verdict_text.config_of(run)
     summaries = summarise(run, quality_margin)
     cells = speed.by_task(summaries)
     found = {s.method: s for s in summaries if s.category == OVERALL}
     ranked = ranking.order(found)
     overall = {label: found[label] for label in ranked}
-    drawn = palette.styles(run.labels, ranking.controls(overall))
+    drawn = palette.styles(run.labels, ranking.controls(overall), run.baseline)
     look = {label: drawn[label] for label in ranked}
     made = checks(run, summaries)
     worked = pairs(run)
     steps = {pair.own.method: pair.own.tally.steps for pair in worked}
     placed = standings(run, summaries)
-    notices, first = health.notices(made), _first_screen(overall, look, config, placed)
+    notices, first = health.notices(made), _first_screen(run, overall, look, config, placed)
     contestants = [row.label for row in first["ranking"]]
+    had = what_each_had(run, [] if config.get("endpoints") else contestants)
     return {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
+        "baseline": visible(run.baseline),
+        "servers": served.servers(run, overall, look),
+        "in_flight": served.in_flight(run, look),
         "styles": list(look.values()),
         "definitions": palette.symbols() + acceptance.halves(),
         "chips": run_record.chips(run),
@@ -113,12 +120,14 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
         **first,
         **_why(run, look, contestants, worked),
-        "budgets": budgets.table(what_each_had(run, contestants), look),
+        "budgets": budgets.table(had, look),
+        "trained": trained(had),
         "matrix": matrix.matrix(cells, look, contestants),
         "of_a_task": _of_a_task(summaries),
         "speedups": matrix.by_task(cells, look, contestants),
         "everything": speed.everything(cells, look, config, run.questions),
         "others": speed.others(cells, look),
+        "others_title": speed.others_title(cells),
         "acceptance": [
             acceptance.histogram(frames.tokens_per_step(run), overall, look, contestants),
             acceptance.by_position(overall, steps, look, contestants),
@@ -142,19 +151,20 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
 
 
 def _first_screen(
+    run: Run,
     overall: Mapping[str, SummaryRow],
     look: Mapping[str, palette.Style],
     config: Mapping[str, Any],
     placed: Mapping[str, Standing],
 ) -> dict[str, Any]:
     axis = ranking.axis_of(list(overall.values()), look)
-    rows = ranking.ranking(overall, look, config, axis, placed)
+    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run))
     notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
         "ranking": rows,
         "ranking_grid": forest.grid_of(axis, ranking.GRID),
         "scale": forest.scale(axis),
-        "ranking_notes": [note for note in notes if not note.startswith("n counts")],  # it shows no n
+        "ranking_notes": [note for note in notes if not note.startswith(NOT_SHOWN)],
     }
 
 
@@ -206,7 +216,7 @@ def _what_if(
         | {"method": visible(label), "plain": asdict(found[label].plain)}
         | {"css": look[label].css, "symbol": look[label].symbol}
         for label in ranked
-        if label in found and label != REFERENCE
+        if label in found and label != run.baseline
     ]
 
 

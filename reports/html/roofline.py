@@ -87,6 +87,7 @@ def _plot(roof: Roof, points: Sequence[Point], style: Style, intensity: Axis, ra
         "svg",
         *_beside(rate),
         *lines,
+        *_numbers(rate),
         *(_mark(point, style, intensity, rate) for point in points),
         class_="small-plot",
         aria_hidden="true",
@@ -107,12 +108,17 @@ def _below(intensity: Axis) -> Markup:
 
 
 def _beside(rate: Axis) -> Iterator[Markup]:
-    """Yield a line for each power of ten of operations a second, with its number in GFLOP/s."""
+    """Yield a line for each power of ten of operations a second."""
     for x in _powers(rate):
         y = svg.percent(1 - rate.at(x))
         yield svg.element("line", class_="grid", x1=0, x2="100%", y1=y, y2=y)
+
+
+def _numbers(rate: Axis) -> Iterator[Markup]:
+    """Yield the numbers of these lines in GFLOP/s. They come after all lines, which they interrupt."""
+    for x in _powers(rate):
         unit = " GFLOP/s" if x == _powers(rate)[-1] else ""
-        yield _number(x / 1e9, 0, y, "start", unit, dy=-2)
+        yield _number(x / 1e9, 0, svg.percent(1 - rate.at(x)), "start", unit, dy=3)
 
 
 def _number(value: float, x: svg.Value, y: svg.Value, anchor: str, unit: str = "", **rest: svg.Value) -> Markup:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.options import value_text
 from specbench_ss.reports.html.page_parts import Fact
+from specbench_ss.results.health import NOT_HELD
 from specbench_ss.results.number_text import parameters
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import machine_changes
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.rows import KILLED, Run
 
 MAIN = (  # what a printed page has room for
     "Command", "Version", "Started, ended", "Sessions", "Model", "Model hash", "Data type, device", "Layers", "Suite",
@@ -25,32 +25,46 @@ MAIN = (  # what a printed page has room for
 def chips(run: Run) -> list[tuple[str, str]]:
     """Return the handful of settings that stand under the title."""
     model, suite = run.manifest["model"], run.manifest["suite"]
-    environment = run.manifest["environment"]
     return [
-        ("Model", f"{model['name']}, {parameters(model['parameters'])}"),
+        ("Model", f"{model['name']}, {parameters(model['parameters'])}" if model.get("parameters") else model["name"]),
         ("Suite", f"{suite['name']}, {suite['edition']} edition, {_asked(suite)}"),
         ("Repeats", str(run.repeats)),
         ("Decoding", decoding(run.manifest["config"])),
-        ("On", f"{machine(environment, model['device'])}, {model['dtype']}"),
+        *([("Answers", _answers(run))] if suite.get("max_new_tokens") else []),
+        *([] if run.manifest["config"].get("concurrency") else [("Requests", "one at a time")]),
+        ("On", _on(run)),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
     ]
+
+
+def _status(manifest: Mapping[str, Any]) -> str:
+    return NOT_HELD if manifest["status"] == KILLED else str(manifest["status"])
+
+
+def _answers(run: Run) -> str:
+    """Say how long answers may be, and how many of the reference's end there: 'at most 64 tokens, 81 % cut there'."""
+    most = f"at most {run.manifest['suite']['max_new_tokens']:,} tokens"
+    ends = [row.finish for row in run.rows if row.ok and row.method == run.baseline]
+    share = 100 * ends.count("length") / len(ends) if ends else 0
+    return f"{most}, {share:.0f} % cut there" if ends else most
 
 
 def facts(run: Run) -> list[Fact]:
     """Return everything that the manifest knows."""
     manifest = run.manifest
     model, suite, environment = manifest["model"], manifest["suite"], manifest["environment"]
+    served = bool(manifest["config"].get("endpoints"))
     known = [
         Fact("Command", _command(manifest["command"]), code=True),
         Fact("Version", f"{manifest['version']}, {revision(environment.get('revision'))}"),
         Fact(
-            "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({manifest['status']})"
+            "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({_status(manifest)})"
         ),
         Fact("Sessions", _sessions(manifest)),
-        Fact("Model", f"{model['name']}, {parameters(model['parameters'])}, context {model['context_length']:,}"),
-        Fact("Model hash", model["hash"], code=True),
+        Fact("Model", f"{model['name']}, {_size(model)}"),
+        Fact("Model hash", model.get("hash") or "", code=True),
         Fact("Model's origin", _origin(model.get("origin") or {})),
-        Fact("Data type, device", f"{model['dtype']}, {model['device']}, batch 1"),
+        Fact("Data type, device", "" if served else f"{model['dtype']}, {model['device']}, batch 1"),
         Fact("Choice of the data type", model.get("dtype_choice", "")),
         Fact("Layers", _layers(model)),
         Fact(
@@ -59,7 +73,7 @@ def facts(run: Run) -> list[Fact]:
         ),
         Fact("Suite hash", suite["content_hash"], code=True),
         *(Fact("Suite note", note) for note in suite["notes"]),
-        *(fact for m in manifest["methods"] for fact in _method_facts(m)),
+        *(fact for m in manifest["methods"] for fact in _method_facts(m, run.baseline)),
         Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if k != "methods")),
         Fact("Processor", _processor(environment)),
         *(
@@ -74,6 +88,20 @@ def facts(run: Run) -> list[Fact]:
         Fact("Fingerprint", manifest["fingerprint"], code=True),
     ]
     return [replace(fact, main=fact.name in MAIN) for fact in known if fact.value]
+
+
+def _size(model: Mapping[str, Any]) -> str:
+    """Return the number of parameters and the context, as far as they are known: a server does not tell them."""
+    if model.get("parameters") is None:
+        return "as served: size, weights and number format not told"
+    return f"{parameters(model['parameters'])}, context {model['context_length']:,}"
+
+
+def _on(run: Run) -> str:
+    """Say in a few words what the model ran on; of servers, from where they were asked."""
+    model, here = run.manifest["model"], run.manifest["environment"]
+    on = machine(here, model["device"])
+    return f"servers, asked from {on}" if run.manifest["config"].get("endpoints") else f"{on}, {model['dtype']}"
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
@@ -119,10 +147,10 @@ def revision(known: Mapping[str, Any] | None) -> str:
     return f"revision {known['commit'][:12]}{' with changes' if known['dirty'] else ''}"
 
 
-def _method_facts(method: Mapping[str, Any]) -> list[Fact]:
+def _method_facts(method: Mapping[str, Any], baseline: str) -> list[Fact]:
     resolved = ", ".join(f"{k}={_text(v)}" for k, v in method.get("resolved", {}).items())
     name = f"Method {method['label']}"
-    return [Fact(name, _method(method)), Fact(f"{name}, as measured", resolved, code=True)]
+    return [Fact(name, _method(method, baseline)), Fact(f"{name}, as measured", resolved, code=True)]
 
 
 def _text(value: Any) -> str:
@@ -139,10 +167,10 @@ def _sessions(manifest: Mapping[str, Any]) -> str:
     return "; ".join(told)
 
 
-def _method(method: Mapping[str, Any]) -> str:
+def _method(method: Mapping[str, Any], baseline: str) -> str:
     options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
-    reference = method.get("reference", REFERENCE)
-    held = f"its output is compared with that of {reference}" if reference != REFERENCE else ""
+    reference = method.get("reference", baseline)
+    held = f"its output is compared with that of {reference}" if reference != baseline else ""
     return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"], held)))
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import verdict_text
@@ -23,6 +22,7 @@ VERDICTS = {
     "near-tie": ("near-tie", "note"),
     "length": ("other length", "note"),
     "mismatch": ("mismatch", "bad"),
+    "other text": ("other text", "note"),
     "not compared": ("not compared", ""),
 }
 REFERENCE_PILL = ("reference", "")
@@ -87,7 +87,7 @@ def samples(
 
     made = {label: column(label) for label in ranked}
     return {
-        "reference": ranked.index(REFERENCE) if REFERENCE in ranked else -1,
+        "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "methods": [
             {
                 "label": visible(label),
@@ -169,7 +169,7 @@ def pill(row: Row, verdict: Sameness | None, summary: SummaryRow, config: Mappin
     """
     if not row.ok:
         return ("failed", "bad")
-    if row.method == REFERENCE:
+    if summary.comparison == "reference":
         return REFERENCE_PILL
     if verdict is None:
         return None
@@ -178,6 +178,6 @@ def pill(row: Row, verdict: Sameness | None, summary: SummaryRow, config: Mappin
         named = verdict_text.output(summary, config) if summary.reference_of else verdict_text.NOT_COMPARED
         return (verdict_text.SAMPLED if sampled else named, "")
     text, kind = VERDICTS[verdict.verdict]
-    if summary.reference == REFERENCE:
+    if summary.reference == summary.baseline:
         return (text, kind)
     return (f"{text} {'as' if verdict.verdict == 'identical' else 'against'} {summary.reference}", kind)

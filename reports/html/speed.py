@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.ranking import PILLS
@@ -15,10 +14,10 @@ from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.suite import Question
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
-JUDGED = f"Mean over questions of a judge's rating over ten; below it the paired difference to {REFERENCE}"
+JUDGED = "Mean over questions of a judge's rating over ten; below it the paired difference to the reference"
 QUALITY = (
     "Mean over questions, not over prompts, of the score against the expected answers, 0 to 1; "
-    f"below it the paired difference to {REFERENCE}"
+    "below it the paired difference to the reference"
 )
 Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
 # Columns of a CSV file, by the names that docs/api.md has for them.
@@ -31,6 +30,11 @@ COUNTS = ("n_prompts", "n_questions", "n_failed")
 def by_task(summaries: Sequence[SummaryRow]) -> Cells:
     """Return the summaries by method and task."""
     return {(s.method, s.category): s for s in summaries}
+
+
+def _baseline(cells: Cells) -> str:
+    """Return the method that all are compared with."""
+    return next(row.baseline for row in cells.values())
 
 
 def tasks(cells: Cells) -> list[str]:
@@ -74,12 +78,13 @@ def everything(
 ) -> Table:
     """Return the table with one row for each task and method. config: that of the manifest."""
     judged = any(row.judged is not None for row in cells.values())
+    baseline = _baseline(cells)
     columns = [
         Column("task", False),
         Column("method", False),
         Column(
             "speedup",
-            help=f"Wall time per token, that of {REFERENCE} over the method's, paired by prompt",
+            help=f"Wall time per token, that of {baseline} over the method's, paired by prompt",
             fields=SPEEDUP,
         ),
         Column("95 % interval", help="Sorts by its lower end", fields=ENDS),
@@ -88,7 +93,7 @@ def everything(
         Column("τ", help="Tokens per step, pooled"),
         Column("quality", help=QUALITY, fields=DIFFERENCE),
         *([Column("judged", help=JUDGED)] if judged else []),
-        Column("output", False, help=f"Against the answers of its reference: {REFERENCE}, unless another is named"),
+        Column("output", False, help=f"Against the answers of its reference: {baseline}, unless another is named"),
         Column("n", help=N, fields=COUNTS),
     ]
     rows = [
@@ -100,14 +105,27 @@ def everything(
     return Table("everything", columns, rows, notes=notes)
 
 
+def _has_memory(cells: Cells) -> bool:
+    return any(row.peak_memory_bytes is not None for row in cells.values())
+
+
+def others_title(cells: Cells) -> str:
+    """Return what the other measures are, as far as they are known."""
+    memory = ", peak memory" if _has_memory(cells) else ""
+    return f"Other measures: other means of speedup and τ, acceptance rate, questions scored{memory}"
+
+
 def others(cells: Cells, styles: Mapping[str, Style]) -> Table:
     """Return the other measures, one row for each task and method; memory only where there is a CUDA device."""
-    memory = any(row.peak_memory_bytes is not None for row in cells.values())
+    memory = _has_memory(cells)
     columns = [
         Column("task", False),
         Column("method", False),
         Column("geometric mean", help="Speedup as the geometric mean over prompts of the ratio of time per token"),
-        Column("Spec-Bench", help=f"Speedup by Spec-Bench's formula: mean tokens/s over questions, over {REFERENCE}'s"),
+        Column(
+            "Spec-Bench",
+            help=f"Speedup by Spec-Bench's formula: mean tokens/s over questions, over {_baseline(cells)}'s",
+        ),
         Column("τ by sample", help="Tokens per step of each sample, their mean; τ pools all steps"),
         Column("acceptance rate", help="Accepted drafted tokens over drafted ones, where a tree counts its depth"),
         Column("questions scored", help="Questions with a quality on both sides: what quality is a mean over"),
@@ -148,7 +166,7 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], ju
         Cell(text, text, tag=tag),
         figure(row.tokens_per_s, 1),
         figure(row.tau),
-        figure(row.quality, small=_difference(row), values=fields(row, DIFFERENCE)),
+        figure(verdict_text.quality(row, config), small=_difference(row), values=fields(row, DIFFERENCE)),
         *([figure(row.judged, small=_rating(row))] if judged else []),
         plain(verdict_text.output(row, config)),
         _n(row),

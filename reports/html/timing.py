@@ -75,7 +75,7 @@ def _bar(parts: Mapping[str, float], axis: Axis, grid: str) -> Markup:
     pieces, at = [], 0.0
     for part, ms in parts.items():
         area = {"x": svg.percent(axis.at(at)), "width": svg.percent(axis.at(at + ms) - axis.at(at))}
-        pieces.append(svg.element("rect", **area, y="15%", height="70%", fill=PARTS[part]))
+        pieces.append(svg.element("rect", **area, y="15%", height="70%", style=f"fill:{PARTS[part]}"))
         at += ms
     return strip(grid, *pieces)
 

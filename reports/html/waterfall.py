@@ -18,7 +18,7 @@ HELP = {
     "passes saved": f"The pass of {REFERENCE}, made less often",
     "verifying widened": f"What the method's passes take beyond those of {REFERENCE}",
     "drafting added": "Making drafts",
-    "other": "Accepting, the host's part, reading the prompt",
+    "other": "Accepting, what else a step takes, reading the prompt",
 }
 
 

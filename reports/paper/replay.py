@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from specbench_ss import registry
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.decoding.wrapped import Wrapped
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.reports.paper.figures import ACL, source
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
@@ -29,39 +29,18 @@ LEGEND = (
 )
 
 
-class Watched(Decoder):
+class Watched(Wrapped):
     """Wraps a decoder and writes its drafts down: drafts[i] are the tokens drafted for step i."""
 
     def __init__(self, inner: Decoder) -> None:
-        super().__init__(inner.target, inner.options)
-        self.inner, self.taps = inner, inner.taps
+        super().__init__(inner)
         self.drafts: list[list[int]] = []
-
-    def max_rows(self) -> int | None:
-        """Delegates to the wrapped decoder."""
-        return self.inner.max_rows()
-
-    def prefill(self, state: State, ids: Any) -> Output:
-        """Delegates to the wrapped decoder."""
-        return self.inner.prefill(state, ids)
-
-    def begin(self, state: State) -> None:
-        """Delegates to the wrapped decoder."""
-        self.inner.begin(state)
 
     def propose(self, state: State) -> DraftTree:
         """Delegates to the wrapped decoder, and writes the draft down."""
         tree = self.inner.propose(state)
         self.drafts.append(tree.tokens[1:].tolist())
         return tree
-
-    def forward(self, state: State, tree: DraftTree) -> Output:
-        """Delegates to the wrapped decoder."""
-        return self.inner.forward(state, tree)
-
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-        """Delegates to the wrapped decoder."""
-        self.inner.observe(state, verdict, output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from specbench_ss.errors import UserError, known_words
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.html.palette import Style, styles
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.rows import Run
@@ -23,7 +22,7 @@ class Numbers:
     @property
     def contestants(self) -> list[SummaryRow]:
         """Return the rows without the reference."""
-        return [row for row in self.rows if row.method != REFERENCE]
+        return [row for row in self.rows if row.comparison != "reference"]
 
     @property
     def title(self) -> str:
@@ -47,4 +46,4 @@ def numbers_of(run: Run, wanted: Collection[str] = ()) -> Numbers:
     rows = [row for row in summarise(run) if row.category == OVERALL]
     plain = {row.method for row in rows if row.reference_of}
     kept = [row for row in rows if (row.method in wanted if wanted else row.method not in plain)]
-    return Numbers(run, sorted(kept, key=lambda row: -(row.speedup or 0.0)), styles(run.labels, plain))
+    return Numbers(run, sorted(kept, key=lambda row: -(row.speedup or 0.0)), styles(run.labels, plain, run.baseline))

@@ -21,6 +21,12 @@ OnTokens = Callable[[int], None] | None
 Decode = Callable[[Decoder, list[int], Limits, Sampling, OnTokens], Generation]
 
 
+def recorded(decoder: Decoder) -> int:
+    """How many passes of a method's model were recorded so far, to be replayed: that takes time within an answer."""
+    passes = getattr(decoder.target, "passes", None)
+    return 0 if passes is None else int(passes.made)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt for one method. label: the method's, for messages."""

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.benchmark.asked import check_plugins, method_specs
+from specbench_ss.benchmark.asked_endpoints import MODEL as SERVED_MODEL
+from specbench_ss.benchmark.asked_endpoints import endpoints_of, in_flight
 from specbench_ss.decoding.sampling import COLDEST
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
+from specbench_ss.models.quantising import QUANTIZE
 from specbench_ss.number_formats import DTYPES
 from specbench_ss.options import MOST_SEED, encodable, plain_number, positive, value_text, whole_number
 from specbench_ss.runs.config import MOST_REPEATS, Goal, Recording, RunConfig
@@ -27,7 +30,13 @@ from specbench_ss.runs.preset import read_preset
 LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
 OPTIONAL = ("limit", "max_new_tokens", "chat_template")  # options that may be None
 FLOOR = 0.01  # half the width below which no interval is: `intervals.TIMING_FLOOR`, which is not imported here
-CHOICES = {"dtype": DTYPES, "history": ("reference", "own"), "order": ("suite", "tasks")}
+CHOICES = {
+    "dtype": DTYPES,
+    "history": ("reference", "own"),
+    "order": ("suite", "tasks"),
+    "engine": ("eager", "graph"),
+    "quantize": QUANTIZE,
+}
 TEXTS = ("suite", "model", "device", "chat_template")
 
 
@@ -46,7 +55,7 @@ def as_options(content: Mapping[Any, Any], known: set[str], place: str | Path) -
             continue
         if name == "set":
             values[name] = _set_items(value, place)
-        elif name in ("stop", "plugin"):
+        elif name in ("stop", "plugin", "endpoint", "label", "endpoint_model", "api_key_env"):
             values[name] = [os.fspath(value)] if isinstance(value, (str, Path)) else _texts(value, place, name)
         else:
             values[name] = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else _plain_path(value)
@@ -85,19 +94,35 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     Raises UserError for a value that an option cannot have.
     """
     values = _checked(values)
+    if values.get("endpoint"):
+        values |= {"model": SERVED_MODEL, "concurrency": in_flight(values["concurrency"])}
+    else:
+        values |= {"concurrency": ()}
     suite, data = suite_and_data(values["suite"], values["data"])
-    own = {f.name for f in fields(RunConfig)} - {"methods", "suite", "categories", "data", "stop", "presets"}
+    own = {f.name for f in fields(RunConfig)} - {
+        "methods",
+        "suite",
+        "categories",
+        "data",
+        "stop",
+        "presets",
+        "endpoints",
+    }
     if values["chat_template"] is not None:
         template_text(values["chat_template"])  # found wrong before anything is loaded
+    served = bool(values.get("endpoint"))
+    if values["methods"] is None and not served:
+        raise UserError("give --methods NAME,NAME, or --endpoint URL, the address of a server")
     presets = tuple(read_preset(Path(part)) for part in _parts("preset", values["preset"]))
     check_plugins(presets)
     return RunConfig(
-        methods=method_specs(values["methods"], values["set"] or (), presets),
+        methods=() if served else method_specs(values["methods"], values["set"] or (), presets),
         suite=suite,
         categories=_parts("categories", values["categories"]),
         data=data,
         stop=tuple(values["stop"] or ()),
         presets=presets,
+        endpoints=endpoints_of(values) if served else (),
         **{name: values[name] for name in own},
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.wrapped import Wrapped
 from specbench_ss.runs.side_files import Drafts, DraftStep
 
 if TYPE_CHECKING:
@@ -42,32 +43,15 @@ def chosen(samples: Sequence[Sample], which: str, seed: int) -> list[Sample]:
     return [s for s in own if s.question.id in drawn]
 
 
-class Recorder(Decoder):
+class Recorder(Wrapped):
     """Wraps another decoder, and keeps the draft of each of its first steps."""
 
     name, summary = "recorder", "another decoder, whose drafts are kept"
 
     def __init__(self, inner: Decoder) -> None:
-        super().__init__(inner.target)
-        self.inner, self.taps = inner, inner.taps
+        super().__init__(inner)
         self.steps: list[DraftStep] = []
         self._drafted: DraftTree | None = None
-
-    def max_rows(self) -> int | None:
-        """Delegates to the wrapped decoder."""
-        return self.inner.max_rows()
-
-    def prefill(self, state: State, ids: Tensor) -> Output:
-        """Delegates to the wrapped decoder."""
-        return self.inner.prefill(state, ids)
-
-    def begin(self, state: State) -> None:
-        """Delegates to the wrapped decoder."""
-        self.inner.begin(state)
-
-    def propose(self, state: State) -> DraftTree:
-        """Delegates to the wrapped decoder."""
-        return self.inner.propose(state)
 
     def forward(self, state: State, tree: DraftTree) -> Output:
         """Delegates to the wrapped decoder, and keeps the draft as it was verified against."""
@@ -80,10 +64,6 @@ class Recorder(Decoder):
         if len(self.steps) < MOST_STEPS and self._drafted is not None:
             self.steps.append(draft_step(self.target, self._drafted, tree, output.logits[0], verdict, state.sampling))
         return verdict
-
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-        """Delegates to the wrapped decoder."""
-        self.inner.observe(state, verdict, output)
 
 
 def draft_step(

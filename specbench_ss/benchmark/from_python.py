@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.benchmark.asked import optional_methods
+from specbench_ss.benchmark.asked_endpoints import Access, access_of, check_fit
 from specbench_ss.benchmark.build_config import as_options, default_out, goal_of, recording_of, run_config
 from specbench_ss.errors import UserError
 from specbench_ss.options import seconds
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from specbench_ss.method_spec import PluginFile
     from specbench_ss.results.run_results import RunResults
 
-OF_A_MODEL = ("dtype", "device", "chat_template", "trust_remote_code")  # options that say how a model is loaded
+OF_A_MODEL = ("dtype", "device", "engine", "quantize", "chat_template", "trust_remote_code")  # how a model is loaded
 PLACE = "run()"  # for messages
 RECORDING = tuple(field.name for field in fields(Recording))
 NOT_MEASURED = (
     "timeout",
+    "api_key_env",
+    "endpoint_timeout",
     "until_ci",
     "max_repeats",
     "budget",
@@ -36,8 +39,14 @@ NOT_MEASURED = (
 
 
 def run(
-    methods: str | Sequence[str],
+    methods: str | Sequence[str] | None = None,
     *,
+    endpoint: str | Sequence[str] | None = None,
+    label: str | Sequence[str] | None = None,
+    endpoint_model: str | Sequence[str] | None = None,
+    api_key_env: str | Sequence[str] | None = None,
+    concurrency: str | int | Sequence[int] = (),
+    endpoint_timeout: float | None = None,
     suite: str = "specbench",
     model: str | Path | Target = "lab",
     categories: str | Sequence[str] = (),
@@ -59,6 +68,8 @@ def run(
     seed: int = 0,
     dtype: str = "auto",
     device: str = "auto",
+    engine: str = "eager",
+    quantize: str = "none",
     history: str = "reference",
     order: str = "suite",
     trust_remote_code: bool = False,
@@ -73,7 +84,9 @@ def run(
 ) -> RunResults:
     """Decode a suite's questions with several methods, side by side: what `ssbench run` does, without its printing.
 
-    methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. set: options of methods, `{"ss.k": 2}` or
+    methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. endpoint: in place of methods, addresses of
+    servers, the first of which the others are compared with; label, endpoint_model, api_key_env, concurrency and
+    endpoint_timeout are of these. set: options of methods, `{"ss.k": 2}` or
     `{"ss": {"k": 2}}`. model: also a target that is loaded already, which then decides dtype and device. The other
     options are those of the command line, under the same names; `timeout`, in seconds, works in the main thread alone.
     Writes the same run directory, by default a new one
@@ -93,13 +106,23 @@ def run(
     if resume and out is None:
         raise UserError("resume=True needs out=, the directory of the unfinished run")
     longest = None if timeout is None else seconds("timeout", timeout)
+    check_fit({name for name, value in given.items() if value != DEFAULTS[name]}, bool(endpoint))
     loaded = None if isinstance(model, (str, Path)) else _loaded(given)
     wanted, texts = _config(given, loaded)
     folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
-    optional = optional_methods(texts["methods"], wanted.methods)
+    optional = optional_methods(texts["methods"], wanted.methods) if texts["methods"] else frozenset()
     where = RunTarget(folder, bool(resume), optional, recording_of(given), longest, goal_of(given))
-    measure(preflight.check(wanted, where, loaded), where, [_called(given)])
+    if endpoint:
+        _measure_served(wanted, where, access_of(given), _called(given))
+    else:
+        measure(preflight.check(wanted, where, loaded), where, [_called(given)])
     return load_run(folder)
+
+
+def _measure_served(config: RunConfig, where: RunTarget, access: Access, called: str) -> None:
+    from specbench_ss.served import measure as served
+
+    served.measure(served.check(config, where), where, access, [called])
 
 
 def _loaded(given: dict[str, Any]) -> Target:
@@ -115,7 +138,10 @@ def _loaded(given: dict[str, Any]) -> Target:
     idle = [name for name in OF_A_MODEL if given[name] != DEFAULTS[name]]
     if idle:
         raise UserError(f"{idle[0]}= makes no difference to a model that is loaded already: give it to load_model")
-    target.weights_hash = target.weights_hash or hash_weights(target.model)
+    try:
+        target.weights_hash = target.weights_hash or hash_weights(target.model)
+    except NotImplementedError:  # of classes of weights that hold other things than numbers
+        raise UserError("model=: its weights cannot be read: quantise with load_model(quantize=...)") from None
     check_target(target)
     return target
 
@@ -126,11 +152,13 @@ def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig,
     if loaded is not None:
         plain["model"] = loaded.name
     texts = {**DEFAULTS, **as_options(plain, {*plain}, PLACE)}
-    if not isinstance(texts.get("methods"), str):
+    if not isinstance(texts.get("methods"), str | None):
         raise UserError(f"methods are a text or a list of texts, not {given['methods']!r}")
     config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
     if loaded is not None:
-        config = replace(config, dtype=loaded.number_format, device=str(loaded.device))
+        engine = "eager" if loaded.passes is None else "graph"
+        config = replace(config, dtype=loaded.number_format, device=str(loaded.device), engine=engine)
+        config = replace(config, quantize=loaded.quantised.partition(":")[0] or "none")
     return config, texts
 
 
@@ -151,7 +179,8 @@ def _called(given: Mapping[str, Any]) -> str:
     ]
     model = given["model"] if isinstance(given["model"], (str, Path)) else f"<{given['model'].name}>"
     told = [f"model={str(model)!r}", *told] if model != DEFAULTS["model"] else told
-    return f"specbench_ss.run({', '.join([repr(given['methods']), *told])})"
+    told = told if given["methods"] is None else [repr(given["methods"]), *told]
+    return f"specbench_ss.run({', '.join(told)})"
 
 
-DEFAULTS = {name: p.default for name, p in inspect.signature(run).parameters.items() if name != "methods"}
+DEFAULTS = {name: p.default for name, p in inspect.signature(run).parameters.items()}

@@ -117,6 +117,8 @@ def _load(plan: Plan) -> Target:
         config.model,
         dtype=plan.dtype,
         device=config.device,
+        engine=config.engine,
+        quantize=config.quantize,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
     )

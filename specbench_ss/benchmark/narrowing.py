@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import FEWEST, TIMING_FLOOR
 from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.resampling import Floats
@@ -38,14 +37,17 @@ class Width:
 
 
 def widest(rows: Sequence[Row], labels: Sequence[str], repeats: int) -> Width:
-    """Return the widest interval of all methods' speedups over all questions, of the first repeats of a run."""
+    """Return the widest interval of all methods' speedups over all questions, of the first repeats of a run.
+
+    labels: of its methods, its reference first.
+    """
     of_method: dict[str, list[Row]] = {label: [] for label in labels}
     for row in rows:
         if row.repeat < repeats and row.method in of_method:
             of_method[row.method].append(row)
-    made = [_width(label, of_method[label], of_method[REFERENCE]) for label in labels if label != REFERENCE]
+    made = [_width(label, of_method[label], of_method[labels[0]]) for label in labels[1:]]
     if not made:
-        return Width(REFERENCE, None, None)
+        return Width(labels[0], None, None)
     return max(made, key=lambda width: math.inf if width.half is None else width.half)
 
 
@@ -89,8 +91,8 @@ def why_stop(rows: Sequence[Row], labels: Sequence[str], repeats: int, goal: Goa
     """Return why no repeat is to follow, in words, or '' where one is. rows: of whole repeats."""
     now = widest(rows, labels, repeats)
     said = "" if now.half is None else f"±{now.half:.3f} ({now.method}) after {_times(repeats)}"
-    if now.method == REFERENCE:
-        return f"there is no method to compare with {REFERENCE}: more repeats tell nothing"
+    if now.method == labels[0]:
+        return f"there is no method to compare with {labels[0]}: more repeats tell nothing"
     if now.half is None:
         return f"{now.method} has no interval, which takes {FEWEST} questions: more repeats give none"
     if now.half <= goal.until_ci:

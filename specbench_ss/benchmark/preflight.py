@@ -49,9 +49,11 @@ def check(
     note: told at once what the user should know, also where a later check fails.
     """
     from specbench_ss.benchmark.requests import check_ids, check_room, check_texts, stop_ids
+    from specbench_ss.decoding.engines import check_engine
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.devices import resolve_device, resolve_dtype
     from specbench_ss.models.model_folder import check_model
+    from specbench_ss.models.quantising import check_quantize
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
     from specbench_ss.runs.run_directory import check_out, read_run
 
@@ -65,6 +67,9 @@ def check(
     suite = registry.load_suite(config.suite)
     device, begun = resolve_device(config.device) if loaded is None else str(loaded.device), None
     resolve_dtype(config.dtype, device)
+    if loaded is None:
+        check_engine(config.engine, device)
+        check_quantize(config.quantize, device, config.dtype)
     if check_out(where):
         begun = read_run(where.out).manifest
         check_same_config(where.out, begun["config"], config.as_dict())
@@ -91,8 +96,16 @@ def check_methods(config: RunConfig, loaded: Target | None = None) -> Outline:
     outline = _outline(config, loaded)
     for spec in config.methods:
         with _naming_preset(spec, config):
-            registry.method_class(spec.name).check(registry.method_options(spec), outline)
+            _check_method(spec, registry.method_options(spec), config, outline)
     return outline
+
+
+def _check_method(spec: MethodSpec, options: Any, config: RunConfig, outline: Outline) -> None:
+    """Raise UserError where the method cannot decode with the model, as far as that shows before it is loaded."""
+    kind = registry.method_class(spec.name)
+    if kind.own_model and config.quantize != "none":
+        raise UserError(f"{spec.label} decodes with a model of its own, which --quantize does not reach")
+    kind.check(options, outline)
 
 
 def without_unfit(
@@ -106,7 +119,7 @@ def without_unfit(
     for spec in config.methods:
         try:
             if spec.label in optional:
-                registry.method_class(spec.name).check(_options(spec, config), outline)
+                _check_method(spec, _options(spec, config), config, outline)
             kept.append(spec)
         except UserError as error:
             notes.append(f"{spec.label} is left out: {error}")
@@ -156,7 +169,7 @@ def _dtype(
         return loaded.number_format, ""
     if begun is not None and config.dtype == "auto":
         return str(begun["model"]["dtype"]), ""
-    return chosen_dtype(config.dtype, device, config.model, lambda: outline.config)
+    return chosen_dtype(config.dtype, device, config.model, lambda: outline.config, config.quantize != "none")
 
 
 def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
 from specbench_ss.errors import error_text
+
+P = TypeVar("P")
 
 
 @contextlib.contextmanager
@@ -59,17 +62,18 @@ MAX_NEW_TOKENS = 64  # of a warm-up request
 
 def warm_up(
     methods: Collection[str],
-    prompts: Sequence[list[int]],
-    sample: Callable[[str, list[int], int], float],
+    prompts: Sequence[P],
+    sample: Callable[[str, P, int], float],
     warn: Callable[[str], None],
 ) -> int:
     """One round per prompt, then the last prompt again until every method has settled; how many rounds it took.
 
-    sample(label, prompt ids, max_new_tokens) -> seconds per token. A method that fails is warned of and left out.
+    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or a text.
+    A method that fails is warned of and left out.
     """
     times: dict[str, list[float]] = {label: [] for label in methods}
 
-    def one_round(labels: Collection[str], prompt: list[int]) -> None:
+    def one_round(labels: Collection[str], prompt: P) -> None:
         for label in list(labels):
             try:
                 times[label].append(sample(label, prompt, MAX_NEW_TOKENS))

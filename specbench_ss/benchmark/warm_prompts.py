@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 def warm_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:
     """Prompt ids for the first `many` questions: each first turn with its words in reverse order."""
+    return [_ids(target, text) for text in warm_texts(questions, many)]
+
+
+def warm_texts(questions: Sequence[Question], many: int) -> list[str]:
+    """The same as texts."""
     asked = [_plain(q.turns[0]) for q in questions]
-    return [_ids(target, unasked(q.turns[0], asked)) for q in questions[:many]]
+    return [unasked(q.turns[0], asked) for q in questions[:many]]
 
 
 def unasked(text: str, asked: Sequence[str]) -> str:

@@ -9,22 +9,25 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.benchmark.asked import optional_methods
+from specbench_ss.benchmark.asked_endpoints import TIMEOUT_S, Access, access_of, check_fit
 from specbench_ss.benchmark.build_config import default_out, goal_of, recording_of, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
+from specbench_ss.models.quantising import Quantize
 from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
 from specbench_ss.runs.config import MOST_REPEATS, RECORDED, RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
 WHAT, HOW, WHERE, RECORD = "What to run", "How to decode and measure", "Where to", "What to record besides"
+SERVED = "Servers, in place of methods"
 
 
 def command(
     ctx: typer.Context,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="A,B[option=value]",
             help="Methods to compare, separated by commas, each with options of its own if you like: "
@@ -32,7 +35,7 @@ def command(
             "autoregressive decoding is always added.",
             rich_help_panel=WHAT,
         ),
-    ],
+    ] = None,
     suite: Annotated[
         str,
         typer.Option(
@@ -73,6 +76,56 @@ def command(
             help="File or folder to read the suite's questions from, in place of its own data; or "
             "hub:OWNER/NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub.",
             rich_help_panel=WHAT,
+        ),
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Measure a server in place of --methods: the address of its OpenAI-compatible API, as "
+            "http://localhost:8000/v1. May be given several times: the others are compared with the first server.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What a server is called in the results; one for each --endpoint, in the same order.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    endpoint_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model on the server; once, or once for each. Default: the only one that it lists.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VARIABLE",
+            help="Environment variable that holds the server's key; once, or once for each. No key is written down.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Send the whole suite with this many requests in flight too, once for each number. One in flight is "
+            "measured in any case.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    endpoint_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help=f"Longest wait for the next piece of an answer; then it has failed.  [default: {TIMEOUT_S:g}]",
+            rich_help_panel=SERVED,
         ),
     ] = None,
     repeats: Annotated[
@@ -154,6 +207,22 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = "reference",
+    quantize: Annotated[
+        Quantize,
+        typer.Option(
+            help="How the weights of the model's linear layers are held, but for the LM head. int8, int4: by torchao, "
+            "int4 on CUDA alone. nf4: 4 bits, by bitsandbytes. Drafters keep the number format of --dtype.",
+            rich_help_panel=HOW,
+        ),
+    ] = "none",
+    engine: Annotated[
+        Literal["eager", "graph"],
+        typer.Option(
+            help="How steps are made. eager: operator by operator. graph: passes of few rows are recorded once as CUDA "
+            "graphs and replayed, so that no launch is waited for.",
+            rich_help_panel=HOW,
+        ),
+    ] = "eager",
     order: Annotated[
         Literal["suite", "tasks"],
         typer.Option(
@@ -250,14 +319,17 @@ def command(
     fail_on: FailOn = None,
 ) -> None:
     """Decode a suite's questions with several methods, side by side, and say which one pays."""
+    check_fit(run_options.stated(ctx), bool(endpoint))
     wanted = run_config({**ctx.params, "set": set_})
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
     recording = recording_of(ctx.params)
     folder = out or default_out(wanted, datetime.now())
-    where = RunTarget(
-        folder, resume, optional_methods(methods, wanted.methods), recording, timeout, goal_of(ctx.params)
-    )
+    optional = optional_methods(methods, wanted.methods) if methods else frozenset()
+    where = RunTarget(folder, resume, optional, recording, timeout, goal_of(ctx.params))
+    if endpoint:
+        _served(wanted, where, access_of(ctx.params), dry_run, open_it, fail_on)
+        return
     from specbench_ss.commands import run_output
 
     if dry_run:
@@ -267,3 +339,18 @@ def command(
         run_output.run(wanted, where, open_report=open_it, fail_on=fail_on)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None
+
+
+def _served(
+    wanted: RunConfig, where: RunTarget, access: Access, dry_run: bool, open_it: bool, fail_on: str | None
+) -> None:
+    """Do the same with servers."""
+    from specbench_ss.commands import run_served
+
+    if dry_run:
+        run_served.describe(wanted, where, access)
+        return
+    try:
+        run_served.run(wanted, where, access, open_report=open_it, fail_on=fail_on)
+    except KeyboardInterrupt:
+        raise interrupted(to_go_on(where.out, access.hidden)) from None

@@ -16,6 +16,12 @@ def check_timeout(seconds: float | None) -> float | None:
     return None if seconds is None else options.seconds("--timeout", seconds)
 
 
+def stated(ctx: typer.Context) -> set[str]:
+    """Return the options that the command line or the file of --config has; `set_` is `set`."""
+    found = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name.rstrip("_") for name, source in found.items() if source is not None and source.name != "DEFAULT"}
+
+
 def read_config_file(ctx: typer.Context, path: Path | None) -> Path | None:
     """Option callback: the file's values become the defaults of the options not given on the command line."""
     if path is not None and not ctx.resilient_parsing:

@@ -38,7 +38,7 @@ def describe(config: RunConfig, where: RunTarget) -> None:
         print(f"dtype      {plan.dtype_choice}")
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
     print(f"questions  {len(data.questions)} ({prompts} prompts), repeats {config.repeats}")
-    print(f"decoding   {_decoding(config, data)}")
+    print(f"decoding   {decoding_text(config, data)}")
     for label, values in plan.options.items():
         print(f"method     {label}: {options_text(values) or 'no options'}")
     for preset in config.presets:
@@ -83,11 +83,12 @@ def _title(ready: Ready) -> str:
     config, data, target = ready.plan.config, ready.plan.data, ready.target
     return (
         f"[bold]{target.name}[/] ({parameters(target.parameter_count)}, {ready.plan.dtype}, {target.device}) on "
-        f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {_decoding(config, data)}"
+        f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {decoding_text(config, data)}"
     )
 
 
-def _decoding(config: RunConfig, data: SuiteData) -> str:
+def decoding_text(config: RunConfig, data: SuiteData) -> str:
+    """Return how answers are decoded, in words."""
     limit = config.max_new_tokens or data.max_new_tokens
     return f"{decoding(config.as_dict())}, at most {limit} tokens, seed {config.seed}"
 
@@ -97,6 +98,7 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
 
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
     """
+    from specbench_ss.results.concurrency_text import print_levels
     from specbench_ss.results.machine import machine_rows
     from specbench_ss.results.machine_text import machine_lines
     from specbench_ss.results.terminal_table import print_tables
@@ -107,6 +109,7 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
         print(line)
     if "until_ci" in done.manifest:
         print(f"repeats: {done.manifest['until_ci']['why']}")
+    print_levels(done, Console())
     print_tables(done, Console())  # which ends with what is wrong, and with the finding
     report = write_report(done)
     print(f"report: {report}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +18,15 @@ def interrupted(rest: str) -> typer.Exit:
     return typer.Exit(130)
 
 
-def to_go_on(out: Path) -> str:
-    """Return '; to go on: COMMAND' where there is something to go on with, else ''."""
+def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
+    """Return '; to go on: COMMAND' where there is something to go on with, else ''. hidden: words without secrets."""
     begun = out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())
-    return f"; to go on: {resume_line(out)}" if begun else ""
+    return f"; to go on: {resume_line(out, hidden)}" if begun else ""
 
 
-def resume_line(out: Path) -> str:
+def resume_line(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
     """Return this command line with --resume and with --out, the folder that it wrote to."""
-    arguments = list(sys.argv[1:])
+    arguments = hidden(sys.argv[1:])
     if "--resume" not in arguments:
         arguments.append("--resume")
     if not any(word == "--out" or word.startswith("--out=") for word in arguments):

@@ -45,16 +45,31 @@ class Cache:
         """
         start = self.lengths[layer]
         end = start + k.shape[2]
-        if end > (self.capacity if self.allowed is None else min(self.capacity, self.allowed)):
-            self._grow(start, end, layer)
+        self.check(start, end, layer)
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             shape = (k.shape[0], k.shape[1], self.capacity, k.shape[3])
-            keys = self.keys[layer] = k.new_empty(shape)
-            values = self.values[layer] = v.new_empty((*shape[:3], v.shape[3]))
+            keys = self.keys[layer] = k.new_zeros(shape)  # what is masked has to be finite
+            values = self.values[layer] = v.new_zeros((*shape[:3], v.shape[3]))
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
+
+    def check(self, start: int, end: int, layer: int) -> None:
+        """Make room for rows start to end of a layer. Raises RuntimeError where these are more than are allowed."""
+        if end > (self.capacity if self.allowed is None else min(self.capacity, self.allowed)):
+            self._grow(start, end, layer)
+
+    def has(self, layer: int) -> bool:
+        """Say whether the layer's memory exists: it is taken by the first rows."""
+        return self.keys[layer] is not None
+
+    def memory_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values [B, kv_heads, capacity, head_dim]. Raises KeyError where it has none."""
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            raise KeyError(f"layer {layer} has no rows yet")
+        return keys, values
 
     def advance(self, rows: int, lo: int = 0, hi: int | None = None) -> None:
         """The first `rows` of the rows just written exist from now on, in layers lo..hi."""
@@ -65,16 +80,21 @@ class Cache:
         """From now on a write beyond so many rows is an error, however large the cache is; None = no such limit."""
         self.allowed = rows
 
-    def keep(self, start: int, rows: Sequence[int], lo: int = 0, hi: int | None = None) -> None:
-        """Of the rows written at start.., only these (ascending offsets) remain, in order, in layers lo..hi."""
-        count = len(rows)
-        first = next((i for i, r in enumerate(rows) if r != i), count)  # rows already in place are not moved
-        moved: Tensor | None = None
+    def keep(self, start: int, rows: Sequence[int] | Tensor, lo: int = 0, hi: int | None = None) -> None:
+        """Of the rows written at start.., only these (ascending offsets) remain, in order, in layers lo..hi.
+
+        Offsets int64 [n] that are on the device stay there: nothing is waited for, and all rows are moved.
+        """
+        count, first, moved = len(rows), 0, None
+        if isinstance(rows, torch.Tensor):
+            moved = rows + start
+        else:
+            first = next((i for i, r in enumerate(rows) if r != i), count)  # rows already in place are not moved
         for layer in range(lo, len(self.lengths) if hi is None else hi):
             keys, values = self.keys[layer], self.values[layer]
             if first < count and keys is not None and values is not None:
                 if moved is None:
-                    moved = indices([start + r for r in rows[first:]], keys.device)
+                    moved = indices([start + int(r) for r in rows[first:]], keys.device)
                 keys[:, :, start + first : start + count] = keys.index_select(2, moved)
                 values[:, :, start + first : start + count] = values.index_select(2, moved)
             self.lengths[layer] = start + count

@@ -116,7 +116,7 @@ def lean_blocks(family: Family, pack: bool) -> list[Block]:
     """
     first = family.blocks[0].attention
     weight = next(first.parameters(), None)
-    if family.rotary is None or weight is None or weight.is_meta:
+    if family.rotary is None or weight is None or weight.is_meta or not _holds_numbers(weight):
         return family.blocks
     turn, like = Turn(), weight.new_empty(1, 1, 1)
     cos, sin = rotary_table(family.rotary, FIRST + ROWS, like)
@@ -138,7 +138,12 @@ def in_words(blocks: Sequence[Block], head: Any) -> str:
 
 
 def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: bool) -> Block:
-    """Return the lean form of a block, or the block itself. rotary: cos, sin [1, ROWS, head_dim] to compare with."""
+    """Return the lean form of a block, or the block itself. rotary: cos, sin [1, ROWS, head_dim] to compare with.
+
+    Weights without data, on the meta device, cannot be compared: their block stays.
+    """
+    if rotary[0].is_meta:
+        return block
     joined = _joined(block, rotary[0].shape[-1], pack)
     if joined is None:
         return block
@@ -195,8 +200,13 @@ def _norms(block: Block) -> tuple[Norm | None, Norm] | None:
 def _linears(owner: Any, names: Sequence[str]) -> list[nn.Linear]:
     """Return these modules where all of them are plain linear layers, neither quantised nor adapted; else nothing."""
     found = [getattr(owner, name, None) for name in names]
-    plain = [module for module in found if type(module) is nn.Linear]
+    plain = [module for module in found if type(module) is nn.Linear and _holds_numbers(module.weight)]
     return plain if len(plain) == len(names) else []
+
+
+def _holds_numbers(weight: Tensor) -> bool:
+    """Say whether a parameter is a matrix of numbers, and not of a class that holds them in fewer bits."""
+    return type(weight) is nn.Parameter and type(weight.data) is Tensor and weight.is_floating_point()
 
 
 def _product(modules: Sequence[nn.Linear], pack: bool) -> Product:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -19,7 +19,7 @@ from specbench_ss.decoding.generation import Finish, Generation, Step
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import Clock
 from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict, verify
 from specbench_ss.errors import UserError
 
@@ -179,7 +179,7 @@ class Session:
     def _within_context(self, tree: DraftTree, state: State) -> DraftTree:
         """Without the nodes whose position the model does not have."""
         room = self.target.context_length - 1 - state.position
-        if tree.shape.depth <= room:
+        if tree.shape.deepest <= room:
             return tree
         return tree.select([i for i, d in enumerate(tree.shape.depths) if d <= room])
 
@@ -188,7 +188,7 @@ class Session:
         path, start = verdict.path, state.position
         ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
         for lo, hi, offsets in ranges:
-            self.cache.keep(start, [offsets[i] for i in path], lo, hi)
+            self.cache.keep(start, taken(offsets, path), lo, hi)
         state.ids = state.ids + verdict.tokens[:kept]
         state.root = verdict.next_token
         node = path[-1]
@@ -210,6 +210,14 @@ class DraftProbe(Session):
         finally:
             if seen.found:
                 raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
+
+
+def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
+    """Return the offsets of these nodes; where they are on a device that is waited for, they stay there."""
+    if not isinstance(offsets, torch.Tensor):
+        return [offsets[i] for i in path]
+    found = offsets[indices(path, offsets.device)]
+    return cast("list[int]", found.tolist()) if found.device.type == "cpu" else found
 
 
 def _named(value: object) -> str:
@@ -307,4 +315,9 @@ def _answer(
     with torch.inference_mode():
         most = min(target.context_length, len(prompt) + limits.max_new_tokens)
         cache = target.request_cache(most + rows, grows=stated is None)
-        return session(decoder, prompt, limits, sampling, cache).run(on_step)
+        try:
+            return session(decoder, prompt, limits, sampling, cache).run(on_step)
+        except BaseException:
+            if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
+                target.drop_cache()
+            raise

@@ -21,14 +21,14 @@ def model_shape(target: Target) -> dict[str, Any]:
     attention_flops: of one row with one token of the context, in each layer. windows: how far back each layer sees,
     None for all. Where a router chooses experts, what a pass reads depends on its rows: the first two are None.
     """
-    from specbench_ss.decoding.products import bytes_read  # which loads torch, as listing methods does not
+    from specbench_ss.decoding.products import bytes_read, entries  # which loads torch, as listing methods does not
 
     weights = read_by_a_pass(target.model)
     whole = not _chooses_experts(target)
     kv_bytes, attention_flops = _by_config(target) if target.taken_apart else _by_a_pass(target)
     return {
         "weight_bytes": bytes_read(weights) if whole else None,
-        "matrix_parameters": sum(w.numel() for w in weights if w.ndim == 2) if whole else None,
+        "matrix_parameters": sum(entries(w) for w in weights if w.ndim == 2) if whole else None,
         "kv_bytes": kv_bytes,
         "attention_flops": attention_flops,
         "windows": list(target.windows),

@@ -83,9 +83,25 @@ def has_room(weights_bytes: int) -> bool:
 def bytes_read(weights: Iterable[Tensor]) -> int:
     """Return the bytes that a pass over these weights reads: a product that holds one in float16 reads half of them."""
     held = {part.untyped_storage().data_ptr() for product in _HALVED for part in product.parts}
-    return sum(
-        w.numel() * (2 if w.ndim == 2 and w.untyped_storage().data_ptr() in held else w.element_size()) for w in weights
-    )
+    return sum(_stored(w, held) for w in weights)
+
+
+def _stored(weight: Tensor, held: set[int]) -> int:
+    """Return the bytes of one weight; of one that is held in fewer bits, those of the tensors that it is made of."""
+    if hasattr(weight, "__tensor_flatten__"):
+        parts = [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]
+        return sum(part.numel() * part.element_size() for part in parts)
+    if (state := getattr(weight, "quant_state", None)) is not None:  # bitsandbytes' scales, and theirs
+        scales = [state.absmax, *([state.state2.absmax] if state.state2 is not None else [])]
+        return weight.numel() + sum(int(part.numel()) * int(part.element_size()) for part in scales)
+    half = weight.ndim == 2 and weight.untyped_storage().data_ptr() in held
+    return weight.numel() * (2 if half else weight.element_size())
+
+
+def entries(weight: Tensor) -> int:
+    """Return how many numbers a weight stands for, which bitsandbytes holds two of in a byte."""
+    state = getattr(weight, "quant_state", None)
+    return weight.numel() if state is None else int(state.shape.numel())
 
 
 def is_half(weight: Tensor) -> bool:

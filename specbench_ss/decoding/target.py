@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from specbench_ss.number_formats import HALF_WEIGHTS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.static_passes import StaticPasses
+
     Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
 
 FINAL = -1  # the tap of the final, normed state that the LM head reads
@@ -35,14 +38,14 @@ class Output:
 
     logits [1, n, V] of the rows of `tree`; taps {layer: [1, n, h]} (input of that layer, or FINAL);
     rows: for each node of `tree`, its offset among the rows this pass wrote into the cache, by layer range
-    [(lo, hi, offsets)]; None = node i is row i in every layer. extra: a tensor that the method's `forward` hands to
-    its `observe`; None where there is none.
+    [(lo, hi, offsets)], offsets being a list, or int64 [n] on the device; None = node i is row i in every layer.
+    extra: a tensor that the method's `forward` hands to its `observe`; None where there is none.
     """
 
     logits: Tensor
     tree: DraftTree | None = None
     taps: dict[int, Tensor] = field(default_factory=dict)
-    rows: list[tuple[int, int, Sequence[int]]] | None = None
+    rows: Sequence[tuple[int, int, Sequence[int] | Tensor]] | None = None
     extra: Tensor | None = None
 
 
@@ -79,6 +82,7 @@ class Target(Outline):
 
         self.model = model.eval().requires_grad_(False)
         self.rounded = rounded
+        self.quantised = ""  # how weights of linear layers are held, in words, where that is not as they are computed
         if rounded:
             round_matrices(model, name)
         self.weights_hash = ""
@@ -94,6 +98,7 @@ class Target(Outline):
         self.packs = may_pack(weight, self.parameter_count * weight.element_size())
         self._settle()
         self.eos_ids = self._eos_ids()
+        self.passes: StaticPasses | None = None  # how steps are replayed, where they are
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
@@ -143,6 +148,8 @@ class Target(Outline):
         """Return a target of other weights in the same form: its tokenizer, name and number format are this one's."""
         other = Target(model, self.tokenizer, self.name, self.folder, rounded=self.rounded)
         other.is_lab, other.companions, other.weights_hash = self.is_lab, self.companions, weights_hash
+        if self.passes is not None:
+            other.passes, other.computed = self.passes.of_another(), self.computed
         return other
 
     # -- the layer driver ---------------------------------------------------------------------------------------
@@ -156,6 +163,10 @@ class Target(Outline):
 
         grows: whether it takes more rows than that.
         """
+        if self.passes is not None:
+            capacity = self.passes.room(capacity)
+            if self._cache is not None and capacity > self._cache.capacity:
+                self.passes.forget()
         if self._cache is None:
             self._cache = self.new_cache(capacity)
         self._cache.grows = grows
@@ -166,6 +177,8 @@ class Target(Outline):
     def drop_cache(self) -> None:
         """Forget the target's own cache and its memory, as after an answer that was broken off at any place."""
         self._cache = None
+        if self.passes is not None:
+            self.passes.forget()
 
     def _grow_rotary(self, length: int) -> None:
         assert self.family.rotary is not None
@@ -203,11 +216,25 @@ class Target(Outline):
         tapped: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing to hide."""
-        q = x.shape[1]
+        if hi == lo:
+            return x
+        wanted = tuple(sorted({i for i in taps if lo <= i < hi})) if tapped is not None else ()
+        layers = partial(self._layers, lo, hi, wanted)
+        made = self.passes and self.passes.run((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
+        out, *seen = made or layers(x, cache, mask, rotary)
+        if tapped is not None:
+            tapped.update(zip(wanted, seen, strict=True))
+        return out
+
+    def _layers(
+        self, lo: int, hi: int, wanted: tuple[int, ...], x: Tensor, cache: Any, mask: Tensor | None, rotary: Rotary
+    ) -> tuple[Tensor, ...]:
+        """As `run`; behind the result, the input of each wanted layer, ascending."""
+        q, seen = x.shape[1], list[torch.Tensor]()
         folded: dict[tuple[int, int], Tensor | None] = {}  # layers of the same window and length share a mask
         for i in range(lo, hi):
-            if tapped is not None and i in taps:
-                tapped[i] = x
+            if i in wanted:
+                seen.append(x)
             block, own = self.family.blocks[i], mask
             if block.window is not None and cache is not None:
                 key = (block.window, cache.get_seq_length(i))
@@ -215,7 +242,7 @@ class Target(Outline):
                     folded[key] = self.windowed(mask, block.window, q, cache, i)
                 own = folded[key]
             x = block(x, cache, own, rotary)
-        return x
+        return x, *seen
 
     def windowed(self, mask: Tensor | None, window: int | None, q: int, cache: AnyCache, layer: int) -> Tensor | None:
         """The mask with a sliding window folded in, where a layer has one and it matters.
@@ -285,7 +312,7 @@ class Target(Outline):
         mask = self.block_mask(visible, past) if n > 1 else None
         tapped: dict[int, Tensor] = {}
         x = self.embed(tree.tokens[None], positions)
-        rotary = self.rotary(positions, past + tree.shape.depth)
+        rotary = self.rotary(positions, past + tree.shape.deepest)
         x = self.run(x, 0, self.n_layers, cache, mask, rotary, taps, tapped)
         tapped[FINAL] = self.family.norm(x)
         return Output(self.logits(tapped[FINAL]), tree, tapped)

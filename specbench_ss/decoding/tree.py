@@ -1,66 +1,27 @@
 """Draft trees: tokens with parent pointers; mask, depths and children derived. No padding anywhere.
 
-Node 0 is the root: the token already decided by the target, which is not a draft. Parents come before children.
+Node 0 is the root: the token already decided by the target, which is not a draft. Parents come before children. Their
+topology is in `tree_shape.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
+
+from specbench_ss.decoding.tree_shape import AnyShape, DeviceShape
+from specbench_ss.decoding.tree_shape import TreeShape as TreeShape
+from specbench_ss.decoding.tree_shape import shape_of as shape_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_NODES = 4096  # that a method may draft in a step; far more than has ever paid
-
-
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """The topology of a draft tree: parents[0] == -1, parents[i] < i."""
-
-    parents: tuple[int, ...]
-    depths: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        if not self.parents or self.parents[0] != -1:
-            raise ValueError("node 0 must be the root, with parent -1")
-        depths = [0]
-        for i, p in enumerate(self.parents[1:], start=1):
-            if not 0 <= p < i:
-                raise ValueError(f"node {i} has parent {p}: parents come before children")
-            depths.append(depths[p] + 1)
-        object.__setattr__(self, "depths", tuple(depths))
-
-    @property
-    def depth(self) -> int:
-        """Edges from the root to the deepest node."""
-        return max(self.depths)
-
-    def children(self) -> list[list[int]]:
-        """Children of every node, in order of proposal."""
-        lists: list[list[int]] = [[] for _ in self.parents]
-        for i, p in enumerate(self.parents[1:], start=1):
-            lists[p].append(i)
-        return lists
-
-    def ancestors(self) -> Tensor:
-        """Bool [n, n]: entry (i, j) says that node j is node i or one of its ancestors."""
-        seen = np.eye(len(self.parents), dtype=bool)
-        for node, parent in enumerate(self.parents[1:], start=1):
-            seen[node] |= seen[parent]
-        return torch.from_numpy(seen)
-
-
-@lru_cache(maxsize=4096)
-def shape_of(parents: tuple[int, ...]) -> TreeShape:
-    """The shape for these parents; made once for each distinct topology."""
-    return TreeShape(parents)
 
 
 @lru_cache(maxsize=256)
@@ -97,12 +58,13 @@ def sent(host: Tensor, device: torch.device) -> Tensor:
 class DraftTree:
     """tokens: int64 [n] on the target's device, root first. draft_probs: q for sampled candidates.
 
+    shape: the topology, which may be known to the device alone (`DeviceShape`); then `seen` is given.
     draft_probs [n, V] is the distribution that node i's *children* were drawn from; None = candidates are
     deterministic (top-k), which verification then treats exactly as such.
     """
 
     tokens: Tensor
-    shape: TreeShape
+    shape: AnyShape
     draft_probs: Tensor | None = None
     seen: tuple[Tensor, Tensor] | None = None  # what `visibility` gives, where it is known already
 
@@ -134,16 +96,42 @@ class DraftTree:
             raise ValueError(f"a tree of {len(nodes)} tokens, the root among them, has {len(numbers)} parents")
         return cls(nodes.long(), shape_of(numbers), draft_probs)
 
+    @classmethod
+    def grown(
+        cls, tokens: Tensor, above: Tensor, deepest: int, draft_probs: Tensor | None = None, noted: Tensor | None = None
+    ) -> DraftTree:
+        """A tree whose nodes were chosen on the device: nothing is waited for.
+
+        tokens int64 [n], root first; above int64 [n]: the parent of each, the root's own 0, every one before its
+        children; deepest: how deep it is at most; noted: as of `DeviceShape`.
+        """
+        shape = DeviceShape(above, deepest, noted=noted)
+        visible = shape.ancestors()
+        return cls(tokens, shape, draft_probs, (visible, visible.sum(-1) - 1))
+
     def __len__(self) -> int:
-        return len(self.shape.parents)
+        return self.tokens.shape[0] if isinstance(self.shape, DeviceShape) else len(self.shape.parents)
 
     def visibility(self) -> tuple[Tensor, Tensor]:
         """(ancestor mask bool [n, n], depths int64 [n]) on the tokens' device."""
-        return self.seen or visibility(self.shape, self.tokens.device)
+        return self.seen or visibility(self.shape.on_host(), self.tokens.device)
 
     def parents(self) -> Tensor:
         """int64 [n] on the tokens' device; the root's own is 0."""
-        return parents_on(self.shape, self.tokens.device)
+        shape = self.shape
+        return shape.above if isinstance(shape, DeviceShape) else parents_on(shape, self.tokens.device)
+
+    def choose(self, nodes: Tensor) -> DraftTree:
+        """The sub-tree of these nodes, int64 [m] on the tokens' device: ascending, ancestor-closed, root included.
+
+        As `select`, and nothing is waited for: the host knows m alone.
+        """
+        visible, depths = self.visibility()
+        # a parent that is left out is -1, which the host refuses when it is told
+        new = torch.full_like(self.tokens, -1).index_copy_(0, nodes, torch.arange(len(nodes), device=nodes.device))
+        shape = DeviceShape(new[self.parents()[nodes]], min(self.shape.deepest, len(nodes) - 1), self.shape)
+        q = None if self.draft_probs is None else self.draft_probs[nodes]
+        return DraftTree(self.tokens[nodes], shape, q, (visible[nodes[:, None], nodes], depths[nodes]))
 
     def select(self, keep: Sequence[int], index: Tensor | None = None) -> DraftTree:
         """The sub-tree of these nodes (ascending, ancestor-closed, root included). index: keep on the device.

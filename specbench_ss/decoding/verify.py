@@ -14,6 +14,7 @@ import torch
 from specbench_ss.decoding.finite import check_draft_probs, check_probs
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.decoding.tree_shape import told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +67,7 @@ class Reached:
 def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
     """T=0: a drafted node is accepted when it is the argmax at its parent."""
     largest, choice = logits.max(-1)  # [n] each; NaN is larger than any number
-    drafted, chosen = torch.stack((tree.tokens, choice)).tolist()  # the step's one host synchronisation
+    drafted, chosen = told(tree.shape, tree.tokens, choice)  # the step's one host synchronisation
     path, node = [0], 0
     children = tree.shape.children()
     while True:
@@ -140,7 +141,7 @@ def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _E
     none = torch.zeros_like(u)
     total, least = (none, none) if tree.draft_probs is None else (tree.draft_probs.sum(-1), tree.draft_probs.amin(-1))
     p, own = (none, none) if isinstance(probs, Reached) else (probs[at], probs[:, 0])
-    rows = torch.stack([x.double() for x in (tree.tokens, u, q, p, own, total, least)]).tolist()
+    rows = told(tree.shape, *(x.double() for x in (tree.tokens, u, q, p, own, total, least)))
     return _Edges([int(x) for x in rows[0]], *rows[1:])
 
 

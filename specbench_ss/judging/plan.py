@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.judging.prompts import WITH_REFERENCE, Asked, Message, Prompts
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.runs.rows import JudgeVerdict, Key, Row, Run
 from specbench_ss.runs.suite import Question
 
@@ -83,7 +82,8 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     for row in run.rows:
         if row.text is None or (methods and row.method not in methods):
             continue
-        asked = _asked(row, questions.get(row.question_id), rows, own)
+        source = (row.method, row.repeat) if own else (run.baseline, 0)
+        asked = _asked(row, questions.get(row.question_id), rows, source)
         if asked is None:
             found.damaged += 1
             continue
@@ -99,14 +99,13 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     return found
 
 
-def _asked(row: Row, question: Question | None, rows: Mapping[Key, Row], own: bool) -> Asked | None:
-    """Return the conversation as the method saw it: with the reference's earlier answers, or with its own.
+def _asked(row: Row, question: Question | None, rows: Mapping[Key, Row], source: tuple[str, int]) -> Asked | None:
+    """Return the conversation as the method saw it. source: method and repeat that the earlier answers are of.
 
     None where a part of it is lost.
     """
     if question is None or row.turn >= len(question.turns):
         return None
-    source = (row.method, row.repeat) if own else (REFERENCE, 0)
     earlier = [rows.get((question.id, turn, *source)) for turn in range(row.turn)]
     if None in earlier:
         return None

@@ -53,7 +53,9 @@ class Choice:
         return f"--dtype auto takes {self.dtype}{what}: {measured}"
 
 
-def chosen_dtype(asked: str, device: str, model: str, config: Callable[[], Any]) -> tuple[str, str]:
+def chosen_dtype(
+    asked: str, device: str, model: str, config: Callable[[], Any], quantised: bool = False
+) -> tuple[str, str]:
     """Return the dtype that a model is computed with, and words on its choice; '' where nothing was measured.
 
     asked: 'auto' or a dtype's name. config: gives the model's configuration, asked only where there is a choice. The
@@ -70,6 +72,8 @@ def chosen_dtype(asked: str, device: str, model: str, config: Callable[[], Any])
         return usual, ""
     weights_bytes = 4 * _parameters(outline, *shape)
     forms = _forms(getattr(outline, "model_type", ""), weights_bytes)
+    if quantised:  # float16 weights are another way of holding them
+        forms = tuple(form for form in forms if form != HALF_WEIGHTS)
     if len(forms) == 1:
         return usual, ""
     choice = faster_dtype(forms, *shape, weights_bytes)

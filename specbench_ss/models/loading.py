@@ -51,6 +51,8 @@ def load_target(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    engine: str = "eager",
+    quantize: str = "none",
     trust_remote_code: bool = False,
     chat_template: str | None = None,
     nf4: bool = False,
@@ -64,27 +66,38 @@ def load_target(
 
     It answers a short prompt once: a model whose logits are not finite is refused.
 
+    engine: how steps are made, one of `engines.ENGINES`. quantize: how weights of linear layers are held, one of
+    `quantising.QUANTIZE`; the target's hash is that of the weights as they were published.
+
     chat_template: name or Jinja file of a template that replaces the tokenizer's own. nf4: hold linear layers in 4 bits
     (NF4, double quantisation) with bitsandbytes and compute in `dtype`.
     """
+    from specbench_ss.decoding.engines import check_engine, use_engine
     from specbench_ss.decoding.finite import check_target
     from specbench_ss.decoding.target import Target
     from specbench_ss.models.faster_dtype import chosen_dtype
+    from specbench_ss.models.quantising import check_quantize, quantise
 
     template = None if chat_template is None else template_text(chat_template)
     where = resolve_device(device)
     resolve_dtype(dtype, where)
+    check_engine(engine, where)
+    check_quantize(quantize, where, dtype)
     check_model(model)
     folder = find_folder(model)
     source = _source(model, folder)
-    kind, _ = chosen_dtype(dtype, where, model, lambda: config_of(source, trust_remote_code))
+    kind, _ = chosen_dtype(dtype, where, model, lambda: config_of(source, trust_remote_code), quantize != "none")
     tokenizer = tokenizer_of(source, trust_remote_code, template)
     weights = load_model(source, resolve_dtype(kind, where), where, trust_remote_code, nf4)
     loaded = hash_weights(weights)  # before they are rounded: drafters were trained for the model as it was published
-    target = Target(weights, tokenizer, name=model, folder=folder, rounded=kind == HALF_WEIGHTS and not nf4)
+    parameters, held = sum(p.numel() for p in weights.parameters()), quantise(weights, quantize)
+    rounded = kind == HALF_WEIGHTS and not nf4
+    target = Target(weights, tokenizer, name=model, folder=folder, rounded=rounded)
+    target.parameter_count, target.quantised = parameters, held
     target.is_lab, target.origin, target.companions = is_lab(model), model_origin(model), companions(model)
     target.weights_hash = loaded
     check_target(target)
+    use_engine(target, engine)
     return target
 
 

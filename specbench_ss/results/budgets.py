@@ -63,3 +63,30 @@ def unequal(found: Sequence[Budget]) -> str:
     if unknown:
         said.append(f"How many tokens {', '.join(unknown)} read was not recorded.")
     return " ".join(said)
+
+
+def trained(found: Sequence[Budget]) -> str:
+    """Say how long the weights of trained drafters were trained, each budget once; '' where none learnt."""
+    of: dict[str, list[str]] = {}
+    for one in found:
+        if one.learnt and "searched" not in one.learnt:
+            of.setdefault(_training(one.learnt), []).append(one.method)
+    told = [f"{_drafts(labels, len(of) > 1)} with weights that were trained {how}" for how, labels in of.items() if how]
+    unknown = of.get("", [])
+    told += [f"Of {', '.join(unknown)} it was not recorded how long the weights were trained"] if unknown else []
+    return "".join(f"{said}. " for said in told).strip()
+
+
+def _training(learnt: Mapping[str, Any]) -> str:
+    """Return 'for 420 steps on 430,080 tokens of text', as far as it is known."""
+    steps, tokens = learnt.get("steps"), learnt.get("tokens")
+    parts = [
+        "" if steps is None else f"for {steps:,} step{'s' * (steps != 1)}",
+        "" if tokens is None else f"on {tokens:,} tokens of text, repeats counted",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _drafts(labels: Sequence[str], named: bool) -> str:
+    many = f"{len(labels)} method{'s' * (len(labels) > 1)}{' (' + ', '.join(labels) + ')' if named else ''}"
+    return f"{many} draft{'s' * (len(labels) == 1)}"

@@ -78,6 +78,10 @@ SAMPLES = _columns(
     "gpm_sm_active | Float64 | 0 to 1 | share of the multiprocessors that were busy, by the device's GPM counters",
     "gpm_tensor_active | Float64 | 0 to 1 | share of the time in which tensor cores worked, by GPM",
     "gpm_dram_active | Float64 | 0 to 1 | share of the device memory's bandwidth that was used, by GPM",
+    "counted | string | | of a server: `usage` where it told the number of tokens, `chunks` where pieces were counted",
+    "chunks | Int64 | chunks | of a server: pieces of text that came",
+    "drafts | Int64 | drafts | of a server: how often it drafted, by its own counters; missing where not measured",
+    "concurrency | Int64 | requests | of a server: requests in flight, where more than one; missing in this frame",
 )
 
 TELEMETRY = _columns(
@@ -124,7 +128,7 @@ STEPS = _columns(
 SAMENESS = _columns(
     *_KEY,
     _CATEGORY,
-    "verdict | string | | `identical`, `near-tie`, `length`, `mismatch` or `not compared`: docs/metrics.md",
+    "verdict | string | | one of `identical`, `near-tie`, `length`, `mismatch`, `other text`, `not compared`",
     "first_difference | Int64 | | index of the first token that differs from the reference's answer",
     "gap | Float64 | logits | there, the model's best logit minus its second best",
     "drop | Float64 | logits | there, the model's best logit minus the lower one of the two tokens chosen",
@@ -198,11 +202,13 @@ SUMMARY = _columns(
     "n_near_tie | Int64 | answers | answers that part where two tokens are equally good to the model within rounding",
     "n_length | Int64 | answers | answers that are a beginning of the reference's, or the other way round",
     "n_mismatch | Int64 | answers | answers that differ in any other way: a bug",
+    "n_other_text | Int64 | answers | answers of a server with another text, where equality is not promised",
     "n_not_compared | Int64 | answers | answers of which equality is not promised, or could not be asked",
     "output | string | | these five in words, as the report has them",
     "within_tau | boolean | | whether it is no faster than its steps allow, as it must be; missing where not checked",
     "unstable | boolean | | whether times of the same work spread by more than a tenth; missing where not checked",
     "health | object | | what is wrong with the numbers, a tuple of sentences; empty where nothing is",
+    "baseline | string | | label of the run's reference, which `speedup` is over: `ar`, or the first endpoint",
 )
 
 COMPARISON = _columns(
@@ -238,6 +244,33 @@ COMPARISON = _columns(
     "quality_verdict | string | | `higher`, `lower`, `not distinguishable` or `too few`",
     "n_answers | Int64 | answers | answers of the same prompt and repeat in both runs",
     "n_other_answers | Int64 | answers | of these, answers with other tokens",
+)
+
+LEVELS = _columns(
+    "concurrency | Int64 | requests | requests in flight at a time",
+    "method | string | | label of the server",
+    "requests | Int64 | requests | requests that were sent, all repeats together",
+    "failed | Int64 | requests | of them, requests without a whole answer; no other number includes them",
+    "wall_s | Float64 | s | time of all requests together; with one in flight, the sum of their times",
+    "tokens | Int64 | tokens | tokens of all answers",
+    "tokens_per_s | Float64 | tokens/s | throughput: tokens over wall_s",
+    "requests_per_s | Float64 | requests/s | answers over wall_s",
+    "throughput_ratio | Float64 | × | tokens_per_s over the baseline's with as many in flight",
+    "speedup | Float64 | × | of single requests: the baseline's seconds per token over its own, paired by prompt",
+    f"speedup_low | Float64 | × | lower {_OF_INTERVAL}",
+    f"speedup_high | Float64 | × | upper {_OF_INTERVAL}",
+    "comparison | string | | `reference`, `faster`, `slower`, `not distinguishable` or `too few`",
+    "tau | Float64 | tokens | tokens per step by the server's own counts; missing where not measured",
+    "acceptance_rate | Float64 | 0 to 1 | accepted over drafted tokens, by the same counts",
+    *(
+        f"{name}_s_{quantile} | Float64 | s | {what}: {words} over requests"
+        for name, what in (
+            ("ttft", "time to the first piece of text"),
+            ("tpot", "time per output token after the first"),
+            ("latency", "time of a whole request"),
+        )
+        for quantile, words in (("p50", "median"), ("p95", "95th percentile"), ("p99", "99th percentile"))
+    ),
 )
 
 DIFFERENCES = _columns(

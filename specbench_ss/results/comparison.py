@@ -48,7 +48,8 @@ class ComparedRow:
     """One method on one category (or `overall`). changes: by the names in `regression.METRICS`.
 
     n_prompts, n_questions: what is in both runs. n_failed_a, n_failed_b: the method's failed samples in each run.
-    n_answers: answers of the same prompt and repeat in both; n_other_answers: of these, with other tokens.
+    n_answers: answers of the same prompt and repeat in both; n_other_answers: of these, with other tokens. baseline:
+    the method that speedups are over.
     """
 
     category: str
@@ -60,6 +61,7 @@ class ComparedRow:
     changes: Mapping[str, Change]
     n_answers: int
     n_other_answers: int
+    baseline: str = REFERENCE
 
 
 def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
@@ -73,8 +75,8 @@ def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], li
         raise UserError(f"the runs do not compare, since they differ in {', '.join(hindering)}; --anyway compares them")
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
-    if not shared or not [label for label in labels if label != REFERENCE]:
-        what = "question" if not shared else f"method besides {REFERENCE}"
+    if not shared or not [label for label in labels if label != a.baseline]:
+        what = "question" if not shared else f"method besides {a.baseline}"
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     machine = same_machine(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
@@ -90,9 +92,9 @@ class _Pair:
     """A method's samples in two runs, with the reference's, on the prompts that all four answered."""
 
     def __init__(self, a: Run, b: Run, label: str, category: str, void: bool) -> None:
-        self.label, self.category, self.void = label, category, void
+        self.label, self.category, self.void, self.baseline = label, category, void, a.baseline
         self.asked = [_rows(run, label, category) for run in (a, b)]
-        sides = [paired(own, _rows(run, REFERENCE, category)) for own, run in zip(self.asked, (a, b), strict=True)]
+        sides = [paired(own, _rows(run, run.baseline, category)) for own, run in zip(self.asked, (a, b), strict=True)]
         both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
         kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
         self.own: list[Rows] = [own for own, _ in kept]
@@ -100,7 +102,7 @@ class _Pair:
 
     def row(self, machine: bool) -> ComparedRow:
         failed = [sum(not row.ok for row in rows) for rows in self.asked]
-        made = [{(*_prompt(row), row.repeat): row.token_ids for row in own} for own in self.own]
+        made = [{(*_prompt(row), row.repeat): _answer(row) for row in own} for own in self.own]
         twice = [key for key in made[0] if key in made[1]]
         rates = self._rates()
         rates = rates if machine else Change(rates.a, rates.b, None, None, OTHER_MACHINE)
@@ -119,6 +121,7 @@ class _Pair:
             },
             n_answers=len(twice),
             n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
+            baseline=self.baseline,
         )
 
     def _speedups(self) -> Change:
@@ -154,6 +157,11 @@ def _rows(run: Run, label: str, category: str) -> Rows:
 
 def _prompt(row: Row) -> Prompt:
     return row.question_id, row.turn
+
+
+def _answer(row: Row) -> object:
+    """Return the tokens of an answer; its text where a server made it, which sends no tokens."""
+    return row.token_ids if row.token_ids is not None else row.text
 
 
 def _in_steps(row: Row) -> tuple[float, float]:
@@ -198,7 +206,7 @@ def _verdict(metric: str, around: Interval | None) -> str:
 
 def as_record(row: ComparedRow) -> dict[str, Any]:
     """Return a row with its changes as flat, JSON-ready columns: `speedup_a`, `speedup_change_low`, ..."""
-    own = {name: getattr(row, name) for name in ComparedRow.__slots__ if name != "changes"}
+    own = {name: getattr(row, name) for name in ComparedRow.__slots__ if name not in ("changes", "baseline")}
     for metric, change in row.changes.items():
         low, high = change.interval or (None, None)
         own |= {f"{metric}_a": change.a, f"{metric}_b": change.b, f"{metric}_change": change.change}

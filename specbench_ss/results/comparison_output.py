@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.compare_runs import RunComparison
 from specbench_ss.results.comparison import OTHER_MACHINE, SAME, TOO_FEW, VOID, Change, ComparedRow
 from specbench_ss.results.number_text import MISSING, number, title
@@ -17,7 +16,7 @@ from specbench_ss.results.terminal_table import result_table, widen
 
 COLUMNS = ("method", "A", "B", "change", "95% interval", "verdict", "n")
 NAMES = {  # figure -> title of its table, digits
-    "speedup": (f"Speedup over {REFERENCE}", 2),
+    "speedup": ("Speedup over {}", 2),
     "tokens_per_s": ("Tokens per second", 1),
     "tau": ("τ, tokens per step", 2),
     "quality": ("Quality", 2),
@@ -41,7 +40,7 @@ def print_comparison(made: RunComparison, console: Console) -> None:
 
 def _shown(row: ComparedRow, metric: str) -> bool:
     """Tasks are shown of the speedup alone, plain decoding only where it is no 1 by definition."""
-    return judged(metric, row.method) and (metric == "speedup" or row.category == OVERALL)
+    return judged(metric, row) and (metric == "speedup" or row.category == OVERALL)
 
 
 def _print_differences(made: RunComparison, console: Console) -> None:
@@ -62,7 +61,7 @@ def _print_differences(made: RunComparison, console: Console) -> None:
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
     tasks = list(dict.fromkeys(row.category for row in rows))
     tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
-    table = result_table(NAMES[metric][0], COLUMNS if len(tasks) == 1 else ("task", *COLUMNS))
+    table = result_table(NAMES[metric][0].format(rows[0].baseline), COLUMNS if len(tasks) == 1 else ("task", *COLUMNS))
     for task in [*tasks[1:], tasks[0]]:  # all tasks together come last
         for i, row in enumerate(row for row in rows if row.category == task):
             name = title(task) if i == 0 else ""
@@ -118,7 +117,7 @@ def _notes(made: RunComparison) -> Iterator[str]:
 
 def finding(rows: Sequence[ComparedRow]) -> str:
     """Return the finding over all tasks in a sentence."""
-    rows = [row for row in rows if row.category == OVERALL and row.method != REFERENCE]
+    rows = [row for row in rows if row.category == OVERALL and row.method != row.baseline]
     told = [(row, row.changes["speedup"]) for row in rows if row.changes["speedup"].interval]
     if not told:
         return "Too few questions are in both runs to tell whether a speedup changed."
@@ -131,7 +130,7 @@ def finding(rows: Sequence[ComparedRow]) -> str:
         for row, c in changed
     ]
     rest = len(told) - len(changed)
-    return f"Speedup over {REFERENCE}: {'; '.join(said)}." + (f" {rest} not distinguishable." if rest else "")
+    return f"Speedup over {rows[0].baseline}: {'; '.join(said)}." + (f" {rest} not distinguishable." if rest else "")
 
 
 def _widest(told: Sequence[tuple[ComparedRow, Change]]) -> str:

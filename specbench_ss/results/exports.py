@@ -14,7 +14,7 @@ from specbench_ss.results.number_text import interval, number, times, title
 from specbench_ss.results.specbench_files import write_answers
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal_table import ranked
-from specbench_ss.results.verdict_text import output, short_n
+from specbench_ss.results.verdict_text import output, quality, short_n
 from specbench_ss.runs.rows import Run
 
 HEAD = ("task", "method", "speedup", "95% interval", "verdict", "τ", "output", "quality", "tokens/s", "n")
@@ -84,7 +84,7 @@ def _cells(row: SummaryRow, config: Any) -> tuple[str, ...]:
         row.comparison,
         number(row.tau),
         output(row, config),
-        number(row.quality),
+        number(quality(row, config)),
         number(row.tokens_per_s, 1),
         short_n(row),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +14,14 @@ from specbench_ss.results.run_health import Check
 from specbench_ss.results.standings import Standing
 from specbench_ss.results.summary import OVERALL, SummaryRow
 
-DISBELIEVE = ("impossible", "void", "mismatch", "failed", "incomplete")  # checks after which no speed is a finding
+DISBELIEVE = (
+    "impossible",
+    "void",
+    "mismatch",
+    "failed",
+    "incomplete",
+    "tokens",
+)  # checks after which no speed is a finding
 
 
 def finding(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapping[str, Standing]) -> str:
@@ -22,40 +30,49 @@ def finding(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapp
     made: the checks of the run; what is wrong is named before the numbers. placed: as `standings` has it.
     """
     measured = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
+    baseline = next((row.baseline for row in summaries), REFERENCE)
     rows = [row for row in measured if not row.reference_of] or measured  # plain decodings of changed models are none
     wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
-    said = _fastest(rows, placed) if rows else f"Only {REFERENCE} was measured: there is nothing to compare it with."
+    said = _fastest(rows, placed) if rows else f"Only {baseline} was measured: there is nothing to compare it with."
     said += _noise([row for row in summaries if row.category == OVERALL], rows)
-    return (
-        f"Something is wrong ({', '.join(wrong)}); until it is explained, do not rely on this: {said}"
-        if wrong
-        else said
-    )
+    if not wrong:
+        return said
+    made_so_far = next((check.made for check in made if check.name == "incomplete"), None)
+    if wrong == ["incomplete"] and made_so_far is not None:
+        return f"Not finished: {math.floor(100 * made_so_far)} % of the samples. So far {_within(said, rows)}"
+    return f"Something is wrong ({', '.join(wrong)}); until it is explained, do not rely on this: {said}"
+
+
+def _within(said: str, rows: Sequence[SummaryRow]) -> str:
+    """Return a sentence as it stands behind other words; names of methods stay as they are."""
+    named = any(said.startswith(row.method) for row in rows)
+    return said if named else said[:1].lower() + said[1:]
 
 
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
+    over = rows[0].baseline
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
     if not known and any(row.comparison == "void" for row in rows):
         return f"The numbers of {_some([row.method for row in rows if row.comparison == 'void'])} are void."
     if not known and not any(row.n_prompts for row in rows):
-        return f"No method has an answer that can be compared with {REFERENCE}'s."
+        return f"No method has an answer that can be compared with {over}'s."
     if not known:
-        return f"Too few questions to tell a method from {REFERENCE}: an interval takes {FEWEST}."
+        return f"Too few questions to tell a method from {over}: an interval takes {FEWEST}."
     faster = [row for row in known if row.comparison == "faster"]
     if faster:
         return (
-            f"{faster[0].method} is {times(faster[0].speedup)} as fast as {REFERENCE} "
+            f"{faster[0].method} is {times(faster[0].speedup)} as fast as {over} "
             f"(95% interval {interval(faster[0].speedup_interval)}){_of(known, placed)}."
         )
     counts = Counter(row.comparison for row in known)
     if counts["not distinguishable"] == len(known):
         which = f"{known[0].method} is not" if len(known) == 1 else "No method is"
-        return f"{which} distinguishable from {REFERENCE}{_nearest(known)}."
+        return f"{which} distinguishable from {over}{_nearest(known)}."
     if counts["slower"] == len(known):
         which = f"{known[0].method} is" if len(known) == 1 else f"All {len(known)} methods are"
-        return f"{which} slower than {REFERENCE}{_nearest(known)}."
+        return f"{which} slower than {over}{_nearest(known)}."
     slower, same = counts["slower"], counts["not distinguishable"]
-    return f"No method is faster than {REFERENCE}: {slower} slower, {same} not distinguishable{_nearest(known)}."
+    return f"No method is faster than {over}: {slower} slower, {same} not distinguishable{_nearest(known)}."
 
 
 def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:

@@ -29,6 +29,7 @@ VERDICTS = {  # column -> what it counts
     "n_near_tie": "near-tie",
     "n_length": "length",
     "n_mismatch": "mismatch",
+    "n_other_text": "other text",
     "n_not_compared": "not compared",
 }
 

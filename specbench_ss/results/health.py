@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from specbench_ss.runs.steps import Array, StepColumns, Steps
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
 ENOUGH = 4  # times of the same work, to say that they do not spread
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
+
+NOT_HELD = "no process holds this folder; it may go on elsewhere if this is a copy"  # of a run that has not ended
 
 STEP_CHECKS: dict[str, Callable[[StepColumns], Array]] = {  # what no step may be, in words, and which steps [n] are
     "more accepted than the depth of the draft": lambda s: s.accepted > s.depth,
@@ -53,6 +56,7 @@ def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
 
 def _bad_sums(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
     """Return the samples that each of `SUM_CHECKS` finds."""
+    rows = [row for row in rows if row.counted is None]  # a server's steps are not known
     tokens, seconds = steps.totals.tokens.tolist(), steps.totals.total_s.tolist()
     at = [steps.place.get(row.key) for row in rows]
     sums = [(0, 0.0) if i is None else (tokens[i], seconds[i]) for i in at]
@@ -115,44 +119,56 @@ def unjudged(rows: Sequence[Row], without: Sequence[Row]) -> list[str]:
     return [f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"] if lacking else []
 
 
-def unsteady(spread: float | None) -> list[str]:
-    """Report times that spread too much. spread: what `spread` found."""
-    differ = f"times of the same work differ by {percent(spread)}, more than a tenth"
-    return [f"unstable: {differ}"] if unstable(spread) else []
+def unsteady(found: Spread | None) -> list[str]:
+    """Report times that spread too much."""
+    if found is None or not unstable(found):
+        return []
+    if found.of_repeats:
+        return [f"unstable: times of the same work differ by {percent(found.share)}, more than a tenth"]
+    return [f"unstable: its step times over different prompts differ by {percent(found.share)} (middle half)"]
 
 
 def unfinished(run: Run) -> str:
     """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run, of which nothing is lost."""
     status, made, said = run.manifest["status"], len(run.rows), losses(run)
     if status != "complete" or made + len(run.lost) < run.samples:
-        what = {"complete": "samples are missing", KILLED: "its process is not running any more"}.get(status, status)
+        what = {"complete": "samples are missing", KILLED: NOT_HELD}.get(status, status)
         said = [what, *said]
     return f"not complete ({'; '.join(said)}): {made:,} of {run.samples:,} samples" if said else ""
 
 
-def unstable(spread: float | None) -> bool | None:
-    """Say whether times of the same work spread by more than a tenth; None where that is not known."""
-    return None if spread is None else spread > SPREAD
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The relative standard deviation of times. of_repeats: of the same answers; else of steps over prompts."""
+
+    share: float
+    of_repeats: bool
 
 
-def spread(rows: Sequence[Row], equal_steps: bool) -> float | None:
-    """Return the relative standard deviation of times of the same work; None where there are too few to call it small.
+def unstable(found: Spread | None) -> bool | None:
+    """Say whether times spread by more than a tenth; None where that is not known."""
+    return None if found is None else found.share > SPREAD
 
-    The same work is repeats of a prompt that gave the same tokens. Where every step does equal work (the reference), it
-    is also the step times of different samples, without their outer quarters.
+
+def spread(rows: Sequence[Row], equal_steps: bool) -> Spread | None:
+    """Return how far times of the same work spread; None where there are too few to call it small.
+
+    The same work is repeats of a prompt that gave the same tokens. Where every step does nearly equal work (the
+    reference), step times of different samples, without their outer quarters, stand in for it.
     """
-    repeats: dict[tuple[str, int, tuple[int, ...]], list[float]] = defaultdict(list)
+    repeats: dict[tuple[str, int, tuple[int, ...] | str], list[float]] = defaultdict(list)
     for row in rows:
-        repeats[row.question_id, row.turn, tuple(row.token_ids or ())].append(row.wall_s or 0.0)
+        answer = (row.text or "") if row.counted else tuple(row.token_ids or ())
+        repeats[row.question_id, row.turn, answer].append(row.wall_s or 0.0)
     squares = [(np.std(t, ddof=1) / np.mean(t)) ** 2 for t in repeats.values() if len(t) > 1]
     of_repeats = math.sqrt(float(np.mean(squares))) if squares else 0.0
     if of_repeats > SPREAD or sum(len(t) - 1 for t in repeats.values()) >= ENOUGH - 1:
-        return of_repeats
+        return Spread(of_repeats, True)
     per_step = [(row.decode_s or 0.0) / row.steps for row in rows if row.steps]
     if not equal_steps or len(per_step) < ENOUGH:
         return None
     low, middle, high = np.quantile(per_step, (0.25, 0.5, 0.75))
-    return float((high - low) / 1.349 / middle)
+    return Spread(float((high - low) / 1.349 / middle), False)
 
 
 def _samples(rows: Sequence[Row]) -> str:

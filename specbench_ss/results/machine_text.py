@@ -15,6 +15,8 @@ def machine_lines(rows: Sequence[MachineRow], manifest: Mapping[str, Any]) -> li
 
     rows, manifest: of the run.
     """
+    if manifest["config"].get("endpoints"):
+        return []
     busy = ((manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
     noted = [f"limits: too low, perhaps: when they were measured, {busy}"] if busy else []
     return [*_left(rows), *_limits(rows), *noted]
@@ -25,11 +27,12 @@ def _left(rows: Sequence[MachineRow]) -> list[str]:
     if not known:
         return []
     most = max(known, key=lambda row: row.host_share or 0.0)
-    told = f"steps: draft, verify and accept leave at most {most.host_share or 0.0:.1%} of a step ({most.method}), "
+    share = f"{most.host_share or 0.0:.1%}"
+    told = f"steps: what is neither drafting, verifying nor accepting takes at most {share} of a step "
     open_ = [row for row in known if abs(row.parts_residual or 0.0) > CLOSES]
     off = "; ".join(f"{row.method} {row.parts_residual or 0.0:+.1%}" for row in open_)
     rest = f"; beyond that, the parts and the step, two clocks, differ: {off}" if off else ""
-    return [f"{told}which is called the host's part{rest}"]
+    return [f"{told}({most.method}); tables call it host{rest}"]
 
 
 def _limits(rows: Sequence[MachineRow]) -> list[str]:

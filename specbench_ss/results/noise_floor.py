@@ -27,7 +27,8 @@ class Floor:
 
 def plain(row: SummaryRow) -> bool:
     """Say whether a method decodes as the reference does: it drafted nothing at all."""
-    return row.comparison != "reference" and row.tau is not None and not any(row.acceptance_at_n)
+    drafted = row.acceptance_rate is not None or any(row.acceptance_at_n)
+    return row.comparison != "reference" and row.tau is not None and not drafted
 
 
 def floor(overall: Iterable[SummaryRow]) -> Floor | None:

@@ -67,16 +67,24 @@ def title(name: str) -> str:
 
 
 def sameness(verdicts: Mapping[str, int]) -> str:
-    """Return the verdicts on many answers in a few words, the worst first: 'identical', or '2 near-ties of 80'."""
-    total = sum(verdicts.values())
+    """Return the verdicts on many answers in a few words, the worst first: 'identical', or '2 near-ties of 80'.
+
+    What was not compared is counted behind them: 'identical, 1 not compared'.
+    """
+    left = verdicts.get("not compared", 0)
+    total = sum(verdicts.values()) - left
     if not total:
-        return MISSING
-    plural = {"mismatch": "mismatches", "near-tie": "near-ties", "length": "lengths differ"}
+        return "not compared" if left else MISSING
+    plural = {
+        "mismatch": "mismatches",
+        "near-tie": "near-ties",
+        "length": "lengths differ",
+        "other text": "other texts",
+    }
     found = [
         f"{n} {many if n > 1 or kind == 'length' else kind}"
         for kind, many in plural.items()
         if (n := verdicts.get(kind, 0))
     ]
-    if found:
-        return f"{', '.join(found)} of {total}"
-    return "identical" if verdicts.get("identical") else "not compared"
+    said = f"{', '.join(found)} of {total}" if found else "identical"
+    return f"{said}, {left} not compared" if left else said

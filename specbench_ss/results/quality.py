@@ -6,7 +6,7 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from specbench_ss.results.intervals import Interval, mean_interval
 from specbench_ss.results.report import Report
 from specbench_ss.results.resampling import Floats
 from specbench_ss.runs.rows import Key, Row
+from specbench_ss.runs.suite import Question
 
 MARGIN = Report.quality_margin  # of a score from 0 to 1: how much worse still counts as no worse
 CHANGED = 0.01  # of a score from 0 to 1: from here on the outcome of a question is another one
@@ -32,6 +33,11 @@ def checked_margin(margin: float) -> float:
     if not 0 < value <= 1:
         raise UserError(f"the margin of quality must be above 0 and at most 1, not {value:g}")
     return value
+
+
+def measures(questions: Iterable[Question]) -> list[str]:
+    """Return by what the answers are scored, each measure once; a mean over several of them says nothing."""
+    return sorted({question.metric for question in questions if question.metric})
 
 
 def mean_score(

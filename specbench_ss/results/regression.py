@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError, known_words
-from specbench_ss.method_spec import REFERENCE
 
 if TYPE_CHECKING:
     from specbench_ss.results.comparison import ComparedRow
@@ -49,12 +48,12 @@ def _read(part: str) -> Limit:
 
 def broken(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[ComparedRow, Limit]]:
     """Return the rows whose whole interval lies below a limit, with that limit."""
-    return [(row, limit) for row in rows for limit in limits if judged(limit.metric, row.method) and _below(row, limit)]
+    return [(row, limit) for row in rows for limit in limits if judged(limit.metric, row) and _below(row, limit)]
 
 
-def judged(metric: str, method: str) -> bool:
+def judged(metric: str, row: ComparedRow) -> bool:
     """Say whether a figure of a method says anything: of the reference, only its tokens per second do."""
-    return method != REFERENCE or metric == "tokens_per_s"
+    return row.method != row.baseline or metric == "tokens_per_s"
 
 
 def _below(row: ComparedRow, limit: Limit) -> bool:
@@ -68,5 +67,5 @@ def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str
         f"{limit.metric} of {row.method}: {row.changes[limit.metric].verdict}"
         for row in rows
         for limit in limits
-        if judged(limit.metric, row.method) and row.changes[limit.metric].interval is None
+        if judged(limit.metric, row) and row.changes[limit.metric].interval is None
     ]

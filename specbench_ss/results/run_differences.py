@@ -55,7 +55,16 @@ def same_machine(a: Run, b: Run) -> bool:
     return not set(changed) & set(MACHINE) and a.manifest["model"]["device"] == b.manifest["model"]["device"]
 
 
-HINDERING = ("model hash", "chat template", "suite", "decoding", "longest answer", "history of later turns")
+HINDERING = (
+    "model hash",
+    "quantised weights",
+    "chat template",
+    "suite",
+    "decoding",
+    "longest answer",
+    "history of later turns",
+    "method that speedups are over",
+)
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -77,10 +86,14 @@ def _facts(run: Run) -> dict[str, str]:
         "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
         "history of later turns": config.get("history", "reference"),
         "order of questions": config.get("order", "suite"),
+        "engine": config.get("engine", "eager"),
+        "quantised weights": model.get("quantised", "none").partition(":")[0],
+        "how weights were quantised": model.get("quantised"),
         "seed": config.get("seed"),
         "repeats": run.repeats,
         "warm-up prompts": config.get("warmup"),
         "methods": ", ".join(run.labels),
+        "method that speedups are over": run.baseline,
         "version of ssbench": manifest["version"],
         "code revision": _revision(here.get("revision")),
         "Python": here["python"],

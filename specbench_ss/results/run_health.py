@@ -12,22 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.results.disturbances import began_at, gathered
 from specbench_ss.results.health import unfinished
 from specbench_ss.results.intervals import FEWEST
+from specbench_ss.results.loops import loops
 from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import interval, number, times
 from specbench_ss.results.remembering import comparable, says_so
+from specbench_ss.results.served_health import served_findings
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.undisturbed import without_disturbed
 from specbench_ss.runs.environment import between_sessions, is_of_times
+from specbench_ss.runs.losses import losses
 from specbench_ss.runs.rows import Row, Run
 
 State = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[State, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
+MEMORY = "only where prompts are answered greedily, twice or more, does it show."
 NUMBERS = re.compile(r"[\d.,]*\d")
-GATHERED = 0.25  # of the disturbed samples: a share of one question that is named
 
 FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how bad it is, and what is said
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
@@ -44,15 +47,17 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
 @dataclass(frozen=True, slots=True)
 class Check:
     """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `tau`,
-    `noise`.
+    `noise`, `loops`.
 
-    sentence: what was found, or why nothing could be. lines: its details, one for each method or warning.
+    sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
+    run that has not ended, and of which nothing is lost, the share of its samples that there are.
     """
 
     name: str
     state: State
     sentence: str
     lines: tuple[str, ...] = ()
+    made: float | None = None
 
 
 def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
@@ -73,8 +78,10 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_warned(run),
         *_disturbed(run, rows),
         *{**passed, **bad}.values(),
+        *(Check(name, state, said, lines) for name, state, said, lines in served_findings(run)),
         *_bound(rows),
         *_noise(rows),
+        *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
     ]
 
 
@@ -86,18 +93,26 @@ def worst_first(made: Sequence[Check]) -> list[Check]:
 def _finished(run: Run) -> Check:
     lacking = unfinished(run)
     if lacking:
-        return Check("incomplete", "wrong", f"The run is {lacking}.")
+        going = run.manifest["status"] != "complete" and not losses(run) and run.samples > len(run.rows)
+        share = len(run.rows) / run.samples if going else None
+        return Check("incomplete", "wrong", f"The run is {lacking}.", made=share)
     return Check("incomplete", "ok", f"The run is complete: {len(run.rows):,} samples.")
 
 
 def _warned(run: Run) -> Iterator[Check]:
-    said = tuple(run.manifest.get("warnings", []))
+    said = tuple(f"{text}{_in_sessions(run, text)}" for text in run.manifest.get("warnings", []))
     if said:
         yield Check("warnings", "warning", f"{len(said)} warning{'s' * (len(said) > 1)} of the run.", said)
     changed = between_sessions(run.manifest)
     if changed:
         what = ", ".join(changed)
         yield Check("sessions", "warning", f"Not all sessions had the same {what}: their times do not compare.")
+
+
+def _in_sessions(run: Run, text: str) -> str:
+    """Say in which sessions of several a warning was given; '' where that is not known."""
+    where = run.manifest.get("warned_in", {}).get(text, ()) if len(run.manifest.get("sessions", ())) > 1 else ()
+    return f" (session that began at {' and '.join(map(began_at, where))})" if where else ""
 
 
 def _disturbed(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
@@ -110,23 +125,15 @@ def _disturbed(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         again = sum(row.remade or 0 for row in run.rows)
         remade = f" {again} times one was made again." if again else ""
         said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine."
-        said += remade + _gathered(run) + rest + without_disturbed(run, rows)
-        yield Check("disturbed", "warning", said, tuple(_alike(bad)))
+        found, lines = without_disturbed(run, rows)
+        said += remade + gathered(run) + rest + found
+        yield Check("disturbed", "warning", said, (*lines, *_alike(bad)))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
         said = f"Disturbances{many} were not checked: not all of the machine was read."
         yield Check("disturbed", "not checked", said)
     else:
         yield Check("disturbed", "ok", "Nothing else on the machine was seen to disturb a sample.")
-
-
-def _gathered(run: Run) -> str:
-    """Name the question that has a quarter of the disturbed samples or more, where there are several."""
-    of = Counter(row.question_id for row in run.rows if row.disturbed)
-    question, n = of.most_common(1)[0]
-    if len(of) == 1 or n == 1 or n < GATHERED * of.total():
-        return ""
-    return f" {n:,} of these are of question {question}: what it says of single methods may be the disturbance."
 
 
 def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:
@@ -168,13 +175,13 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
 
 def _remembered(run: Run) -> Iterator[Check]:
     """Say whether methods could have been seen to answer from memory, where some do not say that they do."""
-    silent = [label for label in run.labels if label != REFERENCE and not says_so(run, label)]
+    silent = [label for label in run.labels if label != run.baseline and not says_so(run, label)]
     rest = [label for label in silent if not comparable(run, label)]
     if len(rest) < len(silent):
         others = f" Not checked: {', '.join(rest)}." if rest else ""
         yield Check("void", "ok", f"No method was seen to answer repeats from memory.{others}")
     elif silent:
-        yield Check("void", "not checked", "Answers from memory were not checked: that takes greedy repeats.")
+        yield Check("void", "not checked", "Whether methods answer repeats from memory was not checked: " + MEMORY)
 
 
 def _same(rows: Sequence[SummaryRow]) -> Check:
@@ -193,9 +200,12 @@ def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
     if any(row.disturbed for row in run.rows):
         return Check("unstable", "warning", "Timing cannot be called stable: samples were disturbed.")
     if not any(row.unstable is False for row in rows):
-        takes = f"that takes repeats, or {FEWEST} prompts that {REFERENCE} answered"
+        served = bool(run.manifest["config"].get("endpoints"))
+        takes = (
+            "that takes repeats" if served else f"that takes repeats, or {FEWEST} prompts that {run.baseline} answered"
+        )
         return Check("unstable", "not checked", f"Whether timing is stable was not checked: {takes}.")
-    work = "repeats of an answer" if run.repeats > 1 else f"steps of {REFERENCE}"
+    work = "repeats of an answer" if run.repeats > 1 else f"steps of {run.baseline}"
     return Check("unstable", "ok", f"Timing is stable: the times of {work} differ by less than a tenth.")
 
 

@@ -78,6 +78,14 @@ class RunResults:
 
         return machine_frames.machine(self._run)
 
+    def concurrency(self) -> pd.DataFrame:
+        """One row for each number of requests in flight and served engine; empty where only one was in flight."""
+        from specbench_ss.results import frames
+        from specbench_ss.results.columns import LEVELS
+        from specbench_ss.results.concurrency import level_rows, value
+
+        return frames.frame(LEVELS, level_rows(self._run), value)
+
     def summary(self, quality_margin: float = MARGIN) -> pd.DataFrame:
         """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report.
 

@@ -72,8 +72,11 @@ def _answer(place: str, line: bytes) -> Answer:
 def write_answers(run: Run, folder: Path) -> list[str]:
     """Write an answer file for each method of a run into a folder; return what was left out, a sentence each.
 
-    Only whole repeats of a question are written: a turn that failed has no numbers.
+    Only whole repeats of a question are written: a turn that failed has no numbers. Raises UserError for a run of
+    served engines.
     """
+    if run.manifest["config"].get("endpoints"):
+        raise UserError("Spec-Bench's answer files hold the steps of an answer, which servers do not tell")
     told, names = [], file_names(run.labels)
     turns = {question.id: len(question.turns) for question in run.questions}
     for label in run.labels:

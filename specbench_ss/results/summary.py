@@ -19,8 +19,9 @@ from specbench_ss.results.least_time import least_seconds
 from specbench_ss.results.paired_times import PairedTimes, over, paired, total
 from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
 from specbench_ss.results.remembering import remembering
+from specbench_ss.results.served_counts import served_columns
 from specbench_ss.results.step_tally import tally
-from specbench_ss.runs.losses import unjudged
+from specbench_ss.runs.losses import unjudged, without_verdict
 from specbench_ss.runs.rows import Row, Run
 
 OVERALL = "overall"
@@ -40,7 +41,7 @@ class SummaryRow:
     where it is not the run's reference. within_tau, unstable: None where not checked. acceptance_at[i] and
     acceptance_given[i] belong to draft position i + 1; the _n are their denominators. target_calls, draft_calls,
     tokens, prefill_s: means over samples. peak_memory_bytes: of the sample that took most. quality_verdict,
-    quality_margin: only of methods that may change the answers.
+    quality_margin: only of methods that may change the answers. baseline: the run's reference, which speedup is over.
     """
 
     category: str
@@ -70,7 +71,7 @@ class SummaryRow:
     acceptance_given_n: tuple[int, ...]
     target_calls: float | None
     draft_calls: float | None
-    overshoot: int
+    overshoot: int | None
     quality: float | None
     quality_n: int
     quality_difference: float | None
@@ -104,6 +105,7 @@ class SummaryRow:
     within_tau: bool | None
     unstable: bool | None
     health: tuple[str, ...]
+    baseline: str = REFERENCE
 
     @property
     def step_cost(self) -> float | None:
@@ -132,26 +134,29 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
 
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
-    """Return how many answers of a method had which verdict, by method and category."""
+    """Return how many answers had which verdict, by method and category. Those without were not compared."""
     category_of = {row.key: row.category for row in run.rows}
     counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for one in run.sameness:
         key = one.key
         for category in {OVERALL, category_of[key]} if key in category_of else ():
             counted[one.method, category][one.verdict] += 1
+    for row in without_verdict(run):
+        for category in (OVERALL, row.category):
+            counted[row.method, category]["not compared"] += 1
     return counted
 
 
 def disbelieved(run: Run, label: str) -> tuple[str, ...]:
     """Return the findings over all tasks for which a method has no speedup. The reference is never without."""
     row = _Compared(run, label, run.rows)
-    return row.disbelieved([*health.changed_target(run), *remembering(run, label)]) if label != REFERENCE else ()
+    return row.disbelieved([*health.changed_target(run), *remembering(run, label)]) if label != run.baseline else ()
 
 
 def _summary(here: _Compared, category: str, margin: float, without: Sequence[Row], void: Sequence[str]) -> SummaryRow:
     run, label = here.run, here.label
     disbelieved = here.disbelieved(void)
-    own, spread = here.own, health.spread(here.own, label == REFERENCE)
+    own, spread = here.own, health.spread(here.own, label == run.baseline)
     return SummaryRow(
         category=category,
         method=label,
@@ -159,7 +164,7 @@ def _summary(here: _Compared, category: str, margin: float, without: Sequence[Ro
         n_prompts=len(here.times.own_s),
         n_questions=len(here.times.questions),
         n_failed=sum(not r.ok for r in here.all_own),
-        **here.speedups(void=bool(disbelieved) and label != REFERENCE),
+        **here.speedups(void=bool(disbelieved) and label != run.baseline),
         reference=here.same_as,
         reference_of=_held_against(run, label),
         tokens_per_s=over(total(own, "tokens"), total(own, "wall_s")),
@@ -180,6 +185,7 @@ def _summary(here: _Compared, category: str, margin: float, without: Sequence[Ro
             *health.unjudged(here.all_own, without),
             *health.unsteady(spread),
         ),
+        baseline=run.baseline,
     )
 
 
@@ -192,15 +198,16 @@ class _Compared:
     def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str] | None = None) -> None:
         self.run, self.label, self.method = run, label, _method(run, label)
         self.verdicts = verdicts or Counter()
-        self.same_as: str = self.method.get("reference", REFERENCE)
+        self.same_as: str = self.method.get("reference", run.baseline)
         self.all_own = [r for r in rows if r.method == label]
-        self.own, self.ref = self._paired(rows, REFERENCE)
+        self.own, self.ref = self._paired(rows, run.baseline)
         self.times = PairedTimes(self.own, self.ref)
-        self.against = PairedTimes(*self._paired(rows, self.same_as)) if self.same_as != REFERENCE else None
+        self.against = PairedTimes(*self._paired(rows, self.same_as)) if self.same_as != run.baseline else None
         self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
-        self.interval = None if label == REFERENCE else self.times.interval()
+        self.interval = None if label == run.baseline else self.times.interval()
         self.tau = self.mine.tau
-        least = least_seconds(self.own, self.ref, run.steps) if label != REFERENCE and self.tau else None
+        self.served = served_columns(self.own)
+        least = least_seconds(self.own, self.ref, run.steps) if label != run.baseline and self.tau else None
         self.excess = None if least is None else self.times.faster_than(least)
 
     def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
@@ -213,7 +220,7 @@ class _Compared:
 
     def speedups(self, void: bool) -> dict[str, Any]:
         """Return the speedups with their intervals and what they say; nothing where the numbers are void."""
-        reference = self.label == REFERENCE
+        reference = self.label == self.run.baseline
         times, against = (None, None) if void else (self.times, self.against)
         return {
             "speedup": times and times.speedup(),
@@ -230,12 +237,12 @@ class _Compared:
         step_ratio, speedup = over(self.theirs.step_s, self.mine.step_s), self.times.speedup()
         explained = None if self.tau is None or step_ratio is None else self.tau * step_ratio
         residual = over(speedup, explained)
-        return {"tau": self.tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual}
+        return {"tau": self.tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual} | self.served
 
     def quality(self, margin: float) -> dict[str, Any]:
         """Return scores and ratings and, of a method that may change the answers, whether it is non-inferior."""
-        both, itself = (self.own, self.ref), self.label == REFERENCE
-        changes = not itself and (self.same_as != REFERENCE or not self.method["lossless"])
+        both, itself = (self.own, self.ref), self.label == self.run.baseline
+        changes = not itself and (self.same_as != self.run.baseline or not self.method["lossless"])
         given = {r.key: r.quality for r in (*self.own, *self.ref)}
         scores = mean_score(*both, itself, "quality", given, changes)
         told = bool(changes and scores["quality_n"])
@@ -248,7 +255,7 @@ class _Compared:
 
     def differences(self) -> tuple[str, ...]:
         """Return what differs from the answers that must be equal."""
-        named = f", {self.same_as}" if self.same_as != REFERENCE else ""
+        named = f", {self.same_as}" if self.same_as != self.run.baseline else ""
         return tuple(
             f"{line}{named}" for line in health.differences(self.verdicts, self.run.manifest["model"]["dtype"])
         )
@@ -261,5 +268,5 @@ def _method(run: Run, label: str) -> dict[str, Any]:
 
 def _held_against(run: Run, label: str) -> tuple[str, ...]:
     """Return the methods whose output must equal this one's; none for the run's reference."""
-    methods = [] if label == REFERENCE else run.manifest["methods"]
+    methods = [] if label == run.baseline else run.manifest["methods"]
     return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])

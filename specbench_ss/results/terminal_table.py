@@ -21,9 +21,11 @@ from specbench_ss.results.run_health import Check, State, checks, worst_first
 from specbench_ss.results.standings import standings
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.verdict_text import (
+    config_of,
     non_inferiority,
     notes,
     own_model,
+    quality,
     quality_difference,
     short_n,
     short_output,
@@ -55,7 +57,7 @@ def widen(console: Console, width: int = WIDTH) -> None:
 def print_tables(run: Run, console: Console) -> None:
     """Print both tables, notes on how to read them, what is wrong or was not checked, and the finding."""
     widen(console)
-    rows, config = summarise(run), {**run.manifest["config"], "repeats": run.repeats}
+    rows, config = summarise(run), config_of(run)
     often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""
     columns = tuple(name for name in COLUMNS if name != "judged" or run.judged_scores)
     overall = ranked([row for row in rows if row.category == OVERALL])
@@ -205,7 +207,7 @@ def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
         "tokens/s": number(row.tokens_per_s, 1),
         "τ": number(row.tau),
         "output": escape(short_output(row, config)),
-        "quality": number(row.quality),
+        "quality": number(quality(row, config)),
         "judged": number(row.judged),
         "n": short_n(row),
     }

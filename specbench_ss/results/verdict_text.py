@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import FEWEST, Comparison, Interval, compare
 from specbench_ss.results.number_text import MISSING, interval, sameness, times
-from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.quality import measures
+from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.runs.rows import Run
 
 NOT_COMPARED, SAMPLED = "not compared", "sampled"
 PROMISED = f"{SAMPLED}: the method promises the same distribution, not the same text; quality may differ by chance"
+NO_MEAN = "quality over all tasks is left out: the tasks are scored by different measures"
 MARKS = {"not distinguishable": "≈", "too few": "?"}
+
+
+def config_of(run: Run) -> dict[str, Any]:
+    """Return the configuration of a run's manifest, with the repeats that were made and what tasks are scored by."""
+    return {**run.manifest["config"], "repeats": run.repeats, "measures": measures(run.questions)}
 
 
 def speedup(row: SummaryRow) -> str:
@@ -39,7 +46,7 @@ def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
     said = sameness(row.sameness)
     if said == NOT_COMPARED:
         return SAMPLED if row.lossless and config["temperature"] else said
-    if row.reference == REFERENCE or said == MISSING:
+    if row.reference == row.baseline or said == MISSING:
         return said
     return f"{said} {'to' if said == 'identical' else 'against'} {row.reference}"
 
@@ -49,7 +56,7 @@ def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
     said = output(row, config)
     if row.reference_of:
         return "reference †"
-    if row.reference == REFERENCE or not said.endswith(row.reference):
+    if row.reference == row.baseline or not said.endswith(row.reference):
         return said
     return f"{said.removesuffix(row.reference).rsplit(maxsplit=1)[0]} †"
 
@@ -58,6 +65,14 @@ def own_model(row: SummaryRow) -> str:
     """Return what a method that changes the model gains over plain decoding of that model: '1.52× (1.41–1.66)'."""
     around = interval(row.reference_interval)
     return _marked(row.reference_speedup, compare(row.reference_interval)) + (f" ({around})" if around else "")
+
+
+def quality(row: SummaryRow, config: Mapping[str, Any]) -> float | None:
+    """Return the mean quality to be shown; None over all tasks where these are scored by different measures.
+
+    config: that of the manifest, with `measures`: what the tasks are scored by.
+    """
+    return None if row.category == OVERALL and len(config.get("measures", ())) > 1 else row.quality
 
 
 def quality_difference(row: SummaryRow) -> str:
@@ -83,7 +98,7 @@ def non_inferiority(row: SummaryRow) -> str:
         return ""
     than = "than" if row.quality_verdict == "not shown" else "to"
     said = "not shown to be no worse" if row.quality_verdict == "not shown" else row.quality_verdict
-    return f"{said} {than} {REFERENCE} (margin {row.quality_margin:g})"
+    return f"{said} {than} {row.baseline} (margin {row.quality_margin:g})"
 
 
 def counts(row: SummaryRow) -> list[str]:
@@ -108,13 +123,15 @@ def notes(
 ) -> list[str]:
     """Return what the marks and numbers of these rows mean.
 
-    config: that of the manifest. outputs: whether `output` is shown. short: the rows use `short_output` and `short_n`.
+    config: that of the manifest, with `measures` as `quality` has it. outputs: whether `output` is shown. short: the
+    rows use `short_output` and `short_n`.
     """
+    measured_by = ", ".join(config.get("measures", ()))
     q, dagger = (" (q)", "† ") if short else ("", "")
     marks = {text[0] for row in rows for text in (speedup(row), own_model(row))}
     shown = {(output(row, config), row.lossless) for row in rows} if outputs else set()
-    own = dict.fromkeys(row.reference for row in rows if row.reference != REFERENCE)
-    repeats = int(config["repeats"])
+    own = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
+    repeats, baseline = int(config["repeats"]), next((row.baseline for row in rows), "")
     said = {
         "void: the numbers contradict themselves, or the method answered from memory; see below": any(
             row.comparison == "void" for row in rows
@@ -126,9 +143,10 @@ def notes(
         f"n counts prompts, which are turns of fewer questions{q}: intervals resample questions, and "
         "quality is a mean over questions": any(row.n_questions != row.n_prompts for row in rows),
         f"every method answered every prompt {repeats} times; a prompt counts once in n, with its mean": repeats > 1,
+        f"{NO_MEAN} ({measured_by})": any(row.quality is not None and quality(row, config) is None for row in rows),
         PROMISED: (SAMPLED, True) in shown,
         f"{NOT_COMPARED}: the method does not promise the output of its reference": (NOT_COMPARED, False) in shown,
         f"{dagger}a method that changes the model must give that model's plain output ({', '.join(own)}); in "
-        f"every row speedup and quality are relative to {REFERENCE}": bool(own),
+        f"every row speedup and quality are relative to {baseline}": bool(own),
     }
     return [text for text, here in said.items() if here]

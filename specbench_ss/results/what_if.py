@@ -2,7 +2,8 @@
 
 A step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an overhead that the
 shapes do not explain (starting operators, above all), which is what was measured beyond that. What verifying several
-rows adds to that overhead grows with the rows. docs/results has how far it is off.
+rows adds to a step beyond that is taken for products that are slower than the limit: it grows with the rows and with
+the model's size, and shrinks with faster products. docs/results has how far predictions are off.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Sides:
 class Change:
     """Factors on what was measured; 1 leaves it as it is.
 
-    size: of the model, and of drafters with it. bandwidth, products: of the machine. launch: of the overhead.
+    size: of the model, and of drafters with it. bandwidth, products: of the machine. launch: of the overhead without
+    `rows_s`.
     acceptance: of accepted drafted tokens a step. nodes: of verified nodes, acceptance unchanged.
     """
 
@@ -95,8 +97,9 @@ def step_s(one: Parts, change: Change) -> float:
     """Return the predicted seconds of a step."""
     wider = (1 + change.nodes * one.nodes) / (1 + one.nodes)
     read = one.read_s * change.size / change.bandwidth
-    overhead = one.overhead_s + one.rows_s * (change.nodes - 1)
-    return max(read, one.product_s * change.size * wider / change.products) + overhead * change.launch
+    products = change.size / change.products
+    launched = (one.overhead_s - one.rows_s) * change.launch
+    return max(read, one.product_s * products * wider) + launched + one.rows_s * change.nodes * products
 
 
 def speedup(one: Parts, plain: Parts, change: Change) -> float:

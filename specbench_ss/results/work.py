@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.counted_cost import Cost, counted
 from specbench_ss.results.paired_times import paired
 from specbench_ss.results.step_tally import Tally, tally
@@ -46,11 +45,11 @@ def pairs(run: Run) -> list[Pair]:
     plains: dict[frozenset[Key], Work] = {}  # the reference's, by its samples: one, where no method failed
     found = []
     for label in run.labels:
-        own, ref = paired(rows[label], rows.get(REFERENCE, []))
+        own, ref = paired(rows[label], rows.get(run.baseline, []))
         same = frozenset(row.key for row in ref)
         if same not in plains:
-            plains[same] = _work(run, REFERENCE, ref)
-        found.append(Pair(plains[same] if label == REFERENCE else _work(run, label, own), plains[same]))
+            plains[same] = _work(run, run.baseline, ref)
+        found.append(Pair(plains[same] if label == run.baseline else _work(run, label, own), plains[same]))
     return found
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.method_spec import MethodSpec, PluginFile
+from specbench_ss.runs.endpoints import Endpoint
 from specbench_ss.runs.preset import Preset
+
+LATER: dict[str, Any] = {  # options that runs once had not
+    "order": "suite", "engine": "eager", "quantize": "none", "endpoints": (), "concurrency": (),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,8 @@ class RunConfig:
     """Everything that decides what a run measures. It is stored in the run's manifest.
 
     order: `suite`, questions as the suite lists them, or `tasks`, in turn as `schedule.tasks_in_turn` has them.
+    engine: `eager`, steps made operator by operator, or `graph`, replayed. quantize: how weights of linear layers are
+    held.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -42,11 +49,16 @@ class RunConfig:
     presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
     plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
     order: str = "suite"
+    engine: str = "eager"
+    quantize: str = "none"
+    endpoints: tuple[Endpoint, ...] = ()  # servers that are measured in place of methods; the first is the baseline
+    concurrency: tuple[int, ...] = ()  # requests in flight to a server, besides one
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the configuration as JSON-ready data; without the order where it is the one that all runs once had."""
+        """Return the configuration as JSON-ready data; without options that are later than others and left alone."""
         parts = {"methods": self.methods, "presets": self.presets, "plugin": self.plugin}
-        plain = {name: value for name, value in asdict(self).items() if (name, value) != ("order", "suite")}
+        parts |= {"endpoints": self.endpoints} if self.endpoints else {}
+        plain = {name: value for name, value in asdict(self).items() if LATER.get(name, self) != value}
         return plain | {name: [part.as_dict() for part in given] for name, given in parts.items()}  # type: ignore[attr-defined]
 
     @property

@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.runs.baseline import baseline_of
 from specbench_ss.runs.rows import Key, OfSample, Row, Run
 
 
-def is_held(row: OfSample) -> bool:
+def is_held(row: OfSample, baseline: str) -> bool:
     """Say whether an answer is held against another one: all are, except the first ones of the run's reference."""
-    return row.method != REFERENCE or row.repeat != 0
+    return row.method != baseline or row.repeat != 0
 
 
 def held_against(row: OfSample, manifest: Mapping[str, Any]) -> Key:
     """Return the sample that an answer is held against; repeats of the run's reference, against its first."""
-    if row.method == REFERENCE:
-        return (row.question_id, row.turn, REFERENCE, 0)
-    references = {method["label"]: method.get("reference", REFERENCE) for method in manifest["methods"]}
-    return (row.question_id, row.turn, references.get(row.method, REFERENCE), row.repeat)
+    if row.method == (baseline := baseline_of(manifest)):
+        return (row.question_id, row.turn, baseline, 0)
+    references = {method["label"]: method.get("reference", baseline) for method in manifest["methods"]}
+    return (row.question_id, row.turn, references.get(row.method, baseline), row.repeat)
+
+
+def without_verdict(run: Run) -> list[Row]:
+    """Return the good samples that should have a verdict on their answer and have none."""
+    judged = {verdict.key for verdict in run.sameness}
+    return [row for row in run.rows if row.ok and is_held(row, run.baseline) and row.key not in judged]
 
 
 def unjudged(run: Run) -> list[Row]:
-    """Return the good samples of a complete run that should have a verdict on their answer and have none."""
-    if run.manifest.get("status") != "complete":
-        return []
-    judged = {verdict.key for verdict in run.sameness}
-    return [row for row in run.rows if row.ok and is_held(row) and row.key not in judged]
+    """Return those of a complete run: their verdicts are lost, where those of an unfinished run may still come."""
+    return without_verdict(run) if run.manifest.get("status") == "complete" else []
 
 
 def losses(run: Run) -> list[str]:

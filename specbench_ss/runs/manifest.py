@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.models.chat_templates import template_hash
 from specbench_ss.options import option_values
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest_reading import FORMAT
+from specbench_ss.runs.now import now as now
 from specbench_ss.runs.suite import SuiteData
 from specbench_ss.version import __version__
 
 if TYPE_CHECKING:
+    from specbench_ss.decoding.decoder import Decoder
     from specbench_ss.decoding.target import Target
 
 
@@ -24,6 +24,33 @@ def manifest_for(
     config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
 ) -> dict[str, Any]:
     """Return the manifest of a run that is about to start, as JSON-ready data."""
+    model = {
+        "name": target.name,
+        "hash": target.weights_hash,
+        "parameters": target.parameter_count,
+        "dtype": target.number_format,
+        "device": str(target.device),
+        "context_length": target.context_length,
+        "attention": getattr(target, "attention", None),
+        "computed": getattr(target, "computed", None),
+        **({"quantised": held} if (held := getattr(target, "quantised", "")) else {}),
+        "vocab_size": target.vocab_size,
+        "is_lab": target.is_lab,
+        "chat_template": template_hash(getattr(target, "tokenizer", None)),
+        "origin": getattr(target, "origin", {}),
+    }
+    methods = [_method_entry(label, decoder) for label, decoder in decoders.items()]
+    return manifest_of(config, data, command, model, methods)
+
+
+def manifest_of(
+    config: RunConfig,
+    data: SuiteData,
+    command: Sequence[str],
+    model: Mapping[str, Any],
+    methods: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the manifest of a run, whatever answers in it. model, methods: what it says of these."""
     here, started = environment(), now()
     return {
         "format": FORMAT,
@@ -40,21 +67,8 @@ def manifest_for(
             "max_new_tokens": config.max_new_tokens or data.max_new_tokens,
             "notes": list(data.notes),
         },
-        "model": {
-            "name": target.name,
-            "hash": target.weights_hash,
-            "parameters": target.parameter_count,
-            "dtype": target.number_format,
-            "device": str(target.device),
-            "context_length": target.context_length,
-            "attention": getattr(target, "attention", None),
-            "computed": getattr(target, "computed", None),
-            "vocab_size": target.vocab_size,
-            "is_lab": target.is_lab,
-            "chat_template": template_hash(getattr(target, "tokenizer", None)),
-            "origin": getattr(target, "origin", {}),
-        },
-        "methods": [_method_entry(label, decoder) for label, decoder in decoders.items()],
+        "model": dict(model),
+        "methods": list(methods),
         "environment": here,
         "sessions": [{"started": started, "environment": here}],  # one more for each --resume
         "created": started,
@@ -82,8 +96,3 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
 def plain(values: dict[str, Any]) -> Any:
     """Return the values as they will be read back from the file."""
     return json.loads(json.dumps(values, default=str))
-
-
-def now() -> str:
-    """Return the current time in UTC, to the second, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -50,6 +50,12 @@ class _Preset(Struct):
     method: str
 
 
+class _Endpoint(Struct):
+    label: str
+    url: str
+    model: str | None = None
+
+
 class _Config(Struct):
     temperature: float
     top_p: float
@@ -59,6 +65,8 @@ class _Config(Struct):
     methods: list[AskedMethod] = []
     presets: list[_Preset] = []
     plugin: list[_PluginFile] = []
+    endpoints: list[_Endpoint] = []
+    concurrency: list[int] = []
 
 
 class _Suite(Struct):
@@ -68,6 +76,7 @@ class _Suite(Struct):
     size: int
     prompts: int
     notes: list[str]
+    max_new_tokens: int | None = None
 
 
 class _Model(Struct):
@@ -115,5 +124,19 @@ class ManifestForm(Struct):
     finished: str | None
     status: str
     warnings: list[str] = []
+    warned_in: dict[str, list[str]] = {}
     sessions: list[_Session] = []
     repeats_made: int | None = None
+    baseline: str | None = None
+
+
+class _ServedModel(Struct):
+    name: str
+    dtype: str
+    device: str
+
+
+class ServedForm(ManifestForm, kw_only=True):
+    """The same of a run of served engines, of whose model little is known."""
+
+    model: _ServedModel  # type: ignore[assignment]

@@ -14,8 +14,9 @@ from specbench_ss.errors import UserError
 from specbench_ss.files import records
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.options import value_text
-from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.manifest_form import AskedMethod, ManifestForm
+from specbench_ss.runs.baseline import baseline_of
+from specbench_ss.runs.config import LATER, RunConfig
+from specbench_ss.runs.manifest_form import AskedMethod, ManifestForm, ServedForm
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -55,10 +56,13 @@ def _unreadable(file: Path, manifest: Any) -> str:
 
 def _check_whole(manifest: dict[str, Any]) -> None:
     """Raise ValueError where a field is missing or of another type, or where the methods do not fit together."""
-    records.convert(manifest, ManifestForm)
+    served = isinstance(manifest.get("config"), dict) and manifest["config"].get("endpoints")
+    records.convert(manifest, ServedForm if served else ManifestForm)
     labels = [method["label"] for method in manifest["methods"]]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError("it names no method, or one method twice")
+    if baseline_of(manifest) not in labels and manifest.get("baseline"):
+        raise ValueError(f"method {manifest['baseline']}, its baseline, is missing")
     strangers = {method.get("reference", labels[0]) for method in manifest["methods"]} - set(labels)
     if strangers:
         raise ValueError(f"method {min(strangers)} is named as a reference, but is missing")
@@ -67,7 +71,7 @@ def _check_whole(manifest: dict[str, Any]) -> None:
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Compare two `RunConfig`s as manifests hold them. Raises UserError with each differing field and both values."""
     check_same_plugins(path, stored, wanted)
-    default = _plain(RunConfig(methods=()).as_dict())
+    default = _plain(LATER | RunConfig(methods=()).as_dict())
     old, new = default | dict(stored), default | _plain(wanted)
     fields = [name for name in old | new if name != "plugin" and old.get(name) != new.get(name)]
     _refuse(path, [(name.replace("_", "-"), _text(old.get(name)), _text(new.get(name))) for name in fields])

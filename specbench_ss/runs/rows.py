@@ -15,13 +15,15 @@ from msgspec import Meta
 
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.files import records
+from specbench_ss.runs.baseline import baseline_of
 from specbench_ss.runs.keys import Key as Key
 from specbench_ss.runs.suite import Question
 
 if TYPE_CHECKING:
+    from specbench_ss.runs.level import Level
     from specbench_ss.runs.steps import Steps, StepsBySample
 
-Agreement = Literal["identical", "near-tie", "length", "mismatch", "not compared"]
+Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "not compared"]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -30,6 +32,7 @@ MEASURED = (  # what every good sample has
     "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified", "depth", "accepted", "overshoot",
     "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
 )  # fmt: skip
+SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # and of a server
 COUNTS = (  # what cannot be negative
     "turn", "repeat", "index", "position", "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified",
     "depth", "accepted", "overshoot", "draft_calls", "peak_memory_bytes",
@@ -59,6 +62,10 @@ class Row(OfSample):
     number of kept tokens. steps: number of forward passes that verify a draft. drafted, verified: nodes of all draft
     trees. depth: sum of the depths of the draft trees. accepted: drafted tokens that were accepted, before any cut.
     overshoot: tokens that were accepted but cut off.
+
+    Of a server alone: counted, where the number of tokens comes from; chunks, pieces of text that came; drafts, how
+    often it drafted, by its own counters; concurrency, requests in flight, where that is more than one. Its prefill_s
+    is the time to the first piece of text, and what it does not tell is None.
     """
 
     category: str
@@ -104,6 +111,10 @@ class Row(OfSample):
     gpm_sm_active: float | None = None
     gpm_tensor_active: float | None = None
     gpm_dram_active: float | None = None
+    counted: Literal["usage", "chunks"] | None = None
+    chunks: Count | None = None
+    drafts: Count | None = None
+    concurrency: Count | None = None
 
     @property
     def ok(self) -> bool:
@@ -135,7 +146,8 @@ class Row(OfSample):
         row = _read_row(line)
         if below := [name for name in COUNTS if (getattr(row, name) or 0) < 0]:
             raise ValueError(f"{below[0]} is negative")
-        if row.ok and (lacking := [name for name in MEASURED if getattr(row, name) is None]):
+        needed = SERVED if row.counted else MEASURED
+        if row.ok and (lacking := [name for name in needed if getattr(row, name) is None]):
             raise ValueError(f"it lacks {lacking[0]}")
         return row
 
@@ -247,7 +259,8 @@ class Run:
     """A run directory as it was read: everything that is committed, whether the run is finished or not.
 
     steps: in columns; a list of `StepRow` is put into columns. lost: samples that are in no other field, since steps of
-    theirs are missing. told: what else the directory lacks, a clause each.
+    theirs are missing. told: what else the directory lacks, a clause each. levels, requests: of served engines, the
+    suite sent with several requests in flight.
     """
 
     path: Path
@@ -259,6 +272,8 @@ class Run:
     lost: list[Row] = field(default_factory=list)
     told: tuple[str, ...] = ()
     judged: list[JudgeVerdict] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    requests: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, list):
@@ -270,6 +285,11 @@ class Run:
     def labels(self) -> list[str]:
         """Return the method labels in the order in which they were asked for."""
         return [method["label"] for method in self.manifest["methods"]]
+
+    @property
+    def baseline(self) -> str:
+        """Return the label of the method that the others are compared with."""
+        return baseline_of(self.manifest)
 
     @property
     def samples(self) -> int:

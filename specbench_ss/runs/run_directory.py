@@ -6,6 +6,7 @@ steps.jsonl     one line for each decoding step, appended before its sample's ro
 rows.jsonl      one line for each sample; this commits the sample: steps without a row do not count
 sameness.jsonl  one line for each comparison with the reference
 judge.jsonl     one line for each answer that a judge rated, after the run
+of served engines, requests.jsonl and levels.jsonl: levels.py
 and what a run may have besides: side_files.py
 
 A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
@@ -29,7 +30,7 @@ import msgspec
 from specbench_ss.decoding.generation import Step
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
-from specbench_ss.runs import side_files
+from specbench_ss.runs import levels, side_files
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.losses import held_against
 from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
@@ -106,6 +107,11 @@ class RunDir:
             crash_safe.append(self._files[SAMENESS], [verdict.as_dict()])
         self.judged.add(verdict.key)
 
+    def append_level(self, level: levels.Level, rows: Sequence[Row]) -> None:
+        """Commit a level of a served engine with its requests."""
+        with _writing(self.path):
+            levels.append_level(self.path, level, rows)
+
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
         """Append a line to one of the optional files that `side_files` names. Returns why it could not, or ''."""
         return self._beside.append(name, line)
@@ -117,10 +123,12 @@ class RunDir:
             crash_safe.write_json(self.path / MANIFEST, self.manifest)
 
     def keep_warning(self, text: str) -> None:
-        """Write into the manifest, once, what whoever reads the results should know."""
-        kept = self.manifest.get("warnings", [])
-        if text not in kept:
-            self.update(warnings=[*kept, text])
+        """Write into the manifest, once, what whoever reads the results should know, and in which sessions it was."""
+        kept, places = self.manifest.get("warnings", []), self.manifest.get("warned_in", {})
+        began = [session["started"] for session in self.manifest.get("sessions", [])[-1:]]
+        where = list(dict.fromkeys([*places.get(text, []), *began]))
+        if text not in kept or where != places.get(text, []):
+            self.update(warnings=[*kept, *([] if text in kept else [text])], warned_in={**places, text: where})
 
     def close(self) -> None:
         """Close the files. What was appended is already on the disk."""
@@ -200,6 +208,7 @@ def read_run(path: Path) -> Run:
         lost,
         () if questions is not None else (f"{QUESTIONS} is missing or cut",),
         [verdict for verdict in crash_safe.scan(path / JUDGE, JudgeVerdict.read)[0] if verdict.key in there],
+        *levels.read_levels(path),
     )
 
 
@@ -276,6 +285,7 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[K
     counted = lines.kept(blocks)
     crash_safe.keep_lines(path / STEPS, lambda number: bool(counted[number]))
     side_files.recover(path, done)
+    levels.recover(path)
     of_good = latest(verdict for verdict, keep in zip(verdicts, kept, strict=True) if keep)
     return good, [verdict.key for verdict in of_good if verdict.reason not in FAILED]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Output
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
+from specbench_ss.decoding.wrapped import Wrapped
 
 SPARE = 512  # rows more than max_rows() asks for: that more are written is noted, and is one law's business alone
 GOES_ON = 0.85  # chance that a forced path goes on to a child
@@ -75,10 +75,10 @@ class WatchedCache(Cache):
     decided = 0
     excess = 0
 
-    def update(self, k: Tensor, v: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store keys and values as any cache does, and record how many rows there are."""
-        self.excess = max(self.excess, self.lengths[layer] + k.shape[2] - self.decided)
-        return super().update(k, v, layer, *args, **kwargs)
+    def check(self, start: int, end: int, layer: int) -> None:
+        """Make room as any cache does, and record how many rows there are."""
+        self.excess = max(self.excess, end - self.decided)
+        super().check(start, end, layer)
 
     def allow(self, rows: int | None) -> None:
         """Set no limit: that too many rows are written is one law's business alone."""
@@ -89,7 +89,7 @@ class WatchedCache(Cache):
         return torch.stack([torch.stack((k[0, :, :rows], v[0, :, :rows])) for k, v in pairs])
 
 
-class Watched(Decoder):
+class Watched(Wrapped):
     """Wraps another decoder and records everything that goes in and comes out.
 
     forced: accept a path through the draft that depends only on the tokens so far, as might happen at any temperature
@@ -99,22 +99,14 @@ class Watched(Decoder):
     name, summary = "watched", "another decoder, watched"
 
     def __init__(self, inner: Decoder, forced: bool = False) -> None:
-        super().__init__(inner.target)
-        self.inner, self.forced = inner, forced
+        super().__init__(inner)
+        self.forced = forced
         self.steps: list[Seen] = []
-
-    def max_rows(self) -> int | None:
-        """Delegates to the wrapped decoder."""
-        return self.inner.max_rows()
 
     def prefill(self, state: State, ids: Tensor) -> Output:
         """Delegates to the wrapped decoder."""
         _of(state).decided = ids.shape[1]
         return self.inner.prefill(state, ids)
-
-    def begin(self, state: State) -> None:
-        """Delegates to the wrapped decoder."""
-        self.inner.begin(state)
 
     def propose(self, state: State) -> DraftTree:
         """Delegates to the wrapped decoder, and records the draft."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.results.budgets import Budget, budgets, unequal
+from specbench_ss.results.budgets import Budget, budgets, trained, unequal
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
 
@@ -38,3 +38,18 @@ def test_nodes_are_means_over_steps_and_settings_are_those_of_the_command(make_r
 )
 def test_budgets_that_differ_are_told(learnt: list[dict[str, Any] | None], said: str) -> None:
     assert unequal([Budget(name, 1, 1, "", False, facts) for name, facts in zip("ab", learnt, strict=True)]) == said
+
+
+def test_it_is_said_how_long_the_weights_were_trained() -> None:
+    def said(*learnt: dict[str, Any] | None) -> str:
+        return trained([Budget(name, 1, 1, "", False, facts) for name, facts in zip("abc", learnt, strict=False)])
+
+    short, long = {"steps": 420, "tokens": 430080}, {"steps": 2000, "tokens": 9000000}
+    how = "with weights that were trained for 420 steps on 430,080 tokens of text, repeats counted."
+    assert said(short, short, {"searched": {}}) == f"2 methods draft {how}"
+    assert said(short) == f"1 method drafts {how}"
+    both = said(short, long, short)
+    assert both.startswith(f"2 methods (a, c) draft {how} 1 method (b) drafts with weights that were trained for 2,000")
+    assert said({"steps": 3}) == "1 method drafts with weights that were trained for 3 steps."
+    assert said({"parameters": 9}) == "Of a it was not recorded how long the weights were trained."
+    assert said(None, {}) == ""

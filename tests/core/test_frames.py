@@ -16,7 +16,7 @@ import pytest
 import specbench_ss
 from specbench_ss import load_run
 from specbench_ss.decoding.generation import Step
-from specbench_ss.results.columns import MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
+from specbench_ss.results.columns import LEVELS, MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Row, Sameness
 
@@ -40,6 +40,7 @@ def documented(heading: str) -> list[Column]:
         ("`summary()`", SUMMARY),
         ("`telemetry`", TELEMETRY),
         ("`machine()`", MACHINE),
+        ("`concurrency()`", LEVELS),
     ],
 )
 def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[Column, ...], make_run: MakeRun) -> None:

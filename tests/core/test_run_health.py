@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from datetime import datetime
 from io import StringIO
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from specbench_ss import UserError, load_run
 from specbench_ss.benchmark import quiet_timing
 from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.results.disturbances import often_disturbed
 from specbench_ss.results.finding import finding
 from specbench_ss.results.intervals import compare
 from specbench_ss.results.paired_times import PairedTimes, paired
@@ -237,18 +239,18 @@ def test_all_that_was_not_checked_is_one_line_of_the_terminal(make_run: MakeRun)
 def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
     rows = summarise(run)
-    before = without_disturbed(run, rows)
-    assert "ss would be the fastest, " in before and before.endswith("no method would be called otherwise than it is.")
+    before, _ = without_disturbed(run, rows)
+    assert "left to all: ss 2." in before and before.endswith("no method would be called otherwise than it is.")
     slow = [row for row in run.rows if row.method == "ss"][:2]
     for row in slow:  # these two alone make the method slow
         row.wall_s, row.disturbed = 60 * (row.wall_s or 0), "other processes took 90% of the processor"
     bounds = PairedTimes(*paired(*([r for r in run.rows if r.method == name] for name in ("ss", "ar")))).interval()
     assert bounds and bounds[0] < 1
     rows = [replace(r, comparison=compare(bounds)) if r.method == "ss" else r for r in rows]
-    assert "and ss would be called faster instead of " in without_disturbed(run, rows)
+    assert "; ss would be called faster instead of " in without_disturbed(run, rows)[0]
     for row in run.rows:
         row.disturbed = "all of them" if row.method == "ar" else row.disturbed
-    assert without_disturbed(run, rows) == ""
+    assert without_disturbed(run, rows) == ("", ())
 
 
 def test_methods_are_compared_on_the_prompts_that_nothing_disturbed_for_any_of_them(make_run: MakeRun) -> None:
@@ -258,9 +260,95 @@ def test_methods_are_compared_on_the_prompts_that_nothing_disturbed_for_any_of_t
     own["medusa"][0].disturbed = "other processes took 90% of the processor"
     own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) / 1000  # of the same prompt, which counts for neither
     said = without_disturbed(run, rows)
-    assert "on the 7 of 8 prompts that are left to all, ss would be the fastest" in said
+    assert "on the 7 of 8 prompts that are left to all: ss " in said[0] and ", medusa " in said[0] and not said[1]
     own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) * 1000
     assert without_disturbed(run, rows) == said
     for i in range(1, 8):
         own["ss" if i % 2 else "medusa"][i].disturbed = "other processes took 90% of the processor"
-    assert "on the prompts left to each" in without_disturbed(run, rows)
+    assert "on the prompts left to each" in without_disturbed(run, rows)[0]
+
+
+def test_every_method_is_told_without_the_disturbed_samples(make_run: MakeRun) -> None:
+    labels = ("ar", "ss", "ss[gamma=2]", "ss[gamma=3]", "medusa")
+    said, lines = without_disturbed(run := read_run(make_run(labels=labels, categories=("qa",))), summarise(run))
+    assert ", and 1 slower ones; " in said
+    assert all(f"{label} " in lines[0] for label in labels[1:])
+
+
+def test_a_session_that_has_most_of_the_disturbed_samples_is_named(steady: Run) -> None:
+    began = ("2026-01-02T00:00:00+00:00", "2026-01-02T03:04:05+00:00")
+    steady.manifest["sessions"] = [{"started": text, "environment": {}} for text in began]
+    hour = datetime.fromisoformat(began[0]).timestamp()
+    late = {row.question_id for row in steady.rows[-4:]}
+    for row in steady.rows:
+        row.started = hour + (4 * 3600 if row.question_id in late else 60)
+        row.disturbed = "other processes took 12% of the processor" if row.question_id in late else ""
+        row.decode_s = (0.02 if row.question_id in late else 0.01) * (row.steps or 0)
+    said = made_of(steady)["disturbed"].sentence
+    assert "4 of the 4 are of the session that began at 03:04 on 2026-01-02" in said
+    assert "a step of ar took 20 ms there and 10 ms in the others." in said
+    for row in steady.rows:
+        row.disturbed = "other processes took 12% of the processor"
+    assert "of the session" not in made_of(steady)["disturbed"].sentence, "it has no more of them than of all samples"
+    steady.manifest["sessions"] = steady.manifest["sessions"][:1]
+    assert "of the session" not in made_of(steady)["disturbed"].sentence
+
+
+def test_methods_with_many_disturbed_samples_are_marked(steady: Run) -> None:
+    own = [row for row in steady.rows if row.method == "ss"]
+    own[0].disturbed = "other processes took 12% of the processor"
+    assert often_disturbed(steady) == {"ss"}, "one of eight"
+    marked = {row.label for row in page_of(steady)["ranking"] if ("disturbed", "note") in row.badges}
+    assert marked == {"ss"}
+    own[0].disturbed = ""
+    assert not often_disturbed(steady)
+    next(row for row in steady.rows if row.method == "ar").disturbed = "other processes took 12% of the processor"
+    assert often_disturbed(steady) == {"ar", "ss"}, "a speedup is of both"
+
+
+def test_an_answer_without_a_verdict_is_not_compared_in_an_unfinished_run_too(steady: Run) -> None:
+    steady.manifest["status"] = "running"
+    steady.sameness = steady.sameness[1:]
+    row = next(row for row in summarise(steady) if (row.category, row.method) == ("overall", "ss"))
+    assert row.sameness == {"identical": 7, "not compared": 1}
+    page = page_of(steady)
+    (tags,) = [row.badges for row in page["ranking"] if row.label == "ss"]
+    assert ("identical, 1 not compared", "good") in tags
+    columns = [column.title for column in page["sameness"].columns]
+    assert page["sameness"].rows[0][columns.index("not compared")].text == "1"
+    assert "unjudged" not in made_of(steady), "it may still come"
+
+
+def test_an_unfinished_run_says_what_it_found_so_far(steady: Run) -> None:
+    def said() -> str:
+        rows = summarise(steady)
+        return finding(rows, checks(steady, rows), {})
+
+    whole = said()
+    steady.manifest["status"], steady.manifest["suite"]["prompts"] = "killed", 32
+    assert said() == f"Not finished: 25 % of the samples. So far {whole}"
+    steady.rows[1].status, steady.rows[1].error = "failed", "RuntimeError: no"
+    assert said().startswith("Something is wrong (incomplete, failed); "), "and more than that"
+    steady.rows[1].status, steady.manifest["suite"]["prompts"] = "ok", 8
+    steady.manifest["status"] = "complete"
+    steady.rows = steady.rows[:-1]
+    assert said().startswith("Something is wrong (incomplete); "), "it will not go on"
+
+
+def test_it_is_said_of_what_the_times_spread(steady: Run) -> None:
+    for i, row in enumerate(row for row in steady.rows if row.method == "ar"):
+        row.decode_s = 0.01 * (1 + i % 2) * (row.steps or 0)
+    (line,) = made_of(steady)["unstable"].lines
+    assert line.startswith("ar: its step times over different prompts differ by ") and line.endswith("(middle half)")
+
+
+def test_a_warning_names_its_sessions_where_there_are_several(steady: Run) -> None:
+    began = ["2026-01-02T00:00:00+00:00", "2026-01-02T03:04:05+00:00"]
+    steady.manifest |= {"warnings": ["times had not settled: ss", "x"], "warned_in": {"x": began[1:]}}
+    steady.manifest["sessions"] = [{"started": text, "environment": {}} for text in began]
+    assert made_of(steady)["warnings"].lines == (
+        "times had not settled: ss",
+        "x (session that began at 03:04 on 2026-01-02)",
+    )
+    steady.manifest["sessions"] = steady.manifest["sessions"][1:]
+    assert made_of(steady)["warnings"].lines[1] == "x"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from specbench_ss.reports.html import speed
+from specbench_ss.reports.html.palette import styles
+from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal_table import DISPENSABLE, print_tables
+from specbench_ss.results.verdict_text import config_of, quality
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
@@ -50,8 +55,24 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
 def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))
     assert (
-        " q)" not in text and "mean over questions" not in text and "repeat" not in text.replace("greedy repeats", "")
+        " q)" not in text
+        and "mean over questions" not in text
+        and "repeat" not in text.replace("answer repeats from memory", "")
     )
+
+
+def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa", "translation"), questions=5))
+    one = "left out: the tasks are scored by different measures (bleu, rouge_l)"
+    assert one not in told(run)
+    run.questions = [replace(q, metric="bleu" if q.category == "translation" else q.metric) for q in run.questions]
+    assert one in " ".join(told(run).split())
+    rows, config = summarise(run), config_of(run)
+    shown = {(row.category, quality(row, config) is None) for row in rows}
+    assert shown == {("overall", True), ("qa", False), ("translation", False)}
+    table = speed.everything(speed.by_task(rows), styles(run.labels), config)
+    column = [c.title for c in table.columns].index("quality")
+    assert {(row[0].text, row[column].text == "–") for row in table.rows} == shown
 
 
 SHARED: dict[str, Any] = {"labels": ("ar", "ss-shared", "ss-shared-ar"), "references": {"ss-shared": "ss-shared-ar"}}

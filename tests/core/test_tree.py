@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from specbench_ss import DraftTree
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.tree_shape import DeviceShape, told
+from specbench_ss.decoding.verify import verify
 
 
 def test_a_tree_of_lists_is_that_of_tensors() -> None:
@@ -34,3 +37,33 @@ def test_a_tree_of_lists_is_that_of_tensors() -> None:
 def test_a_tree_that_is_none_is_named(tokens: Any, parents: list[int], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         DraftTree.of(tokens, parents)
+
+
+def test_nodes_chosen_on_the_device_make_the_tree_that_nodes_chosen_on_the_host_make() -> None:
+    tree = DraftTree.of([4, 5, 6, 7, 8, 9], [-1, 0, 0, 1, 1, 2])
+    keep = [0, 1, 2, 4]
+    chosen, selected = tree.choose(torch.tensor(keep)), tree.select(keep)
+    assert len(chosen) == 4 and chosen.shape.deepest == 2
+    assert chosen.tokens.tolist() == selected.tokens.tolist() == [4, 5, 6, 8]
+    assert chosen.parents().tolist() == selected.parents().tolist()
+    assert all(torch.equal(a, b) for a, b in zip(chosen.visibility(), selected.visibility(), strict=True))
+    assert chosen.shape.parents == selected.shape.parents and chosen.shape.depth == selected.shape.depth
+    again = chosen.choose(torch.tensor([0, 1]))
+    told(again.shape)  # and with it what these were chosen from
+    assert isinstance(chosen.shape, DeviceShape) and not chosen.shape.unread()
+
+
+def test_a_choice_without_a_parent_is_refused_when_the_host_is_told() -> None:
+    tree = DraftTree.of([4, 5, 6, 7], [-1, 0, 1, 2]).choose(torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="node 1 has parent -1"):
+        verify(torch.zeros(2, 9), tree, Sampling(), torch.Generator())
+
+
+def test_a_grown_tree_is_seen_through_its_parents_alone() -> None:
+    parents = [0, 0, 1, 2, 3, 0, 5]
+    tree = DraftTree.grown(torch.arange(7), torch.tensor(parents), 4, noted=torch.arange(7) * 10)
+    same = DraftTree.of(list(range(7)), [-1, *parents[1:]])
+    assert all(torch.equal(a, b) for a, b in zip(tree.visibility(), same.visibility(), strict=True))
+    rows = told(tree.shape, tree.tokens)
+    assert rows == [list(range(7))] and isinstance(tree.shape, DeviceShape)
+    assert tree.shape.notes == [0, 10, 20, 30, 40, 50, 60] and tree.shape.parents == same.shape.parents

@@ -365,7 +365,7 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
         return logits.expand(len(tokens), -1)
 
     for nodes in (1, 2, 7, 20, 39):
-        tree = grow(torch.tensor([1]), logits, best(3), expand, 30, nodes).tree
+        tree = grow(torch.tensor([1]), logits, best(3), expand, 30, nodes)
         assert len(tree) == 1 + nodes
         if sure:
             assert tree.shape.depth == min(nodes, 30)

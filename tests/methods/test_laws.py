@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from specbench_ss import registry
 from specbench_ss.commands.check import references_of
+from specbench_ss.decoding import static_passes
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.static_passes import StaticPasses, called
 from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.examples import shapes
-from specbench_ss.testing import ARCHITECTURES, check_decoder
-from tests.laws import architectures, laws
-from tests.tiny import tiny_model
+from specbench_ss.testing import ARCHITECTURES, check_decoder, kit, tiny_target
+from tests.laws import STATISTICAL, architectures, laws
+from tests.tiny import THOROUGH, tiny_model
 
 METHODS = registry.names(registry.METHODS)
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
@@ -27,6 +31,23 @@ def test_every_method_obeys_the_laws(name: str) -> None:
     """The first shape on two or all architectures, the others on one each."""
     own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
     check_decoder(registry.method_class(name), architectures=architectures(turn), laws=laws(turn), own_model=own_model)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_obeys_the_laws_where_steps_are_replayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `--engine graph` makes them, but that each operator is called: no graph is needed for the buffers."""
+
+    def replayed(*given: Any, **options: Any) -> Target:
+        target = tiny_target(*given, **options)
+        if target.taken_apart and not any(target.windows):
+            target.passes = StaticPasses(called)
+        return target
+
+    monkeypatch.setattr(kit, "tiny_target", replayed)
+    monkeypatch.setattr(static_passes, "BLOCK", 8)  # the laws' caches are small
+    own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
+    held = [law for law in laws(turn) if THOROUGH or law.name not in STATISTICAL]
+    check_decoder(registry.method_class(name), architectures=("llama",), laws=held, own_model=own_model)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -18,7 +18,7 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.drafting import draft_tree, full_tree, prune
+from specbench_ss.methods.ss.drafting import draft_tree, full_tree, judged, prune
 from specbench_ss.methods.ss.layout import stream_visibility
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig
@@ -295,7 +295,7 @@ def test_nodes_are_ranked_in_single_precision_whatever_the_logits_are_in(dtype: 
         logits = (3 * torch.randn(4, 500)).to(dtype)
         root = torch.tensor([9])
         half, single = draft_tree(root, logits, 3, 20), draft_tree(root, logits.float(), 3, 20)
-        assert half.shape == single.shape
+        assert half.shape.parents == single.shape.parents
         # among equal logits, which of their tokens come first depends on the dtype
         at = [d - 1 for d in half.shape.depths[1:]]
         assert torch.equal(logits[at, half.tokens[1:]], logits[at, single.tokens[1:]])
@@ -303,15 +303,21 @@ def test_nodes_are_ranked_in_single_precision_whatever_the_logits_are_in(dtype: 
 
 def test_pruning_keeps_the_best_by_path_probability() -> None:
     tree = DraftTree.of(torch.tensor([0, 1, 2, 3, 1]), [-1, 0, 0, 1, 2])
-    visible, _ = tree.visibility()
     p = torch.tensor([[0.05, 0.7, 0.2, 0.05], [0.1, 0.2, 0.2, 0.5], [0.01, 0.97, 0.01, 0.01], [0.25] * 4, [0.25] * 4])
-    exits = p.log()
     # path probabilities: node 1 0.7, node 2 0.2, node 3 0.35, node 4 0.194
-    assert prune(tree, [0, 1, 2], exits[:3], visible, 5, 0.0) == [0, 1, 2, 3, 4]
-    assert prune(tree, [0, 1, 2], exits[:3], visible, 4, 0.0) == [0, 1, 2, 3]
-    assert prune(tree, [0, 1, 2], exits[:3], visible, 3, 0.0) == [0, 1, 3]
-    assert prune(tree, [0, 1, 2], exits[:3], visible, 1, 0.0) == [0]
-    assert prune(tree, [0, 1, 2], exits[:3], visible, 5, 0.3) == [0, 1, 3]  # node 2 goes with its whole subtree
+    assert pruned(tree, p, 5, 0.0) == [0, 1, 2, 3, 4]
+    assert pruned(tree, p, 4, 0.0) == [0, 1, 2, 3]
+    assert pruned(tree, p, 3, 0.0) == [0, 1, 3]
+    assert pruned(tree, p, 1, 0.0) == [0]
+    assert pruned(tree, p, 5, 0.3) == [0, 1, 3]  # node 2 goes with its whole subtree
+
+
+def pruned(tree: DraftTree, p: torch.Tensor, n_keep: int, threshold: float) -> list[int]:
+    """By early exits p [n, V], asked of nodes with children alone, and of all nodes: the same."""
+    inner, parents = judged(tree)
+    kept = prune(tree, parents, p.log()[inner], n_keep, threshold).tolist()
+    assert kept == prune(tree, tree.parents()[1:], p.log(), n_keep, threshold).tolist()
+    return list(kept)
 
 
 @pytest.mark.parametrize("depth", [1, 4, 12])
@@ -326,16 +332,15 @@ def test_a_threshold_is_of_transitions_and_not_of_paths(
     depth: int, p: float, threshold: float, deepest: int | None
 ) -> None:
     tree = DraftTree.chain(torch.tensor([0]), torch.ones(depth, dtype=torch.int64))
-    exits = torch.tensor([1 - p, p]).log().expand(depth, 2)
-    kept = prune(tree, list(range(depth)), exits, tree.visibility()[0], depth + 1, threshold)
+    kept = pruned(tree, torch.tensor([1 - p, p]).expand(depth + 1, 2), depth + 1, threshold)
     assert kept == list(range(1 + (depth if deepest is None else deepest)))
 
 
 def test_below_a_refused_transition_nothing_stays_however_probable() -> None:
     tree = DraftTree.of(torch.tensor([0, 1, 1, 1, 0]), [-1, 0, 1, 2, 0])
-    p = torch.tensor([[0.6, 0.4], [1.0, 0.0], [0.0, 1.0]])
-    assert prune(tree, [0, 1, 2], p.log(), tree.visibility()[0], 5, 1e-30) == [0, 1, 4]
-    assert prune(tree, [0, 1, 2], p.log(), tree.visibility()[0], 5, 0.0) == [0, 1, 2, 3, 4]
+    p = torch.tensor([[0.6, 0.4], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
+    assert pruned(tree, p, 5, 1e-30) == [0, 1, 4]
+    assert pruned(tree, p, 5, 0.0) == [0, 1, 2, 3, 4]
 
 
 def test_visibility_of_streams() -> None:

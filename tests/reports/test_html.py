@@ -18,9 +18,10 @@ from specbench_ss import load_run
 from specbench_ss.reports.html import run_record
 from specbench_ss.reports.html.assets import joined, render
 from specbench_ss.reports.html.page_parts import Fact
-from specbench_ss.reports.html.palette import COLOURS, GREY, styles
+from specbench_ss.reports.html.palette import COLOURS, GREY, PARTS, Style, styles
 from specbench_ss.reports.html.report import SCRIPTS, HtmlReport
 from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.reports.html.run_record import chips as chips_of
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun, fabricate
 
@@ -164,6 +165,25 @@ def test_every_method_has_a_look_of_its_own_and_plain_decoding_is_grey() -> None
     assert {made[label].colour for label in labels[1:7]} <= set(COLOURS)
     assert len({(s.colour, s.symbol) for s in made.values()}) == len(labels)
     assert len({s.colour for s in styles(["a", "b", "c", "d", "e", "f"]).values()}) == len(COLOURS)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours as WCAG 2 defines it."""
+    light = [
+        sum(
+            weight * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+            for weight, c in zip((0.2126, 0.7152, 0.0722), (x / 255 for x in bytes.fromhex(colour[1:])), strict=True)
+        )
+        for colour in (one, other)
+    ]
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+def test_colours_can_be_seen_on_a_dark_page() -> None:
+    shades = [Style("m", 0, colour, "circle").shade for colour in (*COLOURS, GREY)]
+    dark = [re.findall("#[0-9A-F]{6}", shade)[1] for shade in (*shades, *PARTS.values())]
+    assert min(contrast(colour, "#1d222a") for colour in dark) > 3
+    assert len(set(dark)) == len(dark), "one colour a method, on a dark page too"
 
 
 def test_a_method_looks_the_same_in_whichever_order_it_was_asked_for() -> None:
@@ -323,3 +343,14 @@ def test_the_margin_of_quality_is_an_option_of_the_report(make_run: MakeRun) -> 
     assert "non-inferior to ar (margin 0.9)" in (run / "report.html").read_text(encoding="utf-8")
     assert "(margin 0.02)" in write(run)
     assert set(load_run(run).summary(quality_margin=0.9)["quality_margin"].dropna()) == {0.9}
+
+
+def test_the_limit_of_the_answers_stands_on_the_first_screen(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    plain = [row for row in run.rows if row.method == run.baseline]
+    for i, row in enumerate(plain):
+        row.finish = "length" if i < len(plain) / 4 else "eos"
+    chips = dict(chips_of(run))
+    assert chips["Answers"] == "at most 64 tokens, 25 % cut there" and chips["Requests"] == "one at a time"
+    run.manifest["config"]["concurrency"] = [1, 2]
+    assert "Requests" not in dict(chips_of(run))

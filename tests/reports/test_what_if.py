@@ -58,9 +58,13 @@ def test_each_factor_acts_on_its_part() -> None:
     assert step_s(METHOD, Change(size=10)) == pytest.approx(0.110 + 0.003)
     assert step_s(METHOD, Change(nodes=3)) == pytest.approx(0.008 * 22 / 8 + 0.003)
     wide = replace(METHOD, rows_s=0.002)
-    assert step_s(wide, Change()) == step_s(METHOD, Change())
+    assert step_s(wide, Change()) == pytest.approx(step_s(METHOD, Change()))
     assert step_s(wide, Change(nodes=0)) == pytest.approx(0.011 + 0.001), "its rows cost nothing then"
-    assert step_s(wide, Change(nodes=2, launch=3)) == pytest.approx(0.015 + 3 * 0.005)
+    assert step_s(wide, Change(nodes=2, launch=3)) == pytest.approx(0.015 + 3 * 0.001 + 2 * 0.002)
+    assert step_s(wide, Change(size=10)) == pytest.approx(0.110 + 0.001 + 10 * 0.002), (
+        "rows cost more on a larger model"
+    )
+    assert step_s(wide, Change(products=2)) == pytest.approx(0.011 + 0.001 + 0.001)
     assert speedup(METHOD, PLAIN, Change()) == pytest.approx(3 * 0.012 / 0.014)
     assert speedup(METHOD, PLAIN, Change(acceptance=0.5)) == pytest.approx(2 * 0.012 / 0.014)
     assert speedup(METHOD, PLAIN, Change(acceptance=9)) == pytest.approx(5 * 0.012 / 0.014), "four tokens are drafted"

@@ -22,7 +22,10 @@ const Explorer = (() => {
   const contestant = methods.findIndex((m) => m !== reference && !m.void && m.ms.some((ms) => ms !== null));
   const state = { method: Math.max(contestant, 0), task: "", verdict: "", sort: "asked", view: "all", sample: null };
   const method = () => methods[state.method];
-  let found = [], heard = () => {};
+  let found = [], left = 0, heard = () => {};
+  methods.forEach((m) => { m.off = new Set(m.disturbed); });
+  // whether a speedup is of times that something else disturbed, the method's or the reference's
+  const noisy = (m, p) => m.off.has(p) || (reference ? reference.off.has(p) : false);
 
   const choose = () => {
     const mine = all.filter((p) => method().text[p] >= 0
@@ -30,11 +33,12 @@ const Explorer = (() => {
       && (!state.verdict || verdict(method(), p)?.[0] === state.verdict));
     const key = SORTS[state.view === "worst" ? "slowest" : state.sort][1];
     mine.sort((a, b) => key(a) - key(b) || a - b);
-    found = state.view === "worst" ? mine.filter((p) => speedup(method(), p) !== null).slice(0, WORST) : mine;
+    const clean = (p) => speedup(method(), p) !== null && !noisy(method(), p);
+    found = state.view === "worst" ? mine.filter(clean).slice(0, WORST) : mine;
+    left = state.view === "worst" ? mine.filter((p) => noisy(method(), p)).length : 0;
   };
 
   const pill = (given) => (given ? [make("span", { class: `pill ${given[1]}` }, given[0])] : []);
-  methods.forEach((m) => { m.off = new Set(m.disturbed); });
   const disturbed = (m, p) => (m.off.has(p) ? pill(["disturbed", "note"]) : []);
   const row = (p, i) => {
     const made = make("div", { class: "row", role: "option", id: `row-${p}`, "aria-selected": p === state.sample,
@@ -109,11 +113,13 @@ const Explorer = (() => {
       verdict: state.verdict, sort: state.sort === "asked" ? "" : state.sort, view: state.view === "all" ? "" : state.view };
     Page.address(given);
   };
-  const show = () => {
+  const show = (linked = false) => {
+    fillVerdicts();
     form.method.value = state.method; form.task.value = state.task; form.verdict.value = state.verdict; form.sort.value = state.sort;
     choose();
-    if (state.sample === null && found.length) state.sample = found[0];
-    shown.textContent = `${found.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} prompts`;
+    if (found.length && (state.sample === null || !(linked || found.includes(state.sample)))) state.sample = found[0];
+    const without = left ? `, ${left} disturbed ones left out` : "";
+    shown.textContent = `${found.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} prompts${without}`;
     reveal(); draw(); open(state.sample); heard();
   };
   const change = (given) => { Object.assign(state, given); show(); address(); };
@@ -121,17 +127,23 @@ const Explorer = (() => {
     const words = Page.parameters();
     if (!["sample", "method", "task", "verdict", "sort", "view"].some((name) => words.has(name))) return false;
     const m = methods.findIndex((one) => one.label === words.get("method"));
-    Object.assign(state, { method: m < 0 ? state.method : m, task: words.get("task") ?? "", verdict: words.get("verdict") ?? "",
+    const known = (name, all) => (all.includes(words.get(name)) ? words.get(name) : "");
+    Object.assign(state, { method: m < 0 ? state.method : m, task: known("task", prompts.task), verdict: known("verdict", data.verdicts.map(([text]) => text)),
       sort: SORTS[words.get("sort")] ? words.get("sort") : "asked", view: words.get("view") === "worst" ? "worst" : "all",
       sample: places.get(words.get("sample")) ?? null });
     return true;
   };
 
   const option = (value, text) => make("option", { value }, text);
-  const filled = (select, options) => select.append(...options.map(([value, text]) => option(value, text)));
+  const filled = (select, options) => select.replaceChildren(...options.map(([value, text]) => option(value, text)));
+  // those that the chosen method's answers have
+  const fillVerdicts = () => {
+    const own = [...new Set(all.filter((p) => method().text[p] >= 0).map((p) => verdict(method(), p)?.[0]).filter((v) => v))];
+    if (state.verdict && !own.includes(state.verdict)) state.verdict = "";
+    filled(form.verdict, [["", "all"], ...own.map((v) => [v, v])]);
+  };
   filled(form.method, methods.map((m, i) => [i, m.label]));
   filled(form.task, [["", "all"], ...[...new Set(prompts.task)].map((t) => [t, t])]);
-  filled(form.verdict, [["", "all"], ...[...new Set(data.verdicts.map(([text]) => text))].map((v) => [v, v])]);
   filled(form.sort, Object.entries(SORTS).map(([key, [text]]) => [key, text]));
   form.addEventListener("change", () => change({ method: Number(form.method.value), task: form.task.value,
     verdict: form.verdict.value, sort: form.sort.value, view: "all" }));
@@ -155,10 +167,10 @@ const Explorer = (() => {
     const next = found.indexOf(state.sample) + STEPS[event.key]();
     change({ sample: found[Math.min(Math.max(next, 0), found.length - 1)] });
   });
-  addEventListener("hashchange", () => { if (read()) show(); });
+  addEventListener("hashchange", () => { if (read()) show(true); });
   addEventListener("resize", () => { draw(); heard(); });
   const given = methods.length && read();
-  if (methods.length) show();
+  if (methods.length) show(given);
   if (given) document.getElementById("samples").scrollIntoView();
-  return { data, state, method, speedup, name, found: () => found, change, listen: (then) => { heard = then; then(); } };
+  return { data, state, method, speedup, noisy, name, found: () => found, change, listen: (then) => { heard = then; then(); } };
 })();

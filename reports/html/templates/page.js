@@ -20,7 +20,10 @@ const Page = (() => {
   const seen = new IntersectionObserver((entries) => entries.forEach((e) => {
     if (!e.isIntersecting) return;
     links.forEach((a) => a.classList.remove("current"));
-    links.get(e.target.id)?.classList.add("current");
+    const link = links.get(e.target.id), bar = link?.parentElement;
+    link?.classList.add("current");
+    // the bar moves by itself: scrollIntoView would move the page as well
+    if (link && bar.scrollWidth > bar.clientWidth) bar.scrollLeft = link.offsetLeft - (bar.clientWidth - link.offsetWidth) / 2;
   }), { rootMargin: "-20% 0px -70% 0px" });
   document.querySelectorAll("section[id]").forEach((s) => seen.observe(s));
 

@@ -17,19 +17,20 @@
   const draw = () => {
     const m = Explorer.method(), reference = data.methods[data.reference];
     dots = Explorer.found().filter((p) => m.tau[p] !== null && m.ms[p] !== null).sort((a, b) => m.tau[a] - m.tau[b] || m.ms[a] - m.ms[b]);
-    const plain = reference ? median(reference.ms.filter((ms) => ms !== null)) : undefined;
+    const plain = reference ? median(dots.map((p) => reference.ms[p]).filter((ms) => ms !== null)) : undefined;
     const wide = box.clientWidth - 32, high = box.clientHeight;
     if (!dots.length) { box.replaceChildren(make("p", { class: "nothing", role: "option" }, dotless())); note.textContent = ""; return; }
-    const mostX = Math.max(...dots.map((p) => m.tau[p])) * 1.05, mostY = Math.max(...dots.map((p) => m.ms[p]), plain ?? 0) * 1.08;
-    const x = (tau) => LEFT + (tau / mostX) * (wide - LEFT), y = (ms) => TOP + (1 - ms / mostY) * (high - TOP - BOTTOM);
+    const leastX = Math.min(1, ...dots.map((p) => m.tau[p])), mostX = Math.max(1.5, ...dots.map((p) => m.tau[p])) * 1.05, mostY = Math.max(...dots.map((p) => m.ms[p]), plain ?? 0) * 1.08;
+    const x = (tau) => LEFT + ((tau - leastX) / (mostX - leastX)) * (wide - LEFT), y = (ms) => TOP + (1 - ms / mostY) * (high - TOP - BOTTOM);
     const across = (at, kind) => svg("line", { class: kind, x1: LEFT, x2: wide, y1: y(at), y2: y(at) });
     const texts = [
-      ...ticks(mostX).map((t) => svg("text", { x: x(t), y: high - 14, "text-anchor": "middle" }, `${t}`)),
+      ...ticks(mostX).filter((t) => t >= leastX).map((t) => svg("text", { x: x(t), y: high - 14, "text-anchor": "middle" }, `${t}`)),
       ...ticks(mostY).map((t) => svg("text", { x: LEFT - 6, y: y(t) + 4, "text-anchor": "end" }, `${t}`)),
       svg("text", { x: wide, y: high - 1, "text-anchor": "end" }, "tokens per step, τ"), svg("text", { x: 0, y: 8 }, "ms per token"),
     ];
     const marks = dots.map((p) => svg("use", { href: `#sy-${m.symbol}`, x: x(m.tau[p]), y: y(m.ms[p]), fill: `var(--${m.css})`, role: "option",
-      id: `dot-${p}`, "data-p": p, "aria-label": told(p), "aria-selected": p === Explorer.state.sample, class: p === Explorer.state.sample ? "now" : "" }));
+      id: `dot-${p}`, "data-p": p, "aria-label": told(p), "aria-selected": p === Explorer.state.sample,
+      class: [p === Explorer.state.sample ? "now" : "", Explorer.noisy(m, p) ? "noisy" : ""].join(" ").trim() }));
     box.replaceChildren(svg("svg", { role: "none" }, svg("g", { "aria-hidden": "true" }, ...ticks(mostY).map((t) => across(t, "grid")), ...texts,
       ...(plain ? [across(plain, "median")] : [])), ...marks));
     now = dots.indexOf(Explorer.state.sample);
@@ -38,7 +39,8 @@
   };
   const told = (p) => {
     const m = Explorer.method(), speed = Explorer.speedup(m, p);
-    return `${Explorer.name(p)}: τ ${m.tau[p].toFixed(2)}, ${m.ms[p].toFixed(2)} ms per token${speed === null ? "" : `, ${speed.toFixed(2)}×`}`;
+    const noise = Explorer.noisy(m, p) ? ", disturbed" : "";
+    return `${Explorer.name(p)}: τ ${m.tau[p].toFixed(2)}, ${m.ms[p].toFixed(2)} ms per token${speed === null ? "" : `, ${speed.toFixed(2)}×`}${noise}`;
   };
   const point = (i) => {
     box.querySelector(".now")?.classList.remove("now");

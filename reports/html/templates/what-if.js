@@ -9,8 +9,8 @@ const WhatIf = (() => {
   const change = () => Object.fromEntries(sliders.map((input) => [input.name, factor(input)]));
   const step = (m, c) => {
     const wider = (1 + c.nodes * m.nodes) / (1 + m.nodes);
-    const overhead = m.overhead_s + m.rows_s * (c.nodes - 1);
-    return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * c.size * wider / c.products) + overhead * c.launch;
+    const products = c.size / c.products, launched = (m.overhead_s - m.rows_s) * c.launch;
+    return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * products * wider) + launched + m.rows_s * c.nodes * products;
   };
   const kept = (m, c) => Math.min((m.tau - 1) * c.acceptance, Math.max(m.depth, m.tau - 1));
   const speedup = (m, c) => (1 + kept(m, c)) * step(m.plain, c) / step(m, c);

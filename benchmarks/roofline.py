@@ -1,0 +1,286 @@
+"""What a step costs by its width and its context, beside an autoregressive step and the least that a device can take.
+
+    python benchmarks/roofline.py [--models lab smollm2 1b 7b 13b] [--methods verify medusa eagle ss]
+        [--widths 1 2 4 8 16 32 64 128] [--contexts 512 2048] [--engine eager] [--dtype auto] [--steps 10]
+        [--out roofline.jsonl] [--plot roofline.png]
+
+No trained weights are needed: drafters are random, and so are the models that are named by their size (Llama's shapes).
+Acceptance is forced: every step keeps two tokens where it drafts any, so contexts grow alike. Of each pair of steps one
+is the method's and one is `ar`'s over the same context, in turn; a line has the medians and the median of the ratios.
+`verify` is a chain that nobody drafted: the cost of width alone. `ss` has four streams beside each verified row.
+
+The least time is the larger one of: bytes of all weights, the drafter's too, and of the context over the measured
+bandwidth; operations of verifying, without those of drafting and of streams, over the measured peak (`ssbench doctor
+--calibrate`). `eagle` drafts five levels of up to eight beams at every width, however few of them are verified. Lines
+are appended to OUT as they are measured; a line that is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.engines import ENGINES, check_engine, use_engine
+from specbench_ss.decoding.loop import Limits, Session
+from specbench_ss.decoding.model_shape import drafter_shape, model_shape
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict, verify
+from specbench_ss.decoding.wrapped import Wrapped
+from specbench_ss.methods._shared.static_trees import best_tree, tree_of
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2
+from specbench_ss.methods.eagle.new_weights import new_eagle
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.heads import MedusaHeads
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.models.devices import resolve_device, resolve_dtype
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.machine_limits import MachineLimits, device_name, known_limits
+
+SIZES = {  # hidden, layers, heads, heads of keys and values, MLP, vocabulary: TinyLlama 1.1B, Llama-2 7B and 13B
+    "1b": (2048, 22, 32, 4, 5632, 32000),
+    "7b": (4096, 32, 32, 32, 11008, 32000),
+    "13b": (5120, 40, 40, 40, 13824, 32000),
+}
+KEPT = 2  # tokens that a step keeps, where it drafts any
+STREAMS = 4
+RANKS = [
+    [0.5 / (rank + 1) for rank in range(10)] for _ in range(4)
+]  # of Medusa's tree: any will do, width is what counts
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measurement. width: rows that are verified, with the root. Times in ms; least_ms is None without limits."""
+
+    model: str
+    dtype: str
+    device: str
+    engine: str
+    method: str
+    width: int
+    context: int
+    step_ms: float
+    ar_ms: float
+    ratio: float
+    draft_ms: float
+    verify_ms: float
+    least_ms: float | None
+    ar_least_ms: float | None
+    torch: str = torch.__version__
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is not measured twice."""
+        return self.model, self.dtype, self.device, self.engine, self.method, self.width, self.context
+
+
+class Chain(Decoder):
+    """Verifies a chain of the same token: width alone."""
+
+    name, summary = "verify", "a chain that nobody drafted"
+
+    def __init__(self, target: Target, width: int) -> None:
+        super().__init__(target)
+        self.drafted = torch.full((width - 1,), 5, device=target.device)
+
+    def propose(self, state: State) -> DraftTree:
+        """The chain."""
+        return DraftTree.chain(state.root, self.drafted)
+
+
+class Forced(Wrapped):
+    """Another decoder whose steps keep KEPT tokens, whatever is right."""
+
+    name, summary = "forced", "another decoder with forced acceptance"
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """Verify, so that its time is in the step; then keep the first child of the root, and what follows it."""
+        honest = verify(output.logits[0], tree, state.sampling, state.rng)
+        path = [0, *tree.shape.children()[0][: KEPT - 1]]
+        tokens = [honest.tokens[-1]] * len(path)  # which ones they are matters to nobody here
+        return Verdict(path, tokens, honest.next_token, honest.root, honest.largest)
+
+
+def decoder_of(method: str, target: Target, width: int) -> Decoder | None:
+    """Return a method with random weights that verifies so many rows; None where it cannot."""
+    torch.manual_seed(0)
+    if method == "verify":
+        return Chain(target, width)
+    if width < 2:
+        return None
+    if method == "medusa":
+        heads = MedusaHeads(len(RANKS), 1, target.hidden_size, target.vocab_size)
+        return Medusa(target, MedusaOptions(), heads, tree_of(best_tree(RANKS, width - 1)))
+    if method == "eagle":
+        drafter, config = new_eagle(target)
+        return Eagle2(target, DynamicOptions(total_tokens=width, depth=4, top_k=8), drafter, config)
+    if method == "ss":
+        config = StreamConfig(gamma=STREAMS, n_msa_layers=min(4, target.n_layers - 1), adapter_rank=8, prune_rank=8)
+        options = SSOptions(k=4, n_draft=width - 1, prune="off")
+        return SpeculativeStreaming(target, options, Streams(config, target.hidden_size), {})
+    raise SystemExit(f"no method {method!r}: verify, medusa, eagle, ss")
+
+
+def model_of(name: str, dtype: str, device: str, context: int) -> Target:
+    """Return a model by its name, or a random one of this size. context: the longest one that is measured."""
+    if name not in SIZES:
+        return load_target(name, dtype=dtype, device=device)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, layers, heads, kv_heads, inner, vocab = SIZES[name]
+    config = LlamaConfig(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        intermediate_size=inner, vocab_size=vocab, max_position_embeddings=2 * context,
+    )  # fmt: skip
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(resolve_dtype(dtype, device))
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    return Target(model, None, name)
+
+
+def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[Session, State]:
+    """A request that has been prefilled, in a cache of its own."""
+    capacity = len(prompt) + rows
+    target = decoder.target
+    cache = target.new_cache(capacity if target.passes is None else target.passes.room(capacity))
+    begun = Session(decoder, prompt, Limits(1 << 20), Sampling(), cache)
+    return begun, begun.prefill()[0]
+
+
+@torch.inference_mode()
+def measured(decoder: Decoder, context: int, width: int, steps: int) -> dict[str, float]:
+    """Medians of steps of a method and of `ar`, in turn, ms."""
+    prompt = [5 + i % 40 for i in range(context)]
+    rows = (steps + 3) * KEPT + 2 * width * (1 + STREAMS)
+    runs = [session(Forced(one), prompt, rows) for one in (decoder, Autoregressive(decoder.target))]
+    taken = [[one.step(state) for one, state in runs] for _ in range(steps + 3)][3:]  # the first ones warm up
+    return {
+        "step_ms": 1e3 * median(a.total_s for a, _ in taken),
+        "ar_ms": 1e3 * median(b.total_s for _, b in taken),
+        "ratio": median(a.total_s / b.total_s for a, b in taken),
+        "draft_ms": 1e3 * median(a.draft_s for a, _ in taken),
+        "verify_ms": 1e3 * median(a.verify_s for a, _ in taken),
+    }
+
+
+def least_ms(
+    target: Target, decoder: Decoder | None, width: int, context: int, limits: MachineLimits | None
+) -> float | None:
+    """The larger one of the times for bytes and for operations; None without limits, or where shapes do not tell."""
+    shape = model_shape(target)
+    peak = None if limits is None else limits.flops_per_s.get(str(target.dtype).removeprefix("torch."))
+    if limits is None or peak is None or shape["weight_bytes"] is None:
+        return None
+    drafter = None if decoder is None else drafter_shape(decoder.drafter_weights(), target)
+    layers = len(shape["windows"])
+    moved = shape["weight_bytes"] + shape["kv_bytes"] * layers * context + (drafter or {}).get("weight_bytes", 0)
+    flops = width * (2 * shape["matrix_parameters"] + shape["attention_flops"] * layers * context)
+    return 1e3 * float(max(moved / limits.read_bytes_per_s, flops / peak))
+
+
+def lines_of(target: Target, name: str, arguments: argparse.Namespace, there: set[tuple[Any, ...]]) -> Iterator[Line]:
+    """Measure what is not there yet."""
+    limits = known_limits(target.device)
+    device = device_name(target.device)
+    for context in arguments.contexts:
+        for method in arguments.methods:
+            for width in arguments.widths:
+                key = (name, target.number_format, device, arguments.engine, method, width, context)
+                if key in there or context + 4 * width >= target.context_length:
+                    continue
+                decoder = decoder_of(method, target, width)
+                if decoder is not None:
+                    found = measured(decoder, context, width, arguments.steps)
+                    if target.passes is not None:
+                        target.passes.forget()  # recordings hold the caches that they were made over
+                    least = least_ms(target, decoder, width, context, limits)
+                    yield Line(*key, **found, least_ms=least, ar_least_ms=least_ms(target, None, 1, context, limits))
+
+
+def read(file: Path) -> list[Line]:
+    """The lines that a file has."""
+    return [Line(**json.loads(text)) for text in file.read_text().splitlines()] if file.is_file() else []
+
+
+def draw(lines: list[Line], file: Path) -> None:
+    """A panel for each model and context: the cost of a step in autoregressive steps by its width."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    panels = sorted({(line.model, line.context) for line in lines})
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.2), squeeze=False, sharey=True)
+    for axis, (model, context) in zip(axes[0], panels, strict=True):
+        here = [line for line in lines if (line.model, line.context) == (model, context)]
+        for method in dict.fromkeys(line.method for line in here):
+            points = sorted((line.width, line.ratio) for line in here if line.method == method)
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
+        floors = sorted({(line.width, line.least_ms / line.ar_least_ms) for line in here
+                         if line.least_ms and line.ar_least_ms and line.method == "verify"})  # fmt: skip
+        if floors:
+            axis.plot(*zip(*floors, strict=True), color="0.6", linestyle="--", label="verify, at the limits")
+        axis.set_xscale("log", base=2)
+        axis.set(xlabel="rows verified", title=f"{model}, {context} tokens")
+        axis.set_xticks(sorted({line.width for line in here}), labels=[str(w) for w in sorted({x.width for x in here})])
+        axis.axhline(1, color="0.85", linewidth=0.8, zorder=0)
+    axes[0][0].set_ylabel("step, in autoregressive steps")
+    axes[0][0].legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+
+
+def main(say: Callable[[str], None] = print) -> None:
+    """Measure, print, and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["lab"])
+    parser.add_argument("--methods", nargs="+", default=["verify", "medusa", "eagle", "ss"])
+    parser.add_argument("--widths", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[512, 2048])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--engine", choices=ENGINES, default="eager")
+    parser.add_argument("--out", type=Path, default=Path("roofline.jsonl"))
+    parser.add_argument("--plot", type=Path)
+    arguments = parser.parse_args()
+    device = resolve_device(arguments.device)
+    check_engine(arguments.engine, device)
+    for name in arguments.models:
+        target = model_of(name, arguments.dtype, device, max(arguments.contexts))
+        use_engine(target, arguments.engine)
+        say(f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.computed}")
+        there = {line.key for line in read(arguments.out)}
+        for line in lines_of(target, name, arguments, there):
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(asdict(line)) + "\n")
+            what = f"{line.method:8} {line.width:4} rows {line.context:6} tokens"
+            share = "" if line.least_ms is None else f"  {line.step_ms / line.least_ms:5.2f} times the least"
+            say(f"{what} {line.step_ms:9.2f} ms {line.ratio:6.2f} steps{share}")
+    lines = [line for line in read(arguments.out) if line.engine == arguments.engine]
+    if arguments.plot is not None and lines:
+        last = {line.model: (line.dtype, line.device) for line in lines}  # of each model, as it was measured last
+        draw([line for line in lines if (line.dtype, line.device) == last[line.model]], arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""How a model's steps are made: operator by operator, or replayed. What is replayed proves itself when it is loaded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbench_ss.decoding.static_passes import Replay, StaticPasses, captured_on
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.decoding.target import Target
+
+ENGINES = ("eager", "graph")
+PROMPT, TREES = (1, 2, 3, 4, 5, 6, 7, 8), ((-1,), (-1, 0, 0), (-1, 0, 1))  # of the proof
+OFF = {torch.float32: 1e-3}  # share of the largest logit by which a replayed pass may differ
+OFF_HALF = 5e-2
+
+
+def check_engine(engine: str, device: str) -> None:
+    """Raise UserError for an engine that is not known, or that this device does not have."""
+    if engine not in ENGINES:
+        raise UserError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    if engine == "graph" and torch.device(device).type != "cuda":
+        raise UserError(f"engine graph replays CUDA graphs: it needs a CUDA device, not {device!r}")
+
+
+def use_engine(target: Target, engine: str) -> None:
+    """Have the target's steps made so. Raises UserError where they cannot be replayed, or do not prove themselves."""
+    if engine == "graph":
+        with torch.cuda.device(target.device):
+            replay_steps(target, captured_on(target.device), "CUDA graphs")
+
+
+def replay_steps(target: Target, replay: Replay, by: str) -> None:
+    """Have the target's passes over few rows replayed. by: what replays them, for the record.
+
+    Raises UserError, and leaves the target as it was, where its layers cannot be, or where replayed passes do not give
+    what passes give that are made operator by operator.
+    """
+    if not target.taken_apart or any(target.windows):
+        which = "have sliding windows" if target.taken_apart else "are run whole, as transformers wrote them"
+        raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")
+    expected = _logits(target)
+    target.passes = StaticPasses(replay)
+    try:
+        off = _off(_logits(target), expected)
+        problem = "" if off <= OFF.get(target.dtype, OFF_HALF) else f"its logits are {off:.2g} off"
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # of the device's own libraries
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    target.drop_cache()
+    if problem:
+        target.passes = None
+        raise UserError(f"engine graph does not work with {target.name!r}: {problem}; engine eager does")
+    target.computed += f"; steps replayed by {by}"
+
+
+@torch.inference_mode()
+def _logits(target: Target) -> list[Tensor]:
+    """Logits of a few passes over trees, each made twice: the second time over what was kept of the first."""
+    target.drop_cache()
+    cache = target.request_cache(len(PROMPT) + 8)
+    words = torch.tensor(PROMPT, device=target.device).clamp_max(target.vocab_size - 1)
+    target.prefill(words[None], cache)
+    made: list[Tensor] = []
+    for parents in (*TREES, *TREES):
+        tokens = words[: len(parents)] if len(made) < len(TREES) else words[-len(parents) :]
+        made.append(target.forward_tree(DraftTree.of(tokens, parents), cache).logits.float())
+        cache.advance(1)
+    return made
+
+
+def _off(given: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest difference, as a share of the largest logit; infinite where one of both is not finite."""
+    shares = [float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(given, expected, strict=True)]
+    return max(share if math.isfinite(share) else math.inf for share in shares)

@@ -1,0 +1,86 @@
+"""Weights of linear layers held in fewer bits than they are computed with: `--quantize`. The LM head stays as it is.
+
+int8, int4: torchao's weight-only formats. nf4: bitsandbytes' 4-bit NormalFloat with doubly quantised scales (Dettmers
+et al. 2023). Activations, drafters, streams and adapters keep the number format of `--dtype`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from specbench_ss.errors import UserError, first_line
+from specbench_ss.number_formats import HALF_WEIGHTS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Quantize = Literal["none", "int8", "int4", "nf4"]
+QUANTIZE: tuple[str, ...] = get_args(Quantize)
+PACKAGES = {"int8": "torchao", "int4": "torchao", "nf4": "bitsandbytes"}
+GROUP = 128  # weights of a row that share a scale, in int4
+
+
+def check_quantize(how: str, device: str, dtype: str = "auto") -> None:
+    """Raise UserError where weights cannot be held so: on this device, in this format, with what is installed."""
+    if how not in QUANTIZE:
+        raise UserError(f"unknown --quantize {how!r}; known: {', '.join(QUANTIZE)}")
+    if how == "none":
+        return
+    if dtype == HALF_WEIGHTS:
+        raise UserError(f"--dtype {HALF_WEIGHTS} and --quantize {how} both say how weights are held: give one of both")
+    if how == "int4" and not device.startswith("cuda"):
+        raise UserError(f"--quantize int4 needs a CUDA device, not {device!r}: int8 and nf4 work here")
+    if find_spec(PACKAGES[how]) is None:
+        raise UserError(
+            f"--quantize {how} needs the package {PACKAGES[how]}: pip install {PACKAGES[how]}, "
+            "or 'specbench-ss[quantize]' with this package"
+        )
+
+
+def quantise(model: Any, how: str) -> str:
+    """Hold the weights of a model's linear layers so, in place. Return what was done, for the record; '' for none.
+
+    Raises UserError where the package that does it cannot.
+    """
+    if how == "none":
+        return ""
+    head = model.get_output_embeddings()
+    linear = {name: module for name, module in model.named_modules() if _is_plain(module) and module is not head}
+    if not linear:
+        raise UserError(f"--quantize {how}: the model has no linear layer that could be held so")
+    try:
+        _nf4(model, linear) if how == "nf4" else _by_torchao(model, set(linear), how)
+    except (ImportError, RuntimeError, NotImplementedError, ValueError, AssertionError, TypeError) as error:
+        raise UserError(f"--quantize {how} does not work with this model: {first_line(error)}") from error
+    return f"{how}: weights of {len(linear)} linear layers, by {PACKAGES[how]} {version(PACKAGES[how])}"
+
+
+def _is_plain(module: Any) -> bool:
+    from torch import nn
+
+    return type(module) is nn.Linear
+
+
+def _by_torchao(model: Any, names: set[str], how: str) -> None:
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+    config = Int8WeightOnlyConfig() if how == "int8" else Int4WeightOnlyConfig(group_size=GROUP)
+    quantize_(model, config, filter_fn=lambda module, name: name in names)
+
+
+def _nf4(model: Any, linear: dict[str, nn.Linear]) -> None:
+    """bitsandbytes quantises what is put on the device: a module at a time, so that no second copy of all is held."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for name, module in linear.items():
+        weight = module.weight.data
+        made = Linear4bit(
+            module.in_features, module.out_features, False, weight.dtype, compress_statistics=True, quant_type="nf4",
+            device="meta",
+        )  # fmt: skip
+        made.bias = module.bias
+        made.weight = Params4bit(weight.cpu(), requires_grad=False, compress_statistics=True, quant_type="nf4")
+        owner, _, child = name.rpartition(".")
+        setattr(model.get_submodule(owner), child, made.to(weight.device))

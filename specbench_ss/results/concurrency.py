@@ -1,0 +1,105 @@
+"""What a served engine does with several requests in flight: throughput, waiting times and acceptance of each level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_ss.results.intervals import Comparison, Interval, compare
+from specbench_ss.results.latency import latencies
+from specbench_ss.results.paired_times import PairedTimes, over, paired, total
+from specbench_ss.results.served_counts import counted, served_tau
+from specbench_ss.runs.level import Level
+from specbench_ss.runs.rows import Row, Run
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRow:
+    """One method with so many requests in flight, its repeats together.
+
+    wall_s: of all requests together; with one in flight, the sum of their times. tokens_per_s, requests_per_s: over
+    wall_s. throughput_ratio: tokens_per_s over the baseline's with as many in flight. speedup: of single requests, as
+    everywhere: the baseline's seconds per token over the method's, paired by prompt. waits: quantiles in seconds.
+    """
+
+    concurrency: int
+    method: str
+    requests: int
+    failed: int
+    wall_s: float
+    tokens: int
+    tokens_per_s: float | None
+    requests_per_s: float | None
+    throughput_ratio: float | None
+    speedup: float | None
+    speedup_interval: Interval | None
+    comparison: Comparison
+    tau: float | None
+    acceptance_rate: float | None
+    waits: dict[str, Any]
+
+
+def level_rows(run: Run) -> list[LevelRow]:
+    """Return a row for each number of requests in flight and method; none of a run that has one in flight alone."""
+    if not run.levels:
+        return []
+    found: list[LevelRow] = []
+    for concurrency in (1, *sorted({level.concurrency for level in run.levels})):
+        baseline, plain_rate = _requests(run, run.baseline, concurrency), None
+        for label in sorted(run.labels, key=lambda label: label != run.baseline):
+            row = _row(run, label, concurrency, baseline, plain_rate)
+            plain_rate = row.tokens_per_s if label == run.baseline else plain_rate
+            found.append(row)
+    return found
+
+
+def _requests(run: Run, label: str, concurrency: int) -> list[Row]:
+    if concurrency == 1:
+        return [row for row in run.rows if row.method == label]
+    return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
+
+
+def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_rate: float | None) -> LevelRow:
+    asked = _requests(run, label, concurrency)
+    good = [row for row in asked if row.ok]
+    levels = [level for level in run.levels if (level.method, level.concurrency) == (label, concurrency)]
+    wall_s = sum(level.wall_s for level in levels) if concurrency > 1 else total(good, "wall_s")
+    counts: Sequence[Level | Row] = levels if concurrency > 1 else good
+    tokens, rate = int(total(good, "tokens")), over(total(good, "tokens"), wall_s)
+    itself = label == run.baseline
+    times = PairedTimes(*paired(asked, baseline))
+    around = None if itself else times.interval()
+    return LevelRow(
+        concurrency=concurrency,
+        method=label,
+        requests=len(asked),
+        failed=len(asked) - len(good),
+        wall_s=wall_s,
+        tokens=tokens,
+        tokens_per_s=rate,
+        requests_per_s=over(len(good), wall_s),
+        throughput_ratio=1.0 if itself and rate else over(rate, plain_rate),
+        speedup=times.speedup(),
+        speedup_interval=around,
+        comparison="reference" if itself else compare(around),
+        tau=served_tau(counts, tokens - len(good)),
+        acceptance_rate=over(counted(counts, "accepted"), counted(counts, "drafted")),
+        waits=latencies(good),
+    )
+
+
+def value(row: LevelRow, name: str) -> Any:
+    """Return a cell of the table, by the name of its column."""
+    if name in ("speedup_low", "speedup_high"):
+        return row.speedup_interval[name == "speedup_high"] if row.speedup_interval else None
+    return row.waits[name] if name in row.waits else getattr(row, name)
+
+
+def missing(run: Run) -> Iterator[str]:
+    """Yield the levels that were asked for and are not there, as 'vllm with 4 in flight'."""
+    there = {level.key for level in run.levels}
+    for concurrency in run.manifest["config"].get("concurrency", ()):
+        for label in run.labels:
+            if any((label, concurrency, repeat) not in there for repeat in range(run.repeats)):
+                yield f"{label} with {concurrency} in flight"

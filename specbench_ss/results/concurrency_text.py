@@ -1,0 +1,55 @@
+"""The table of requests in flight in the terminal."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape
+
+from specbench_ss.results.concurrency import LevelRow, level_rows
+from specbench_ss.results.number_text import interval, number, times
+from specbench_ss.results.terminal_table import result_table, widen
+from specbench_ss.runs.rows import Run
+
+COLUMNS = (
+    "in flight",
+    "method",
+    "tokens/s",
+    "× baseline",
+    "speedup",
+    "95% interval",
+    "first ms",
+    "ms/token",
+    "s",
+    "failed",
+)
+
+
+def print_levels(run: Run, console: Console) -> None:
+    """Print a row for each number of requests in flight and server; nothing where one was in flight alone."""
+    found = level_rows(run)
+    if not found:
+        return
+    widen(console)
+    table, before = result_table("By requests in flight: throughput, and medians over requests", COLUMNS), 0
+    table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
+    for row in found:
+        if before not in (0, row.concurrency):
+            table.add_section()
+        table.add_row(*_cells(row, row.concurrency != before))
+        before = row.concurrency
+    console.print(table)
+
+
+def _cells(row: LevelRow, first: bool) -> list[str]:
+    waits = [row.waits[f"{name}_s_p50"] for name in ("ttft", "tpot", "latency")]
+    return [
+        str(row.concurrency) if first else "",
+        escape(row.method),
+        number(row.tokens_per_s, 1),
+        times(row.throughput_ratio),
+        "reference" if row.comparison == "reference" else times(row.speedup),
+        interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison),
+        *(number(None if s is None else s * scale, 2) for s, scale in zip(waits, (1000, 1000, 1), strict=True)),
+        str(row.failed),
+    ]

@@ -1,0 +1,42 @@
+"""Answers that end in a repetition."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_ss.results.loops import loops, repeats_itself
+from specbench_ss.results.run_health import checks
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import MakeRun
+
+
+@pytest.mark.parametrize(
+    ("ids", "loop"),
+    [
+        ([*range(50), *[7] * 32], True),
+        ([*range(50), *[1, 2, 3] * 11], True),
+        ([*range(50), *list(range(8)) * 4], True),
+        ([*range(50), *list(range(9)) * 4], False),
+        ([7] * 31, False),
+        ([*[7] * 40, 1], False),
+        (list(range(64)), False),
+        ([], False),
+    ],
+)
+def test_a_loop_is_a_short_ngram_again_and_again_at_the_end(ids: list[int], loop: bool) -> None:
+    assert repeats_itself(ids) is loop
+
+
+def test_many_loops_of_the_reference_are_told_and_nothing_is_wrong_with_them(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=10))
+    for row in run.rows:
+        row.token_ids = list(range(row.tokens or 0))
+    assert loops(run) == ""
+    first = next(row for row in run.rows if row.method == "ar")
+    first.token_ids = [7] * 40
+    (check,) = [check for check in checks(run, summarise(run)) if check.name == "loops"]
+    said = "1 of 10 answers of ar end in a repetition: methods that copy gain there."
+    assert (check.state, check.sentence) == ("ok", said)
+    first.method = "ss"
+    assert loops(run) == "", "what a method makes of it is not asked"

@@ -1,0 +1,135 @@
+"""`--quantize`: weights of linear layers in fewer bits; what is computed with them, counted, recorded and refused."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss import load_method, load_model, load_run, registry
+from specbench_ss.cli import main
+from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.model_shape import model_shape
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.models import quantising
+from specbench_ss.models.quantising import PACKAGES, quantise
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.testing.tiny import tiny_model
+from tests.cli import failing
+
+PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]
+
+
+def needs(how: str) -> None:
+    if find_spec(PACKAGES[how]) is None:
+        pytest.skip(f"{PACKAGES[how]} is not installed: pip install 'specbench-ss[quantize]'")
+
+
+def held(how: str, dtype: torch.dtype = torch.float32) -> tuple[Target, Target]:
+    """A tiny model as it is, and with its weights held so."""
+    models = [tiny_model("llama", vocab=61, dtype=dtype) for _ in range(2)]
+    said = quantise(models[1], how)
+    as_is, quantised = (Target(model, None, "tiny") for model in models)
+    quantised.quantised = said
+    return as_is, quantised
+
+
+@pytest.mark.parametrize("how", ["int8", "nf4"])
+def test_logits_are_near_those_of_the_model_and_the_head_is_its_own(how: str) -> None:
+    needs(how)
+    as_is, quantised = held(how)
+    assert quantised.quantised.startswith(f"{how}: weights of 28 linear layers, by {PACKAGES[how]} ")
+    expected, given = as_is.next_logits(PROMPT), quantised.next_logits(PROMPT)
+    off = float((given - expected).abs().max() / expected.abs().max())
+    assert 0 < off < (0.1 if how == "int8" else 0.6)
+    assert torch.equal(quantised.unembed, as_is.unembed)
+
+
+@pytest.mark.parametrize("how", ["int8", "nf4"])
+@pytest.mark.parametrize("name", ["pld", "lookahead", "medusa", "ss", "eagle3"])
+def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: str) -> None:
+    needs(how)
+    target = held(how)[1]
+    make = next(iter(registry.method_class(name).examples(target).values()))
+    plain, drafted = (decode(one, PROMPT, Limits(30), Sampling()).tokens for one in (load_method("ar", target), make()))
+    assert drafted == plain
+
+
+@pytest.mark.parametrize("how", ["int8", "nf4"])
+def test_bytes_are_those_that_are_held_and_numbers_those_that_they_stand_for(how: str) -> None:
+    needs(how)
+    as_is, quantised = (model_shape(target) for target in held(how))
+    assert quantised["matrix_parameters"] == as_is["matrix_parameters"]
+    assert quantised["weight_bytes"] < as_is["weight_bytes"] * (0.6 if how == "int8" else 0.5)
+
+
+def test_methods_with_a_model_of_their_own_are_refused(tmp_path: Path) -> None:
+    target = load_model("lab", dtype="float32")
+    target.quantised = "int8: weights"
+    with pytest.raises(UserError, match="under --quantize"):
+        load_method("ss-shared", target)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("int4", "int4 needs a CUDA device"), ("nf4", "needs the package"), ("int8", "needs the package")]
+)
+def test_what_cannot_be_held_so_is_one_line(
+    how: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantising, "find_spec", lambda name: None)
+    out = tmp_path / "run"
+    assert said in failing(["run", "--methods", "pld", "--device", "cpu", "--quantize", how, "--out", str(out)], capsys)
+    assert not out.exists()
+
+
+def test_a_model_that_the_package_cannot_take_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(model: Any, *rest: Any) -> None:
+        raise NotImplementedError("no kernel\nand more")
+
+    monkeypatch.setattr(quantising, "_nf4", fails)
+    with pytest.raises(UserError, match="nf4 does not work with this model: NotImplementedError: no kernel$"):
+        quantise(tiny_model("llama"), "nf4")
+
+
+def test_a_run_says_how_weights_were_held_and_others_say_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "quantize" not in RunConfig(methods=()).as_dict()
+    monkeypatch.setattr(quantising, "find_spec", lambda name: True)
+    monkeypatch.setattr(quantising, "quantise", lambda model, how: "" if how == "none" else f"{how}: as a test has it")
+    asked = ["run", "--methods", "pld", "--limit", "1", "--categories", "math_reasoning", "--max-new-tokens", "8"]
+    for how in ("none", "int8"):
+        assert main([*asked, "--warmup", "0", "--quantize", how, "--out", str(tmp_path / how)]) == 0
+    plain, quantised = (load_run(tmp_path / how).manifest["model"] for how in ("none", "int8"))
+    assert "quantised" not in plain
+    assert quantised["quantised"] == "int8: as a test has it"
+    assert plain["hash"] == quantised["hash"]
+    assert "quantised weights" in failing(["compare", str(tmp_path / "none"), str(tmp_path / "int8")], capsys)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--dtype", "float16-weights"], "both say how weights are held"),
+        (["--methods", "ss-shared"], "ss-shared decodes with a model of its own, which --quantize does not reach"),
+    ],
+)
+def test_what_does_not_go_with_quantised_weights_is_one_line(
+    more: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantising, "find_spec", lambda name: True)
+    asked = ["run", "--methods", "pld", "--device", "cpu", "--quantize", "int8", "--out", str(tmp_path / "run")]
+    assert said in failing([*asked, *more], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ways_that_are_not_known_are_one_line() -> None:
+    with pytest.raises(UserError, match="unknown --quantize 'int3'; known: none, int8, int4, nf4"):
+        load_model("lab", quantize="int3")
+    with pytest.raises(UserError, match="unknown engine 'grahp'; known: eager, graph"):
+        load_model("lab", engine="grahp")

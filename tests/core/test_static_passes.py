@@ -1,0 +1,240 @@
+"""Steps over buffers that stay give what steps give that are made operator by operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss import load_model, registry, run
+from specbench_ss.benchmark.answering import Answering, Request
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.engines import replay_steps
+from specbench_ss.decoding.finite import NotFinite
+from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.static_passes import Pass, Replay, StaticPasses, called
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.errors import UserError
+from specbench_ss.testing.tiny import CONTEXT, tiny_target
+from tests.cli import failing
+
+PROMPTS = ([5, 9, 5, 9, 5, 9, 7, 8], list(range(5, 45)))
+WIDTHS = (1, 3, 7, 16, 64, 128)
+
+
+class Seen:
+    """What a decoder drafts and computes of its drafts, step by step, while it answers the prompts."""
+
+    def __init__(self, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.drafted: list[list[int]] = []
+        self.computed: list[torch.Tensor] = []
+        forward = decoder.forward
+
+        def watched(state: State, tree: DraftTree) -> Output:
+            output = forward(state, tree)
+            self.drafted.append(tree.tokens.tolist())
+            parts = (output.logits, *output.taps.values(), *([] if output.extra is None else [output.extra]))
+            self.computed += [part.clone().float() for part in parts]
+            return output
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder, "forward", watched)
+            self.answers = [decode(decoder, prompt, Limits(30), Sampling()).tokens for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("name", registry.names(registry.METHODS))
+def test_every_method_drafts_and_answers_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama", words=61)
+    for label, make in registry.method_class(name).examples(target).items():
+        decoder = make()
+        decoder.target.passes = None
+        eager = Seen(decoder, monkeypatch)
+        decoder.forget()
+        decoder.target.passes = StaticPasses(called, WIDTHS)
+        decoder.target.drop_cache()
+        static = Seen(decoder, monkeypatch)
+        assert static.answers == eager.answers and static.drafted == eager.drafted, label
+        for one, other in zip(static.computed, eager.computed, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4)
+        assert decoder.target.passes.made, label
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "opt", "gpt_neox"])
+@torch.inference_mode()
+def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> None:
+    target = tiny_target(kind, words=61)
+    tree = DraftTree.of(torch.tensor([4, 5, 6, 7, 8]), [-1, 0, 0, 1, 1])
+    results = []
+    for passes in (None, StaticPasses(called, WIDTHS)):
+        target.passes = passes
+        target.drop_cache()
+        cache = target.request_cache(40)
+        target.prefill(torch.tensor([PROMPTS[0]]), cache)
+        output = target.forward_tree(tree, cache, (1, 2))
+        end = len(PROMPTS[0]) + len(tree)
+        rows = [torch.stack(cache.memory_of(layer))[..., :end, :] for layer in range(target.n_layers)]
+        results.append((output.logits, *output.taps.values(), *rows))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+
+
+def passes_of(target: Target) -> StaticPasses:
+    assert target.passes is not None
+    return target.passes
+
+
+@torch.inference_mode()
+def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> None:
+    target = tiny_target("llama", words=61)
+    target.passes = StaticPasses(called, WIDTHS)
+    decoder = registry.method_class("ar").examples(target)["default"]()
+    for _ in range(3):
+        decode(decoder, PROMPTS[0], Limits(30), Sampling())
+    assert passes_of(target).made == 1
+
+
+@torch.inference_mode()
+def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
+    target = tiny_target("llama", words=61)
+    decoder = registry.method_class("ar").examples(target)["default"]()
+    eager = decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
+    target.passes = StaticPasses(called, WIDTHS)
+    for most, made in ((8, 1), (8, 1), (CONTEXT, 2), (8, 2)):  # a longer request takes a larger cache
+        assert decode(decoder, PROMPTS[0], Limits(most), Sampling()).tokens[:8] == eager
+        assert passes_of(target).made == made
+    target.drop_cache()
+    assert decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == eager
+    assert passes_of(target).made == 3
+
+
+@torch.inference_mode()
+def test_more_rows_than_a_method_states_are_an_error_there_too() -> None:
+    target = tiny_target("llama", words=61)
+    target.passes = StaticPasses(called, WIDTHS)
+    cache = target.request_cache(12)
+    target.prefill(torch.tensor([PROMPTS[0]]), cache)
+    cache.allow(10)
+    with pytest.raises(RuntimeError, match="max_rows"):
+        target.forward_tree(DraftTree.chain(torch.tensor([4]), torch.tensor([5, 6, 7])), cache)
+
+
+# -- the engine ------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_gives_the_same_is_used_and_told() -> None:
+    target = tiny_target("llama", words=61)
+    before = target.computed
+    replay_steps(target, called, "calls")
+    assert passes_of(target).made
+    assert target.computed == f"{before}; steps replayed by calls"
+    assert target.with_model(target.model, "").passes is not target.passes
+
+
+def stale(one: Pass) -> Pass:
+    """A replay that gives its first results again."""
+    outs = one()
+    return lambda: outs
+
+
+def not_finite(one: Pass) -> Pass:
+    """A replay that gives NaN."""
+    return lambda: tuple(out * torch.nan for out in one())
+
+
+def broken(one: Pass) -> Pass:
+    raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
+@pytest.mark.parametrize(
+    ("replay", "said"),
+    [
+        (stale, "its logits are"),
+        (not_finite, "its logits are inf off"),
+        (broken, "RuntimeError: operation not permitted when stream"),
+    ],
+)
+def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, said: str) -> None:
+    target = tiny_target("llama", words=61)
+    before = target.computed
+    with pytest.raises(UserError, match=said):
+        replay_steps(target, replay, "calls")
+    assert target.passes is None
+    assert target.computed == before
+
+
+@pytest.mark.parametrize(("kind", "said"), [("mistral-window", "sliding windows"), ("gemma3_text", "are run whole")])
+def test_layers_that_cannot_be_replayed_are_refused(kind: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        replay_steps(tiny_target(kind, words=61), called, "calls")
+
+
+def test_without_a_gpu_the_command_refuses_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told = failing(
+        ["run", "--methods", "pld", "--engine", "graph", "--device", "cpu", "--out", str(tmp_path / "run")], capsys
+    )
+    assert "engine graph replays CUDA graphs: it needs a CUDA device" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_rows_that_are_kept_by_numbers_on_the_device_are_those_of_the_list(layers: int) -> None:
+    held = []
+    for rows in ([0, 2, 3, 6], torch.tensor([0, 2, 3, 6])):
+        cache = Cache(layers, 12)
+        for layer in range(layers):
+            k = torch.arange(9.0).view(1, 1, 9, 1) + 100 * layer
+            cache.update(k, k + 0.5, layer)
+        cache.advance(2)
+        cache.keep(2, rows)
+        assert cache.lengths == [6] * layers
+        held.append(torch.stack([torch.stack(cache.memory_of(layer))[..., :6, :] for layer in range(layers)]))
+    assert torch.equal(held[0], held[1])
+    assert held[0][0, 0].flatten().tolist() == [0, 1, 2, 4, 5, 8]
+
+
+@torch.inference_mode()
+def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
+    target = tiny_target("llama", words=61)
+    target.passes = StaticPasses(called, WIDTHS)
+    decoder = registry.method_class("ar").examples(target)["default"]()
+    expected = decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
+    assert target._cache is not None
+    for layer in range(target.n_layers):
+        for rows in target._cache.memory_of(layer):
+            rows.fill_(torch.nan)
+    with pytest.raises(NotFinite):
+        decode(decoder, PROMPTS[0], Limits(8), Sampling())
+    assert decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == expected
+
+
+def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing warms up here. A method that remembers prompts would answer from memory: it is marked instead."""
+    target = load_model("lab", dtype="float32")
+    target.passes = StaticPasses(called, WIDTHS)
+    made: list[str] = []
+    own = Answering.answer
+
+    def counted(self: Answering, asked: Request, *rest: Any) -> Generation:
+        made.append(asked.label)
+        return own(self, asked, *rest)
+
+    monkeypatch.setattr(Answering, "answer", counted)
+    found = run(
+        "pld,suffix[past=on]", model=target, warmup=0, limit=1, categories="qa", max_new_tokens=8,
+        record_drafts="0", telemetry=0, out=tmp_path / "run",
+    )  # fmt: skip
+    again = Counter(made)
+    rows = found.samples.set_index("method")
+    assert again["ar"] > 1 or again["pld"] > 1
+    noted = rows["disturbed"].fillna("")
+    assert again["suffix[past=on]"] == 1 and "recorded" in noted["suffix[past=on]"]
+    assert noted["ar"] == noted["pld"] == ""

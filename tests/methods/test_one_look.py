@@ -1,0 +1,124 @@
+"""From drafting to verification the host asks the device for nothing, and every step has the same rows.
+
+On the meta device, which has shapes and no data, every look of the host at a tensor raises: `.tolist()`, `.item()`,
+`int(...)`, choosing by a mask. So each method's steps are made there. Where a method looks, that is listed with why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss import registry
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.loop import Limits, decode, taken
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.tree_shape import DeviceShape
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.methods._shared import fine_tuned
+from specbench_ss.methods.dflash import new_weights as dflash_weights
+from specbench_ss.methods.peagle import new_weights as peagle_weights
+from specbench_ss.methods.peagle.decoding import PEagle, PEagleOptions
+from specbench_ss.testing.tiny import tiny_model, tiny_target
+
+META = torch.device("meta")
+PROMPT = list(range(5, 21))
+LOOKS = {  # method, shape -> where, and why
+    ("lookahead", "prompt"): "its pool of n-grams is the host's",
+    ("lookahead", "bigrams"): "its pool of n-grams is the host's",
+    ("lookahead", "smallest"): "its pool of n-grams is the host's",
+    ("recycling", "known-only"): "how many nodes are known is not known beforehand",
+    ("sd", "adaptive"): "a threshold ends the chain",
+    ("ss", "threshold"): "a threshold says how many nodes stay",
+    ("dflash", "tree"): "the best nodes of all places are chosen on the host",
+    ("dflash", "reduced"): "the best nodes of all places are chosen on the host",
+    ("peagle", "tree"): "the best nodes of all places are chosen on the host",
+}
+VARY = {  # methods that draft as much as they find, or as pays
+    "pld", "suffix", "rest", "lookahead", "recycling", "space", "sd",
+}  # fmt: skip
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Target:
+    monkeypatch.setattr(fine_tuned, "hash_weights", lambda model: "of no data")
+    monkeypatch.setattr(dflash_weights, "mask_token", lambda base, embedding: 3)
+    return Target(tiny_model("llama").to(META), None, "tiny")
+
+
+def shapes(name: str, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    """A method's examples. P-EAGLE's begin with a copy of the target's words, which here have no data."""
+    if name != "peagle":
+        return registry.method_class(name).examples(target)
+
+    def make(**options: Any) -> Callable[[], Decoder]:
+        with META:
+            drafter = peagle_weights.new_drafter(target, 5, 2, mask=3, own_embedding=True)
+        return lambda: PEagle(target, PEagleOptions(**options), drafter)
+
+    return {"chain": make(), "sampled": make(sample="on"), "tree": make(mode="tree", nodes=9, k=4)}
+
+
+def on_meta(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, dtype=torch.long, device=META)
+
+
+def told_anything(tree: DraftTree) -> None:
+    """As verification would: the host is told a shape, here a star."""
+    for shape in tree.shape.unread() if isinstance(tree.shape, DeviceShape) else []:
+        shape.tell([0] * len(shape.untold()))
+
+
+def two_steps(decoder: Decoder) -> list[int]:
+    """Prefill and two steps of which one drafted token is accepted; the rows of each."""
+    cache, rows = decoder.target.new_cache(400), []
+    state = State(list(PROMPT), len(PROMPT), torch.empty(0), cache, Sampling())
+    output = decoder.prefill(state, on_meta(1, len(PROMPT)))
+    step_on(state, Verdict([0], [7], on_meta(1)), output)
+    decoder.begin(state)
+    for _ in range(2):
+        start, tree = state.position, decoder.propose(state)
+        output = decoder.forward(state, tree)
+        kept = output.tree or tree
+        rows.append(len(kept))
+        told_anything(kept)
+        path = [0, 1] if len(kept) > 1 else [0]
+        for lo, hi, offsets in output.rows or [(0, decoder.target.n_layers, range(output.logits.shape[1]))]:
+            cache.keep(start, taken(offsets, path), lo, hi)
+        verdict = Verdict(path, [9] * len(path), on_meta(1))
+        step_on(state, verdict, output)
+        decoder.observe(state, verdict, output)
+    return rows
+
+
+def step_on(state: State, verdict: Verdict, output: Output) -> None:
+    last = verdict.path[-1]
+    state.ids, state.root = [*state.ids, *verdict.tokens], verdict.next_token
+    state.taps = {layer: t[:, -1:] if len(state.ids) == len(PROMPT) + 1 else t[:, last : last + 1]
+                  for layer, t in output.taps.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", registry.names(registry.METHODS))
+@torch.inference_mode()
+def test_no_step_looks_at_the_device_before_it_verifies(name: str, target: Target) -> None:
+    for label, make in shapes(name, target).items():
+        decoder = make()
+        if (name, label) in LOOKS:
+            with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+                two_steps(decoder)
+        else:
+            two_steps(decoder)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names(registry.METHODS) if name not in VARY])
+def test_every_step_of_a_request_has_the_same_rows(name: str) -> None:
+    target = tiny_target("llama", words=61)
+    for label, make in registry.method_class(name).examples(target).items():
+        if (name, label) != ("ss", "threshold"):
+            steps = decode(make(), PROMPT, Limits(24), Sampling()).steps
+            assert len({(step.nodes, step.verified) for step in steps}) == 1, label

@@ -1,0 +1,241 @@
+"""A server that speaks the protocol of chat completions, and can misbehave in every way that a real one might."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Clock:
+    """Seconds that pass only where somebody lets them."""
+
+    def __init__(self) -> None:
+        self.now, self._lock = 0.0, threading.Lock()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        with self._lock:
+            self.now += seconds
+
+
+@dataclass
+class Behaviour:
+    """How a server answers. mode: `ok`, or how it misbehaves, always or `after` so many good answers.
+
+    per_chunk: tokens in a piece of text; each step of a drafting server drafts `drafted`, and all but one of a piece
+    are accepted ones.
+    delay: seconds that its clock passes for each piece.
+    """
+
+    models: tuple[str, ...] = ("m",)
+    mode: str = "ok"
+    after: int = 0
+    usage: bool = True
+    tokens: int = 8
+    per_chunk: int = 1
+    drafted: int = 0
+    delay: float = 0.0
+    say: str = "word"
+    metrics: str = ""  # 'vllm', 'sglang', 'nan', 'llama.cpp', which counts in its last event, or none
+    key: str = ""
+    other_tokens: int = 0  # that somebody else asks for meanwhile, at each request
+    clock: Clock = field(default_factory=Clock)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    most_at_once: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("drafts", "drafted", "accepted", "made"), 0))
+
+
+class Fake(ThreadingHTTPServer):
+    """The server. url: of its API."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behaviour, self.lock, self.at_once = behaviour, threading.Lock(), 0
+        self.stalled = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+@contextmanager
+def serving(behaviour: Behaviour | None = None) -> Iterator[Fake]:
+    server = Fake(behaviour or Behaviour())
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stalled.set()
+        server.shutdown()
+        server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Fake
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    @property
+    def how(self) -> Behaviour:
+        return self.server.behaviour
+
+    def _send(self, code: int, body: str, kind: str = "application/json") -> None:
+        data = body.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _refused(self) -> bool:
+        if self.how.key and self.headers.get("Authorization") != f"Bearer {self.how.key}":
+            self._send(401, json.dumps({"error": {"message": f"bad key {self.headers.get('Authorization')}"}}))
+            return True
+        return False
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics" and self.how.metrics not in ("", "llama.cpp"):
+            self._send(200, metrics(self.how), "text/plain; version=0.0.4")
+        elif self.path == "/version" and self.how.metrics == "vllm":
+            self._send(200, '{"version": "0.99.1"}')
+        elif self.path != "/v1/models":
+            self._send(404, '{"detail": "Not Found"}')
+        elif self.how.mode == "nolist":
+            self.close_connection = True  # as a server does that fails in a way it did not foresee
+            self._send(500, "Internal Server Error", "text/plain")
+        elif self.how.mode == "page":
+            self._send(200, "<html><body>hello</body></html>", "text/html")
+        elif not self._refused():
+            self._send(200, json.dumps({"data": [{"id": name} for name in self.how.models]}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._refused():
+            return
+        if self.path != "/v1/chat/completions":
+            self._send(404, '{"detail": "Not Found"}')
+            return
+        with self.server.lock:
+            self.how.asked.append(body)
+            number = len(self.how.asked)
+            self.server.at_once += 1
+            self.how.most_at_once = max(self.how.most_at_once, self.server.at_once)
+        try:
+            self._answer(body, self.how.mode if number > self.how.after else "ok")
+        finally:
+            with self.server.lock:
+                self.server.at_once -= 1
+
+    def _answer(self, body: dict[str, Any], mode: str) -> None:
+        if body["model"] not in self.how.models:
+            self._send(404, json.dumps({"error": {"message": f"The model `{body['model']}` does not exist."}}))
+        elif mode == "strict" and "stream_options" in body:
+            self._send(400, json.dumps({"error": {"message": "stream_options: extra field"}}))
+        elif mode in ("500", "page"):
+            self._send(500, "<html><body>Bad gateway</body></html>", "text/html")
+        elif mode == "html":
+            self._send(200, "<html><body>hello</body></html>", "text/html")
+        elif mode == "drop":
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self._stream(body, mode)
+
+    def _stream(self, body: dict[str, Any], mode: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        made = min(self.how.tokens, body["max_tokens"])
+        asked_usage = body.get("stream_options", {}).get("include_usage")
+        lines = [] if mode == "empty" else list(self._lines(body, made, bool(asked_usage)))
+        if mode == "garbage":
+            lines = ["\x00\x01 this is no stream"]
+        if mode == "notjson":
+            lines = ["data: {not json", ""]
+        if mode == "error":
+            lines[2:] = ['data: {"error": {"message": "out of memory"}}', ""]
+        if mode == "unfinished":
+            lines = lines[:2]
+        if mode == "nan":
+            lines[-2:] = ['data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": NaN}}', ""]
+        if mode == "negative":
+            lines[-2:] = ['data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": -4}}', ""]
+        for i, line in enumerate(lines):
+            if mode in ("stall", "cut") and i == 4:
+                if mode == "stall":
+                    self.server.stalled.wait(30)
+                self.close_connection = True
+                self.connection.close()
+                return
+            self._chunk(f"{line}\n")
+        self.wfile.write(b"0\r\n\r\n")
+        with self.server.lock:
+            self.how.counts["made"] += made + self.how.other_tokens
+
+    def _chunk(self, text: str) -> None:
+        data = text.encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _lines(self, body: dict[str, Any], made: int, usage: bool) -> Iterator[str]:
+        yield ": a comment"
+        yield ""
+        said = body["messages"][-1]["content"]
+        pieces = [min(self.how.per_chunk, made - i) for i in range(0, made, self.how.per_chunk)]
+        for i, size in enumerate(pieces):
+            self.how.clock.pass_by(self.how.delay)
+            with self.server.lock:
+                self.how.counts["drafts"] += bool(self.how.drafted)
+                self.how.counts["drafted"] += self.how.drafted
+                self.how.counts["accepted"] += (size - 1) if self.how.drafted else 0
+            text = f"{self.how.say}{i} of {len(said)} "
+            yield "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
+            yield ""
+        finish = "length" if made == body["max_tokens"] else "stop"
+        last: dict[str, Any] = {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}], "usage": None}
+        if self.how.metrics == "llama.cpp":
+            drafted = self.how.drafted * len(pieces)
+            last["timings"] = {"predicted_n": made, "draft_n": drafted, "draft_n_accepted": made - len(pieces)}
+        yield "data: " + json.dumps(last)
+        yield ""
+        if self.how.usage and usage:
+            told = {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": made + 3}
+            yield "data: " + json.dumps({"choices": [], "usage": told})
+            yield ""
+        yield "data: [DONE]"
+        yield ""
+
+
+def metrics(how: Behaviour) -> str:
+    """The page of counters."""
+    if how.metrics == "sglang":
+        return 'sglang:spec_accept_length{model_name="m"} 2.9\n'
+    label = '{engine="0",model_name="m"}'
+    names = {"drafts": "drafts", "drafted": "draft_tokens", "accepted": "accepted_tokens"}
+    lines = []
+    for name, full in names.items():
+        value: Any = "NaN" if how.metrics == "nan" else float(how.counts[name])
+        lines += [f"# TYPE vllm:spec_decode_num_{full} counter", f"vllm:spec_decode_num_{full}_total{label} {value}"]
+        lines += [f"vllm:spec_decode_num_{full}_created{label} {time.time()}"]
+        lines += [f'vllm:spec_decode_num_{full}_total{{engine="0",model_name="another"}} 1000000.0']
+    lines += [
+        "# TYPE vllm:generation_tokens counter",
+        f"vllm:generation_tokens_total{label} {float(how.counts['made'])}",
+    ]
+    return "\n".join(lines) + "\n"

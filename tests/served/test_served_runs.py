@@ -1,0 +1,311 @@
+"""Served engines as the thing measured: the laws of every run, with servers that answer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss import compare, load_run, run
+from specbench_ss.benchmark.schedule import plan
+from specbench_ss.cli import main
+from specbench_ss.errors import UserError
+from specbench_ss.results.finding import finding
+from specbench_ss.results.run_health import checks
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.suite import Question
+from specbench_ss.served import connect, session
+from specbench_ss.served.client import Server
+from tests.served.fake_server import Behaviour, Clock, Fake, serving
+
+TWO_TURNS = {"a": ["one fish", "two fish"], "b": ["red fish"], "c": ["blue fish swims"], "d": ["old"], "e": ["new one"]}
+PROMPTS = sum(map(len, TWO_TURNS.values()))
+
+
+@pytest.fixture(autouse=True)
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is never busy."""
+    monkeypatch.setattr(session, "busy", lambda: "")
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    lines = [json.dumps({"question_id": name, "category": "fish", "turns": turns}) for name, turns in TWO_TURNS.items()]
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def measured(servers: list[Fake], labels: list[str], questions: Path, out: Path, **more: Any) -> Any:
+    given = {"suite": "jsonl", "data": questions, "max_new_tokens": 8, "warmup": 0, "out": out, **more}
+    return run(endpoint=[server.url for server in servers], label=labels, **given)
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(connect, "Server", partial(Server, clock=clock))
+
+
+def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tmp_path: Path) -> None:
+    with serving() as one, serving(Behaviour(tokens=5)) as other:
+        made = measured([one, other], ["plain", "fast ✓"], questions, tmp_path / "run", repeats=2)
+    rows = made.samples
+    assert not made.unfinished and len(rows) == PROMPTS * 2 * 2 and set(rows["status"]) == {"ok"}
+    assert set(rows["tokens"][rows["method"] == "plain"]) == {8} and set(rows["counted"]) == {"usage"}
+    assert set(rows["tokens"][rows["method"] == "fast ✓"]) == {5} and set(rows["chunks"]) == {5, 8}
+    assert (rows["prefill_s"] + rows["decode_s"] - rows["wall_s"]).abs().max() < 1e-9
+    assert rows["steps"].isna().all() and rows["accepted"].isna().all() and rows["drafts"].isna().all()
+    asked = [Question(name, "fish", tuple(turns)) for name, turns in TWO_TURNS.items()]
+    planned = [(s.question.id, s.turn, s.method, s.repeat) for s in plan(asked, ["plain", "fast ✓"], 2, 0)]
+    assert [tuple(row) for row in rows[["question_id", "turn", "method", "repeat"]].itertuples(index=False)] == planned
+    # a later turn continues the baseline's answer, whoever is asked
+    later = [body for body in other.behaviour.asked if len(body["messages"]) > 1]
+    assert len(later) == 2 and {body["messages"][1]["content"] for body in later} == {
+        row.text for row in rows.itertuples() if (row.question_id, row.turn, row.method) == ("a", 0, "plain")
+    }
+    assert all(
+        body["temperature"] == 0 and "seed" not in body and body["max_tokens"] <= 8 for body in one.behaviour.asked
+    )
+
+
+def test_a_server_that_takes_half_the_time_is_twice_as_fast(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    clocked(monkeypatch, clock)
+    with (
+        serving(Behaviour(delay=0.02, clock=clock)) as slow,
+        serving(Behaviour(delay=0.02, per_chunk=2, drafted=3, metrics="vllm", clock=clock)) as fast,
+    ):
+        made = measured([slow, fast], ["slow", "fast"], questions, tmp_path / "run")
+    table = made.summary().query("category == 'overall'").set_index("method")
+    assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
+    assert table.loc["slow", "comparison"] == "reference" and set(table["baseline"]) == {"slow"}
+    assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
+    assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_other_text"] == PROMPTS
+
+
+def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with (
+        serving(Behaviour(metrics="vllm")) as plain,
+        serving(Behaviour(per_chunk=2, drafted=3, metrics="vllm")) as drafting,
+        serving(Behaviour(per_chunk=2, drafted=3, metrics="vllm", other_tokens=50)) as shared,
+        serving(Behaviour(metrics="sglang")) as gauge,
+    ):
+        labels = ["plain", "drafting", "shared", "gauge"]
+        made = measured([plain, drafting, shared, gauge], labels, questions, tmp_path / "run", concurrency=2)
+    table = made.summary().query("category == 'overall'").set_index("method")
+    assert table.loc["drafting", "tau"] == pytest.approx(2.0)  # 4 drafts an answer, 1 of 3 accepted each
+    assert table.loc["drafting", "acceptance_rate"] == pytest.approx(1 / 3)
+    assert table["tau"].isna()[["plain", "shared", "gauge"]].all()  # not measured, and never zero
+    own = made.samples.query("method == 'drafting'")
+    assert set(own["drafts"]) == {4} and set(own["drafted"]) == {12} and set(own["accepted"]) == {4}
+    at_two = made.concurrency().query("concurrency == 2").set_index("method")["tau"]
+    assert at_two["drafting"] == pytest.approx(2.0) and at_two[["plain", "shared", "gauge"]].isna().all()
+    told = {entry["label"]: entry["served"]["acceptance"] for entry in made.manifest["methods"]}
+    assert "sglang:spec_accept_length" in told["gauge"] and told["drafting"] == "its counters in /metrics"
+
+
+def test_tau_is_what_a_server_tells_with_its_answers(questions: Path, tmp_path: Path) -> None:
+    """llama.cpp counts drafted and accepted tokens, and no drafts: what no draft brought is one a step."""
+    with serving(Behaviour()) as plain, serving(Behaviour(per_chunk=4, drafted=5, metrics="llama.cpp")) as drafting:
+        made = measured([plain, drafting], ["plain", "drafting"], questions, tmp_path / "run")
+    own = made.samples.query("method == 'drafting'")
+    assert set(own["drafted"]) == {10} and set(own["accepted"]) == {6} and own["drafts"].isna().all()
+    table = made.summary().query("category == 'overall'").set_index("method")
+    assert table.loc["drafting", "tau"] == pytest.approx(7 / (7 - 6))  # 8 tokens, the first one the prompt's
+    assert table.loc["drafting", "acceptance_rate"] == pytest.approx(0.6)
+    assert table["tau"].isna()["plain"]
+
+
+def test_without_usage_pieces_are_counted_and_the_results_say_so(questions: Path, tmp_path: Path) -> None:
+    with serving(Behaviour(mode="strict")) as one, serving(Behaviour(usage=False)) as other:
+        made = measured([one, other], ["strict", "silent"], questions, tmp_path / "run")
+    assert set(made.samples["counted"]) == {"chunks"} and set(made.samples["tokens"]) == {8}
+    found = {check.name: check for check in checks(read_run(made.path), summarise(read_run(made.path)))}
+    assert found["tokens"].state == "warning" and "strict, silent" in found["tokens"].sentence
+    assert len([body for body in one.behaviour.asked if "stream_options" in body]) == 1  # asked once, then never more
+
+
+def test_tokens_that_are_counted_in_two_ways_do_not_compare(questions: Path, tmp_path: Path) -> None:
+    with serving() as one, serving(Behaviour(usage=False, per_chunk=2)) as other:
+        made = measured([one, other], ["told", "silent"], questions, tmp_path / "run")
+    kept = read_run(made.path)
+    found = {check.name: check for check in checks(kept, summarise(kept))}
+    assert found["tokens"].state == "wrong" and "silent told no number" in found["tokens"].sentence
+    assert "tokens" in finding(summarise(kept), list(found.values()), {}).partition(":")[0]
+
+
+def test_resuming_loses_nothing_and_repeats_nothing(questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with serving() as one, serving(Behaviour(mode="drop", after=4)) as other:
+        first = measured([one, other], ["one", "other"], questions, out)
+        assert Counter(first.samples["status"]) == {"ok": 9, "failed": 3}
+        good = {(r.question_id, r.turn, r.method): r.started for r in first.samples.itertuples() if r.status == "ok"}
+        before = len(one.behaviour.asked)
+        other.behaviour.mode = "ok"
+        again = measured([one, other], ["one", "other"], questions, out, resume=True)
+        assert set(again.samples["status"]) == {"ok"} and len(again.samples) == 2 * PROMPTS
+        assert len(one.behaviour.asked) == before + 1  # the first short question of the session
+        now = {(r.question_id, r.turn, r.method): r.started for r in again.samples.itertuples()}
+        assert all(now[key] == started for key, started in good.items())
+        with pytest.raises(UserError, match="endpoints"):
+            measured([one], ["one"], questions, out, resume=True)
+
+
+def test_a_server_that_goes_away_ends_the_run_which_can_be_resumed(questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with serving() as one:
+        with serving(Behaviour(mode="gone")) as other:
+            other.behaviour.mode = "ok"
+            made = measured([one, other], ["one", "other"], questions, out, limit=1)
+        with serving(Behaviour(mode="page", after=3)) as broken:
+            del made
+            with pytest.raises(UserError, match="failed 3 times in a row and does not answer any more.*--resume") as e:
+                gone(broken)
+                measured([one, broken], ["one", "broken"], questions, tmp_path / "gone", concurrency=())
+            assert "\n" not in str(e.value)
+            kept = load_run(tmp_path / "gone")
+            assert kept.manifest["status"] == "failed" and "not complete" in kept.unfinished
+            assert Counter(kept.samples["status"])["failed"] == 3 and len(broken.behaviour.asked) <= 8
+
+
+def gone(server: Fake) -> None:
+    """Make /v1/models fail as soon as answers do."""
+    how = server.behaviour
+    send = server.RequestHandlerClass.do_GET
+
+    class Gone(server.RequestHandlerClass):  # type: ignore[name-defined,misc]
+        def do_GET(self) -> None:  # noqa: N802
+            if len(how.asked) > how.after:
+                self._send(503, "gone")
+            else:
+                how.mode, mode = "ok", how.mode
+                send(self)
+                how.mode = mode
+
+    server.RequestHandlerClass = Gone
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("stall", "gave no sign for 0.5 s"),
+        ("cut", "the connection to .* broke"),
+        ("drop", "the connection to .* broke"),
+        ("garbage", "no stream of events"),
+        ("notjson", "no part of a chat completion"),
+        ("html", "answers with text/html"),
+        ("empty", "the stream ended before any text"),
+        ("unfinished", "the stream ended before any text"),
+        ("error", "the server says: out of memory"),
+        ("nan", "no part of a chat completion"),
+        ("negative", "no part of a chat completion"),
+        ("500", "answers 500 .*a page of HTML"),
+    ],
+)
+def test_an_answer_that_goes_wrong_is_a_row_with_a_status(
+    mode: str, said: str, questions: Path, tmp_path: Path
+) -> None:
+    with serving() as one, serving(Behaviour(mode=mode, after=1)) as other:
+        made = measured([one, other], ["one", "other"], questions, tmp_path / "r", limit=1, endpoint_timeout=0.5)
+    failed = made.samples.query("method == 'other'")
+    assert set(failed["status"]) == {"failed"} and failed["error"].str.contains(said).all(), failed["error"].tolist()
+    assert failed[["tokens", "wall_s", "text"]].isna().all(axis=None)
+    assert set(made.samples.query("method == 'one'")["status"]) == {"ok"} and made.manifest["status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "more", "said"),
+    [
+        (Behaviour(models=("m", "n")), {}, "has 2 models: name one with --endpoint-model: m, n"),
+        (Behaviour(models=()), {}, "has 0 models"),
+        (Behaviour(), {"endpoint_model": "n"}, "does not exist.*it lists no model 'n'"),
+        (Behaviour(mode="page"), {}, "answers with text/html, which is no list of models"),
+        (Behaviour(mode="html"), {}, "answers with text/html"),
+        (Behaviour(mode="empty"), {}, "the stream ended before any text"),
+        (Behaviour(key="secret-key"), {}, "asks for a key, or for another one .401"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_one_line(
+    behaviour: Behaviour, more: dict[str, Any], said: str, questions: Path, tmp_path: Path
+) -> None:
+    with serving(behaviour) as server, pytest.raises(UserError, match=said) as e:
+        measured([server], ["s"], questions, tmp_path / "r", **more)
+    assert "\n" not in str(e.value) and not (tmp_path / "r").exists()
+
+
+def test_a_server_that_cannot_list_its_models_is_asked_by_name(questions: Path, tmp_path: Path) -> None:
+    with serving(Behaviour(mode="nolist")) as server:
+        with pytest.raises(UserError, match="answers 500 Internal Server Error"):
+            measured([server], ["s"], questions, tmp_path / "r")
+        made = measured([server], ["s"], questions, tmp_path / "r", endpoint_model="m", concurrency=3)
+    assert set(made.samples["status"]) == {"ok"} and set(made.concurrency()["failed"]) == {0}
+
+
+def test_no_key_and_no_password_is_written_down(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_KEY", "secret-key")
+    with serving(Behaviour(key="secret-key")) as one:
+        url = one.url.replace("http://", "http://somebody:pass-word@")
+        given = {"suite": "jsonl", "data": questions, "max_new_tokens": 4, "warmup": 1, "out": tmp_path / "r"}
+        monkeypatch.setenv("SOME_KEY", "wrong-key")
+        with pytest.raises(UserError) as e:
+            run(endpoint=one.url, label="one", api_key_env="SOME_KEY", **given)
+        assert "wrong-key" not in str(e.value)
+        with pytest.raises(UserError, match="has a user, and --api-key-env a key"):
+            run(endpoint=url, label="one", api_key_env="SOME_KEY", **given)
+        one.behaviour.key = ""
+        run(endpoint=url, label="one", **given)
+        one.behaviour.key = "secret-key"
+        monkeypatch.setenv("SOME_KEY", "secret-key")
+        run(endpoint=one.url, label="one", api_key_env="SOME_KEY", **{**given, "out": tmp_path / "r" / "key"})
+    written = b"".join(file.read_bytes() for file in (tmp_path / "r").rglob("*") if file.is_file())
+    assert written and b"secret-key" not in written and b"pass-word" not in written and b"somebody" not in written
+
+
+def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    with serving(Behaviour(usage=True)) as one, serving(Behaviour(tokens=4)) as other:
+        made = measured([one, other], ["one", "other"], questions, out, concurrency="1,2,4")
+        table = made.concurrency().set_index(["concurrency", "method"])
+        assert list(table.index) == [(n, m) for n in (1, 2, 4) for m in ("one", "other")]
+        assert (table["requests"] == PROMPTS).all() and (table["failed"] == 0).all()
+        assert (table["tokens_per_s"] > 0).all() and table["tau"].isna().all()
+        asked = len(one.behaviour.asked)
+        assert asked == 1 + 3 * PROMPTS and 2 <= one.behaviour.most_at_once <= 4
+        again = measured([one, other], ["one", "other"], questions, out, concurrency=[4, 2], resume=True)
+        assert len(one.behaviour.asked) == asked + 1 and again.concurrency().equals(made.concurrency())
+        (out / "levels.jsonl").write_bytes(
+            (out / "levels.jsonl").read_bytes()[:-20]
+        )  # the last level was not committed
+        measured([one, other], ["one", "other"], questions, out, concurrency=(2, 4), resume=True)
+    run_ = read_run(out)
+    assert len(run_.levels) == 4 and len(run_.requests) == 4 * PROMPTS
+
+
+def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_path: Path) -> None:
+    from specbench_ss.commands.report import write_report
+    from specbench_ss.commands.run_output import tell
+
+    with serving() as one, serving(Behaviour(per_chunk=2)) as other:
+        for name in ("a", "b"):
+            measured([one, other], ["one", "<b>two</b>"], questions, tmp_path / name, concurrency=2)
+    tell(tmp_path / "a", open_report=False)
+    page = write_report(read_run(tmp_path / "a")).read_text()
+    assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "in flight" in page
+    assert "over ar" not in page.lower()
+    for form in ("md", "csv", "json", "parquet", "png"):
+        assert main(["report", str(tmp_path / "a"), "--format", form]) == 0
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert main(["export", str(tmp_path / "a"), "--form", "specbench", "--out", str(tmp_path / "files")]) == 2
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert set(found.table["method"]) == {"one", "<b>two</b>"} and not found.differences["hinders"].any()
+    rows = {row.method: row for row in summarise(read_run(tmp_path / "a")) if row.category == OVERALL}
+    assert rows["one"].comparison == "reference" and rows["<b>two</b>"].baseline == "one"
