@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import median
 
 import torch
 
-from specbench_ss.decoding.lean_layers import LeanBlock
+from specbench_ss.decoding.lean_layers import LeanBlock, products_of
 from specbench_ss.decoding.products import Product
 from specbench_ss.decoding.target import Target
 from specbench_ss.models.loading import load_target
@@ -61,13 +61,11 @@ def products(target: Target, rows: int) -> Callable[[], object]:
     return lambda: [product(x) for product, x in given]
 
 
-def all_products(target: Target) -> Iterator[Product]:
+def all_products(target: Target) -> list[Product]:
     """The products of every layer and of the LM head, in order."""
-    for block in target.family.blocks:
-        if not isinstance(block, LeanBlock):
-            raise SystemExit(f"{target.name}: its layers are not lean: their products cannot be run alone")
-        yield from (block.joined.qkv, block.joined.out, block.joined.gate_up, block.joined.down)
-    yield Product(target.family.head.weight, target.family.head.bias, target.packs)
+    if not all(isinstance(block, LeanBlock) for block in target.family.blocks):
+        raise SystemExit(f"{target.name}: its layers are not lean: their products cannot be run alone")
+    return products_of(target.family.blocks, target._head)
 
 
 def states(product: Product, rows: int) -> torch.Tensor:

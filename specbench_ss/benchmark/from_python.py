@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specbench_ss import registry
 from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.benchmark.asked_endpoints import Access, access_of, check_fit
+from specbench_ss.benchmark.asked_workers import workers_of
 from specbench_ss.benchmark.build_config import as_options, default_out, goal_of, recording_of, run_config
 from specbench_ss.errors import UserError
 from specbench_ss.options import seconds
@@ -32,6 +33,9 @@ NOT_MEASURED = (
     "until_ci",
     "max_repeats",
     "budget",
+    "executor",
+    "workers",
+    "ray_address",
     "out",
     "resume",
     *RECORDING,
@@ -79,6 +83,9 @@ def run(
     remake_disturbed: int | None = None,
     record_drafts: str | float = "first",
     trace: bool = False,
+    executor: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
 ) -> RunResults:
@@ -108,12 +115,16 @@ def run(
     longest = None if timeout is None else seconds("timeout", timeout)
     check_fit({name for name, value in given.items() if value != DEFAULTS[name]}, bool(endpoint))
     loaded = None if isinstance(model, (str, Path)) else _loaded(given)
+    if loaded is not None and executor != "local":
+        raise UserError("executor='ray' loads the model in its workers: give model= as a name or a folder")
     wanted, texts = _config(given, loaded)
     folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
     optional = optional_methods(texts["methods"], wanted.methods) if texts["methods"] else frozenset()
-    where = RunTarget(folder, bool(resume), optional, recording_of(given), longest, goal_of(given))
+    where = RunTarget(folder, bool(resume), optional, recording_of(given), longest, goal_of(given), workers_of(given))
     if endpoint:
         _measure_served(wanted, where, access_of(given), _called(given))
+    elif where.workers is not None:
+        _measure_sharded(wanted, where, _called(given))
     else:
         measure(preflight.check(wanted, where, loaded), where, [_called(given)])
     return load_run(folder)
@@ -123,6 +134,13 @@ def _measure_served(config: RunConfig, where: RunTarget, access: Access, called:
     from specbench_ss.served import measure as served
 
     served.measure(served.check(config, where), where, access, [called])
+
+
+def _measure_sharded(config: RunConfig, where: RunTarget, called: str) -> None:
+    from specbench_ss.benchmark import preflight
+    from specbench_ss.sharded import measure as sharded
+
+    sharded.measure(preflight.check(config, where), where, [called])
 
 
 def _loaded(given: dict[str, Any]) -> Target:

@@ -55,27 +55,54 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     """
     from specbench_ss.benchmark import runner
     from specbench_ss.benchmark.preset_conditions import preset_notes
-    from specbench_ss.decoding.finite import own_logits
-    from specbench_ss.decoding.unchanged import difference
-    from specbench_ss.runs.manifest import manifest_for
     from specbench_ss.runs.run_directory import RunDir
 
     config, data = plan.config, plan.data
-    target = plan.loaded or _load(plan)
-    before = own_logits(target)
-    decoders = {spec.label: _loaded(spec, target, before) for spec in config.methods}
-    manifest = manifest_for(config, target, data, decoders, command) | {"machine": machine_of(target, decoders)}
-    manifest["model"]["dtype_choice"] = plan.dtype_choice
+    loaded = load(plan)
+    target, decoders = loaded.target, loaded.decoders
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
-        RunDir.open(where, manifest, data.questions) as run_dir,
+        RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,
         watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
     ):
         run_dir.update(recording=where.recording.as_dict())
         runner.run(config, target, plan.suite, data, decoders, run_dir, events, where)
-        if off := difference(target, before):
-            run_dir.update(target_changed=f"{off:.2g}")  # text: it may be NaN, which JSON does not have
-        _write_parquet(run_dir, events)
+        if off := loaded.changed():
+            run_dir.update(target_changed=off)
+        write_run_parquet(run_dir, events)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model and its methods by label. before: the model's own logits, before any method was loaded."""
+
+    target: Target
+    decoders: dict[str, Decoder]
+    before: Tensor
+
+    def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
+        """Return what the run directory says of the run."""
+        from specbench_ss.runs.manifest import manifest_for
+
+        made = manifest_for(plan.config, self.target, plan.data, self.decoders, command)
+        made["model"]["dtype_choice"] = plan.dtype_choice
+        return made | {"machine": machine_of(self.target, self.decoders)}
+
+    def changed(self) -> str:
+        """Return by how much the model's logits differ from before, as text, for it may be NaN; '' for no change."""
+        from specbench_ss.decoding.unchanged import difference
+
+        off = difference(self.target, self.before)
+        return f"{off:.2g}" if off else ""
+
+
+def load(plan: Plan) -> Loaded:
+    """Load the model and every method of a run that was checked. Raises UserError as the loaders do."""
+    from specbench_ss.decoding.finite import own_logits
+
+    target = plan.loaded or _load(plan)
+    before = own_logits(target)
+    return Loaded(target, {spec.label: _loaded(spec, target, before) for spec in plan.config.methods}, before)
 
 
 def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
@@ -100,7 +127,7 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
     return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
 
 
-def _write_parquet(run_dir: RunDir, events: Events) -> None:
+def write_run_parquet(run_dir: RunDir, events: Events) -> None:
     """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
     from specbench_ss.results.parquet_files import write_parquet
 

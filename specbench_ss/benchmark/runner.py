@@ -31,7 +31,7 @@ from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.runs import sameness
 from specbench_ss.runs.config import RunConfig, RunTarget
-from specbench_ss.runs.environment import busy
+from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
@@ -68,7 +68,7 @@ def run(
     check_ids(suite_data)
     if where.timeout is not None:
         check_thread()
-    session = _Local(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
+    session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
     with contextlib.closing(session.machine):
         session.carry_out()
 
@@ -78,7 +78,7 @@ def reference_of(decoder: Decoder) -> str:
     return decoder.reference_for(decoder.options).label
 
 
-class _Local(Session):
+class LocalSession(Session):
     """Decodes in this process."""
 
     def __init__(
@@ -88,10 +88,10 @@ class _Local(Session):
         suite: Suite,
         data: SuiteData,
         decoders: dict[str, Decoder],
-        run_dir: RunDir,
+        run_dir: Ledger,
         events: Events,
         where: RunTarget,
-        decode: Decode,
+        decode: Decode = decode_once,
     ) -> None:
         super().__init__(config, suite, data, list(decoders), run_dir, events, where.goal)
         self.target, self.decoders, self.recording = target, decoders, where.recording
@@ -110,9 +110,6 @@ class _Local(Session):
     def promises(self, label: str) -> bool:
         return self.decoders[label].lossless
 
-    def _busy(self) -> str:
-        return busy()
-
     def notes(self) -> None:
         for label in (label for label, decoder in self.decoders.items() if decoder.remembers):
             self.warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
@@ -124,8 +121,11 @@ class _Local(Session):
             decoder.forget()
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
-        again = SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self.warn_and_keep)
-        again.make(samples, self.config.seed)
+        self.second_passes().make(samples, self.config.seed)
+
+    def second_passes(self) -> SecondPasses:
+        """What answers once more, untimed, after the samples."""
+        return SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self.warn_and_keep)
 
     def failed(self, error: BaseException) -> None:
         check_device(self.target.device)

@@ -12,7 +12,7 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.errors import error_text
 from specbench_ss.runs.config import Recording
-from specbench_ss.runs.run_directory import RunDir
+from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.side_files import DRAFTS, TRACES, Drafts, read_drafts
 
 Answer = Callable[[Decoder, Sample, int | None], Generation]
@@ -25,7 +25,7 @@ class SecondPasses:
         self,
         recording: Recording,
         decoders: Mapping[str, Decoder],
-        run_dir: RunDir,
+        run_dir: Ledger,
         answer: Answer,
         warn: Callable[[str], None],
     ) -> None:
@@ -34,11 +34,12 @@ class SecondPasses:
 
     def make(self, samples: Sequence[Sample], seed: int) -> None:
         """Record what was asked for and is not there yet. A failure is told, and ends no run."""
-        self._record_drafts(drafts.chosen(samples, self.recording.record_drafts, seed))
+        self.record_drafts(drafts.chosen(samples, self.recording.record_drafts, seed))
         if self.recording.trace:
             self._trace(samples)
 
-    def _record_drafts(self, chosen: Sequence[Sample]) -> None:
+    def record_drafts(self, chosen: Sequence[Sample]) -> None:
+        """Record the drafts of these answers where they are not there yet."""
         there = {one.key for one in read_drafts(self.run_dir.path)} if chosen else set()
         for sample in chosen:
             row = self.run_dir.rows.get(sample.key)

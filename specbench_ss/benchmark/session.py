@@ -1,31 +1,29 @@
-"""One process's share of a run, whatever answers: which sample when, what is committed, what is compared.
+"""How samples are made one after the other, whatever answers: what is committed, what is compared.
 
 A local run (`runner`) and a run of served engines (`served`) fill in how a sample is made and how answers compare.
 """
 
 from __future__ import annotations
 
-import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from itertools import groupby
 
 from specbench_ss.benchmark.events import Events
-from specbench_ss.benchmark.quiet_timing import frozen_heap
-from specbench_ss.benchmark.schedule import Sample, plan, sample_seed, tasks_in_turn
+from specbench_ss.benchmark.run_loop import RunLoop
+from specbench_ss.benchmark.schedule import Sample, sample_seed
 from specbench_ss.decoding.generation import Step
-from specbench_ss.errors import UserError, error_text
+from specbench_ss.errors import error_text
 from specbench_ss.runs.config import Goal, RunConfig
-from specbench_ss.runs.environment import busy, changed_since, environment
-from specbench_ss.runs.now import now
+from specbench_ss.runs.environment import busy
+from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.rows import Row, Sameness
-from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.sameness import FAILED, not_compared
 from specbench_ss.runs.suite import Suite, SuiteData
 
 
-class Session(ABC):
-    """Makes what is missing of a run. labels: of its methods, in the order that the schedule shuffles."""
+class Session(RunLoop):
+    """Makes samples in this process."""
 
     def __init__(
         self,
@@ -33,21 +31,12 @@ class Session(ABC):
         suite: Suite,
         data: SuiteData,
         labels: Sequence[str],
-        run_dir: RunDir,
+        run_dir: Ledger,
         events: Events,
         goal: Goal | None = None,
     ) -> None:
-        self.config, self.suite, self.data, self.labels = config, suite, data, list(labels)
-        self.run_dir, self.events, self.goal = run_dir, events, goal
-
-    @property
-    @abstractmethod
-    def baseline(self) -> str:
-        """The label of the run's reference."""
-
-    @abstractmethod
-    def warm_up(self) -> None:
-        """Let every method answer unmeasured."""
+        super().__init__(config, data, labels, run_dir, events, goal)
+        self.suite = suite
 
     @abstractmethod
     def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
@@ -65,59 +54,10 @@ class Session(ABC):
         """End the run where a failure says that nothing more can be made. The failed row is committed already."""
         return
 
-    def notes(self) -> None:
-        """Warn of what is known before anything is made."""
-        return
-
-    def afterwards(self, samples: Sequence[Sample]) -> None:
-        """Make what follows the samples."""
-        return
-
-    def carry_out(self) -> None:
-        """Make every sample that is not yet committed. Whatever stops it leaves the directory resumable."""
-        try:
-            self.run_dir.update(status="running")
-            self._run()
-        except BaseException as e:
-            interrupted = isinstance(e, KeyboardInterrupt)
-            with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
-                self.run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
-            raise
-        self.run_dir.update(status="complete", finished=now())
-
-    def _run(self) -> None:
-        samples = self._planned()
-        todo = [s for s in samples if s.key not in self.run_dir.rows]
-        self._note_resumption(len(samples), len(todo))
-        if todo and (note := self._busy()):
-            self.warn_and_keep(note)
-        self.notes()
-        planned = len(samples)
-        self.events.on_start(len(todo))
-        with frozen_heap():
-            if (todo or self.goal) and self.config.warmup:
-                self.warm_up()
-            self._round(samples)
-            for more in self._more_repeats():
-                samples += more
-                self.events.on_start(len(todo) + len(samples) - planned)
-                self._round(more)
-            self.afterwards(samples)
-
-    def _busy(self) -> str:
+    def busy(self) -> str:
         return busy()
 
-    def _planned(self) -> list[Sample]:
-        """Every sample of the run as far as it was planned: the repeats that were asked for, then any added since."""
-        asked, made = self.config.repeats, self.run_dir.manifest.get("repeats_made") or 0
-        rounds = [self._repeats(0, asked), *(self._repeats(n, n + 1) for n in range(asked, made))]
-        return [sample for samples in rounds for sample in samples]
-
-    def _repeats(self, first: int, end: int) -> list[Sample]:
-        questions = tasks_in_turn(self.data.questions) if self.config.order == "tasks" else self.data.questions
-        return list(plan(questions, self.labels, end, self.config.seed, first))
-
-    def _round(self, samples: Sequence[Sample]) -> None:
+    def make_missing(self, samples: Sequence[Sample]) -> None:
         """Make what is missing of these samples and judge it, question by question."""
         for _, group in groupby(samples, key=lambda s: s.question.id):
             of_question = list(group)
@@ -126,34 +66,6 @@ class Session(ABC):
                     self._make(sample)
             for sample in of_question:
                 self._judge(sample)
-
-    def _more_repeats(self) -> Iterator[list[Sample]]:
-        """Yield one repeat more, as long as the goal takes it; then write down why no more follow."""
-        if self.goal is None:
-            return
-        from specbench_ss.benchmark.narrowing import reached, why_stop
-
-        labels = sorted(self.labels, key=lambda label: label != self.baseline)
-        made = self.run_dir.manifest.get("repeats_made") or self.config.repeats
-        while not (why := why_stop(list(self.run_dir.rows.values()), labels, made, self.goal)):
-            made += 1
-            self.run_dir.update(repeats_made=made)
-            yield self._repeats(made - 1, made)
-        self.run_dir.update(until_ci=reached(list(self.run_dir.rows.values()), labels, made, self.goal, why))
-
-    def warn_and_keep(self, text: str) -> None:
-        """Tell what whoever reads the results should know too."""
-        self.events.on_warning(text)
-        self.run_dir.keep_warning(text)
-
-    def _note_resumption(self, total: int, todo: int) -> None:
-        if not self.run_dir.rows:
-            return
-        self.events.on_warning(f"resuming: {total - todo} of {total} samples are already there")
-        changed = changed_since(self.run_dir.manifest, environment())
-        if changed:
-            what = ", ".join(changed)
-            self.warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")
 
     def blank(self, sample: Sample) -> Row:
         """Return the sample's row as it is before it is made."""

@@ -10,6 +10,7 @@ import typer
 
 from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.benchmark.asked_endpoints import TIMEOUT_S, Access, access_of, check_fit
+from specbench_ss.benchmark.asked_workers import workers_of
 from specbench_ss.benchmark.build_config import default_out, goal_of, recording_of, run_config
 from specbench_ss.commands import help_texts, run_options
 from specbench_ss.commands.fail_on import FailOn
@@ -22,6 +23,7 @@ from specbench_ss.runs.config import MOST_REPEATS, RECORDED, RunConfig, RunTarge
 DEFAULT = RunConfig(methods=())
 WHAT, HOW, WHERE, RECORD = "What to run", "How to decode and measure", "Where to", "What to record besides"
 SERVED = "Servers, in place of methods"
+WORKERS = "Workers, on this machine or many"
 
 
 def command(
@@ -288,6 +290,32 @@ def command(
             rich_help_panel=RECORD,
         ),
     ] = RECORDED.trace,
+    executor: Annotated[
+        Literal["local", "ray"],
+        typer.Option(
+            help="Who makes the samples. local: this process. ray: workers of a Ray cluster, each of which answers "
+            "whole questions with all methods, so that methods are compared on one device.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --executor ray: how many workers. Default: one for each GPU of the cluster; where it has none, "
+            "one for each machine.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|auto",
+            help="With --executor ray: the cluster to use. Default: the one that RAY_ADDRESS names, else one that is "
+            "started on this machine for the run.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -326,7 +354,7 @@ def command(
     recording = recording_of(ctx.params)
     folder = out or default_out(wanted, datetime.now())
     optional = optional_methods(methods, wanted.methods) if methods else frozenset()
-    where = RunTarget(folder, resume, optional, recording, timeout, goal_of(ctx.params))
+    where = RunTarget(folder, resume, optional, recording, timeout, goal_of(ctx.params), workers_of(ctx.params))
     if endpoint:
         _served(wanted, where, access_of(ctx.params), dry_run, open_it, fail_on)
         return

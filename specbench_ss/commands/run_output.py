@@ -57,7 +57,14 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on:
 
 def measure(config: RunConfig, where: RunTarget) -> None:
     """Make the run, or resume it, and show its progress. The user's mistakes are found before anything is measured."""
-    measuring.measure(_checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown)
+    plan, command = _checked(config, where), ["ssbench", *sys.argv[1:]]
+    if where.workers is None:
+        measuring.measure(plan, where, command, _shown)
+    else:
+        from specbench_ss.commands.run_sharded import shown
+        from specbench_ss.sharded import measure as sharded
+
+        sharded.measure(plan, where, command, shown)
 
 
 def _checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
@@ -80,10 +87,16 @@ def _shown(ready: Ready) -> Iterator[Events]:
 
 
 def _title(ready: Ready) -> str:
-    config, data, target = ready.plan.config, ready.plan.data, ready.target
+    target = ready.target
+    return title(ready.plan, target.name, target.parameter_count, str(target.device))
+
+
+def title(plan: preflight.Plan, model: str, parameter_count: int, place: str) -> str:
+    """Return what is about to be measured, and where, as markup."""
+    data = plan.data
     return (
-        f"[bold]{target.name}[/] ({parameters(target.parameter_count)}, {ready.plan.dtype}, {target.device}) on "
-        f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {decoding_text(config, data)}"
+        f"[bold]{escape(model)}[/] ({parameters(parameter_count)}, {plan.dtype}, {place}) on "
+        f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {decoding_text(plan.config, data)}"
     )
 
 

@@ -124,16 +124,21 @@ def lean_blocks(family: Family, pack: bool) -> list[Block]:
     return [lean(block, rotary, turn, pack) for block in family.blocks]
 
 
+def products_of(blocks: Sequence[Block], head: Any) -> list[Product]:
+    """Return the matrix products of lean layers, in their order, and that of the LM head where it is one."""
+    every = [p for block in blocks if isinstance(block, LeanBlock) for p in block.joined.products()]
+    return [*every, head] if isinstance(head, Product) else every
+
+
 def in_words(blocks: Sequence[Block], head: Any) -> str:
     """Say for the record what computes these layers and the LM head in inference."""
     count = sum(isinstance(block, LeanBlock) for block in blocks)
     layers = f"{count} of {len(blocks)} layers lean" if count else "layers as transformers wrote them"
-    every = [p for block in blocks if isinstance(block, LeanBlock) for p in block.joined.products()]
-    packed = [p for p in (*every, head) if isinstance(p, Product) and p.packed is not None]
+    packed = [p for p in products_of(blocks, head) if p.packed is not None]
     if not packed:
         return layers
     by = "weights in float16" if all(p.half for p in packed) else "reordered weights"
-    of = "" if every else " of the LM head"
+    of = "" if count else " of the LM head"
     return f"{layers}; products{of} of few rows by {by}"
 
 

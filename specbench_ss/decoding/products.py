@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -24,12 +25,15 @@ from torch import Tensor
 
 LEAST_ROWS, MOST_ROWS = 2, 32  # of oneDNN; with fewer or more, the other library is as fast
 MOST_ROWS_HALF = 256  # of FBGEMM
-LARGE = 1_500_000  # weights, from where a single row gains by oneDNN too
+LARGE = 1_500_000  # weights, from where a single row gains by oneDNN too, unless it was measured
+CLEARLY = 1.25  # times as fast as the usual way another has to be, so that loading twice rarely rounds in two ways
+TRIES = 5
 SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
 
 
 _HALVED: WeakSet[Product] = WeakSet()
+_one_row: dict[tuple[torch.Size, int, int], int] = {}  # shape, how many, threads -> fewest rows of the copy
 
 
 class Product:
@@ -63,6 +67,49 @@ class Product:
         else:
             out = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
+
+
+@torch.inference_mode()
+def measure_one_row(products: Iterable[Product]) -> None:
+    """Let one row take the copy where this machine multiplies it clearly faster so, and the weight itself elsewhere.
+
+    All products of a shape run one after the other, so that weights come from where they come from in a pass. A
+    baseline whose one row is slower than it has to be flatters every method: with AVX-512, without this, a pass of
+    SmolLM2 over one row took 2.6 times as long as one over five (docs/log.md). Once measured, a shape keeps its way in
+    this process.
+    """
+    shapes: dict[torch.Size, list[Product]] = {}
+    for product in products:
+        if product.packed is not None and not product.half:
+            shapes.setdefault(product.weight.shape, []).append(product)
+    for shape, same in shapes.items():
+        key = shape, len(same), torch.get_num_threads()
+        if key not in _one_row:
+            _one_row[key] = _faster(same)
+        for product in same:
+            product.least = _one_row[key]
+
+
+def _faster(same: Sequence[Product]) -> int:
+    """Return the fewest rows that products of one shape had better send through the copy: 1 or LEAST_ROWS."""
+    usual = same[0].least
+    other = LEAST_ROWS if usual == 1 else 1
+    seconds: dict[int, list[float]] = {usual: [], other: []}
+    for _ in range(TRIES):
+        for least, taken in seconds.items():
+            taken.append(_seconds(same, least))
+    return other if min(seconds[usual]) >= CLEARLY * min(seconds[other]) else usual
+
+
+def _seconds(same: Sequence[Product], least: int) -> float:
+    """Return how long one row takes through every one of these, the copy serving so many rows and more."""
+    for product in same:
+        product.least = least
+    x = same[0].weight.new_ones(1, same[0].weight.shape[1])
+    start = time.perf_counter()
+    for product in same:
+        product(x)
+    return time.perf_counter() - start
 
 
 def may_pack(weight: Tensor, weights_bytes: int) -> bool:

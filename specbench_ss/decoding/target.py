@@ -106,14 +106,15 @@ class Target(Outline):
 
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
-        from specbench_ss.decoding.lean_layers import in_words, lean_blocks
-        from specbench_ss.decoding.products import Product
+        from specbench_ss.decoding.lean_layers import in_words, lean_blocks, products_of
+        from specbench_ss.decoding.products import Product, measure_one_row
 
         head, apart = self.family.head, self.family.tables is None
         if apart:
             self.family.blocks = lean_blocks(self.family, self.packs)
         plain = apart or type(head) is torch.nn.Linear
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
+        measure_one_row(products_of(self.family.blocks, self._head))
         self.computed = in_words(self.family.blocks, self._head)
 
     def _attention(self, given: str | None) -> str:

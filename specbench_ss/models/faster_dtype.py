@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from specbench_ss.decoding.architectures import LLAMA_LIKE
-from specbench_ss.decoding.products import Product, has_room, may_halve, may_pack
+from specbench_ss.decoding.products import Product, has_room, may_halve, may_pack, measure_one_row
 from specbench_ss.files import crash_safe, records
 from specbench_ss.files.cache_folder import cache_folder
 from specbench_ss.models.devices import resolve_dtype
@@ -94,7 +94,7 @@ def faster_dtype(forms: tuple[str, ...], hidden: int, inner: int, layers: int, w
     weights_bytes: of the model in float32, which decide whether there is room for a second copy.
     """
     key = hashlib.sha256(
-        repr((forms, hidden, inner, layers, has_room(weights_bytes), torch.__version__)).encode()
+        repr(("one row measured", forms, hidden, inner, layers, has_room(weights_bytes), torch.__version__)).encode()
     ).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -143,6 +143,7 @@ def _pass_ms(form: str, matrices: int, hidden: int, inner: int, weights_bytes: i
     weights = [torch.full((inner, hidden), value, dtype=dtype) for _ in range(matrices)]
     pack = may_pack(weights[0], weights_bytes)
     products = [Product(weight, None, pack) for weight in weights]
+    measure_one_row(products)
 
     def milliseconds(rows: int) -> float:
         x = torch.ones(1, rows, hidden, dtype=dtype)

@@ -129,12 +129,25 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class Workers:
+    """Processes that make a run's samples, wherever Ray places them. This is no part of what a run measures.
+
+    count: of workers; None = one for each GPU of the cluster, or for each machine where it has none. address: of a
+    running Ray cluster; None = the one that the environment names, or else one of this machine's own.
+    """
+
+    count: int | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunTarget:
     """Where a run's results are written. This is no part of what the run measures.
 
     optional: labels of methods that are left out, with a message, where they cannot decode with the model.
     recording: what is recorded besides the samples. timeout: seconds after which a sample is given up as failed; None =
     never. goal: how narrow intervals must be for the run to make no more repeats; None = as many as were asked for.
+    workers: processes that make the samples; None = this one does.
     """
 
     out: Path
@@ -143,6 +156,7 @@ class RunTarget:
     recording: Recording = Recording()
     timeout: float | None = None
     goal: Goal | None = None
+    workers: Workers | None = None
 
 
 def decoding(config: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from specbench_ss.results.served_counts import counted
 from specbench_ss.runs.level import Level, LevelKey
 from specbench_ss.runs.levels import read_levels
 from specbench_ss.runs.rows import Row
+from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.served.client import Server
 from specbench_ss.served.counters import Counters
 from specbench_ss.served.filling import filled, grown
@@ -41,13 +42,14 @@ class Levels:
     def __init__(
         self,
         session: Session,
+        run_dir: RunDir,
         servers: Mapping[str, Server],
         settings: Callable[[int], dict[str, Any]],
         ended: Callable[[Row], None],
         timeout: float | None,
     ) -> None:
         self.session, self.servers, self.settings, self.ended = session, servers, settings, ended
-        self.timeout, self.run_dir = timeout, session.run_dir
+        self.timeout, self.run_dir = timeout, run_dir
 
     def make(self) -> None:
         """Send the suite at every number of requests in flight that was asked for and is not there yet."""

@@ -31,6 +31,8 @@ IN_A_ROW = 3  # failed requests after which a server is asked whether it is ther
 class ServedSession(Session):
     """Asks servers, whose answers are compared with those of the first one. servers: by label, in order."""
 
+    run_dir: RunDir
+
     def __init__(
         self,
         config: RunConfig,
@@ -52,7 +54,7 @@ class ServedSession(Session):
     def same_as(self, label: str) -> str:
         return self.baseline
 
-    def _busy(self) -> str:
+    def busy(self) -> str:
         return busy() if any(server.loopback for server in self.servers.values()) else ""
 
     def warm_up(self) -> None:
@@ -116,4 +118,4 @@ class ServedSession(Session):
         return Sameness(*row.key, verdict="other text", reason=f"from character {at} on")
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
-        Levels(self, self.servers, self.settings, self._ended, self.timeout).make()
+        Levels(self, self.run_dir, self.servers, self.settings, self._ended, self.timeout).make()

@@ -137,6 +137,30 @@ def test_a_single_row_goes_through_a_large_packed_product(monkeypatch: pytest.Mo
 
 
 @needs_packing
+@pytest.mark.parametrize(("usual", "seconds", "least"), [(2, 0.5, 1), (2, 0.9, 2), (1, 0.5, 2), (1, 0.9, 1)])
+def test_one_row_takes_the_way_that_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, usual: int, seconds: float, least: int
+) -> None:
+    monkeypatch.setattr(products, "LARGE", 80 * 48 if usual == 1 else 80 * 48 + 1)
+    monkeypatch.setattr(products, "_one_row", {})
+    monkeypatch.setattr(products, "_seconds", lambda same, way: 1.0 if way == usual else seconds)
+    made = [Product(torch.randn(80, 48), None, pack=True) for _ in range(3)]
+    products.measure_one_row(made)
+    assert [product.least for product in made] == [least] * 3
+    monkeypatch.setattr(products, "_seconds", None)  # not measured again
+    products.measure_one_row(made)
+
+
+@needs_packing
+def test_measuring_one_row_leaves_every_product_on_one_of_both_ways() -> None:
+    x, made = torch.randn(1, 1, 48), [Product(torch.randn(80, 48), None, pack=True) for _ in range(2)]
+    products.measure_one_row(made)
+    assert made[0].least == made[1].least and made[0].least in (1, products.LEAST_ROWS)
+    with torch.inference_mode():
+        assert torch.allclose(made[0](x), F.linear(x, made[0].weight), atol=1e-4)
+
+
+@needs_packing
 def test_only_float32_weights_that_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(4, 4)
     assert products.may_pack(weight, 1000)

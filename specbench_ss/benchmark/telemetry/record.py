@@ -11,8 +11,8 @@ from specbench_ss.benchmark.telemetry.sampler import sampler_for
 from specbench_ss.benchmark.telemetry.seen import Seen
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import Recording
+from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.rows import Row
-from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.side_files import TELEMETRY, Readings
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class MachineRecord:
     """Of one session of a run. Records nothing where `recording` switches telemetry off."""
 
     def __init__(
-        self, recording: Recording, device: torch.device, run_dir: RunDir, warn: Callable[[str], None]
+        self, recording: Recording, device: torch.device, run_dir: Ledger, warn: Callable[[str], None]
     ) -> None:
         self.sampler = sampler_for(device, recording.telemetry)
         self.run_dir, self.warn = run_dir, warn

@@ -1,0 +1,73 @@
+"""What workers are told and asked: the job, the same for all, and shards, each the missing samples of one question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from specbench_ss.benchmark.drafts import chosen
+from specbench_ss.benchmark.schedule import Sample
+from specbench_ss.runs.config import Recording, RunConfig
+from specbench_ss.runs.ledger import Ledger
+from specbench_ss.runs.rows import Key, Row
+from specbench_ss.runs.suite import SuiteData
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every worker of a run needs. It travels to other machines: paths in it have to be good there as well.
+
+    out: the run directory, for messages; workers do not write to it. command: for the manifest.
+    """
+
+    config: RunConfig
+    data: SuiteData
+    device: str
+    dtype: str
+    dtype_choice: str
+    recording: Recording
+    timeout: float | None
+    out: Path
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One question. One worker makes all that is missing of it, so that methods are compared on one device.
+
+    samples: in their order, those that are there too. rows, judged: what is there. drafts: whose drafts are recorded.
+    """
+
+    question_id: str
+    samples: tuple[Sample, ...]
+    rows: tuple[Row, ...]
+    judged: frozenset[Key]
+    drafts: tuple[Sample, ...]
+
+
+def shards(samples: Sequence[Sample], ledger: Ledger, baseline: str, drafts: str, seed: int) -> Iterator[Shard]:
+    """Yield the questions of which something is missing, in order. drafts, seed: as of `drafts.chosen`."""
+    recorded = {sample.key for sample in chosen(samples, drafts, seed)} if drafts != "0" else set()
+    there = _by_question(ledger.rows)
+    for question_id, group in groupby(samples, key=lambda sample: sample.question.id):
+        own = tuple(group)
+        if all(_complete(sample, ledger, baseline) for sample in own):
+            continue
+        rows = tuple(there.get(question_id, ()))
+        judged = frozenset(row.key for row in rows if row.key in ledger.judged)
+        yield Shard(question_id, own, rows, judged, tuple(sample for sample in own if sample.key in recorded))
+
+
+def _complete(sample: Sample, ledger: Ledger, baseline: str) -> bool:
+    """Say whether a sample is there with its verdict; the reference's first answer has none."""
+    first = sample.method == baseline and sample.repeat == 0
+    return sample.key in ledger.rows and (first or sample.key in ledger.judged)
+
+
+def _by_question(rows: Mapping[Key, Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows.values():
+        found.setdefault(row.question_id, []).append(row)
+    return found

@@ -1,0 +1,72 @@
+"""As much of Ray as a pool of workers uses, in this process. Calls are carried out when their results are asked for."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+
+class RayError(Exception):
+    """As of Ray: what is raised in place of a result."""
+
+    def __init__(self, text: str = "", cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+class FakeRay:
+    """lost: called with the name of a method and its arguments; True loses the worker before it answers."""
+
+    exceptions = SimpleNamespace(RayError=RayError)
+
+    def __init__(self, lost: Callable[..., bool] = lambda *_: False, cpus: int = 2, gpus: int = 0) -> None:
+        self.lost, self.total, self.killed = lost, {"CPU": float(cpus), "GPU": float(gpus)}, list[Any]()
+        self.options: dict[str, Any] = {}
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.total
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True}, {"Alive": False}]
+
+    def put(self, value: Any) -> Any:
+        return _travelled(value)
+
+    def remote(self, **options: Any) -> Callable[[type], Any]:
+        self.options = options
+        return lambda kind: SimpleNamespace(remote=lambda *given: _Actor(self, kind(*given)))
+
+    def wait(self, waiting: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return waiting[:num_returns], waiting[num_returns:]
+
+    def get(self, asked: Any) -> Any:
+        actor, name, given = asked.actor, asked.name, asked.given
+        if self.lost(name, *given) or actor in self.killed:
+            raise RayError("the worker died")
+        try:
+            return _travelled(getattr(actor.worker, name)(*given))
+        except Exception as error:
+            raise RayError("a long traceback\nof several lines", error) from error
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+
+class _Actor:
+    def __init__(self, ray: FakeRay, worker: Any) -> None:
+        self.worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *given: _Asked(self, name, tuple(map(_travelled, given))))
+
+
+class _Asked:
+    def __init__(self, actor: _Actor, name: str, given: tuple[Any, ...]) -> None:
+        self.actor, self.name, self.given = actor, name, given
+
+
+def _travelled(value: Any) -> Any:
+    """What another process would have of it."""
+    return pickle.loads(pickle.dumps(value))

@@ -1,0 +1,65 @@
+"""A real Ray of this machine with two workers, one of which is killed while it answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specbench_ss import run
+from specbench_ss.runs.run_directory import read_run
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'specbench-ss[ray]'")
+
+OPTIONS = {"categories": "qa,translation,math_reasoning", "limit": 2, "max_new_tokens": 32, "warmup": 0}
+LONGEST_S = 240
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_no_sample(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "specbench_ss", "run", "--methods", "pld,ss", "--executor", "ray"]
+    process = subprocess.Popen(
+        [*command, "--workers", "2", "--device", "cpu", *words, "--out", str(out)],
+        env=os.environ | {"RAY_TMPDIR": "/tmp"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        _kill_one(process, out)
+        told = process.communicate(timeout=LONGEST_S)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, told
+    made = read_run(out)
+    assert made.manifest["status"] == "complete" and len(made.manifest["sessions"][-1]["workers"]) >= 2
+    alone = run("pld,ss", device="cpu", out=tmp_path / "alone", **OPTIONS)  # type: ignore[arg-type]
+    answers = {row.key: row.token_ids for row in read_run(alone.path).rows}
+    assert {row.key: row.token_ids for row in made.rows} == answers and len(answers) == 18
+    assert {v.verdict for v in made.sameness} == {"identical"}
+
+
+def _kill_one(process: subprocess.Popen[str], out: Path) -> None:
+    """Kill a worker of the run as soon as a first sample is there."""
+    rows, until = out / "rows.jsonl", time.monotonic() + LONGEST_S
+    while not (rows.exists() and rows.stat().st_size):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    workers = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_worker(child)]
+    assert workers
+    workers[0].kill()
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "RayWorker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False

@@ -1,0 +1,235 @@
+"""Runs by workers: samples, verdicts and drafts as of one process; what is lost with a worker is made again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss import load_model
+from specbench_ss.benchmark import measure as local
+from specbench_ss.benchmark import preflight
+from specbench_ss.benchmark.build_config import recording_of
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.runs.config import Goal, RunConfig, RunTarget, Workers
+from specbench_ss.runs.rows import Row, Run
+from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.side_files import read_drafts
+from specbench_ss.sharded import measure as sharded
+from specbench_ss.sharded import ray_pool as pools
+from tests.cli import failing
+from tests.sharded.fake_ray import FakeRay
+
+CONFIG = RunConfig(
+    methods=(MethodSpec("ar"), MethodSpec("pld")),
+    categories=("writing", "qa"),
+    limit=2,
+    max_new_tokens=6,
+    warmup=0,
+    device="cpu",
+    dtype="float32",
+)
+RECORDING = recording_of({"telemetry": 0, "remake_disturbed": None, "record_drafts": "first", "trace": False})
+SAME = ("index", "position", "seed", "token_ids", "text", "steps", "drafted", "accepted", "quality", "status")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Target:
+    return load_model("lab", device="cpu", dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(lab: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this process take turns with one model."""
+    monkeypatch.setattr(local, "_load", lambda plan: lab)
+
+
+@pytest.fixture
+def by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Run]:
+    """Make a run by a fake Ray, or by this process where it is None."""
+
+    def made(ray: FakeRay | None, name: str, resume: bool = False, goal: Goal | None = None, count: int = 2) -> Run:
+        where = RunTarget(tmp_path / name, resume, recording=RECORDING, goal=goal, workers=Workers(count))
+        plan = preflight.check(CONFIG, where)
+        if ray is None:
+            local.measure(plan, where, ["test"])
+        else:
+            monkeypatch.setattr(sharded, "ray_pool", lambda job, wanted: pool_of(ray, job, count))
+            sharded.measure(plan, where, ["test"])
+        return read_run(where.out)
+
+    return made
+
+
+@contextlib.contextmanager
+def pool_of(ray: FakeRay, job: Any, count: int) -> Iterator[pools.RayPool]:
+    monkey_machine = pools.RayWorker.machine
+    pools.RayWorker.machine = lambda self: "a machine"  # type: ignore[method-assign]
+    try:
+        pool = pools.RayPool(ray, job, count, 1, 0)
+        yield pool
+        pool.end()
+    finally:
+        pools.RayWorker.machine = monkey_machine  # type: ignore[method-assign]
+
+
+def told(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in SAME}
+
+
+def same(one: Run, other: Run) -> None:
+    """Whether two runs have the same samples, verdicts and drafts."""
+    assert {row.key: told(row) for row in one.rows} == {row.key: told(row) for row in other.rows}
+    assert {v.key: v.verdict for v in one.sameness} == {v.key: v.verdict for v in other.sameness}
+    assert {d.key: len(d.steps) for d in read_drafts(one.path)} == {
+        d.key: len(d.steps) for d in read_drafts(other.path)
+    }
+    assert one.manifest["status"] == other.manifest["status"] == "complete"
+
+
+def test_workers_make_the_run_that_one_process_makes(by: Callable[..., Run]) -> None:
+    ray = FakeRay()
+    alone, shared = by(None, "alone"), by(ray, "shared")
+    same(alone, shared)
+    assert len(shared.rows) == 12 and ray.options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
+    workers = shared.manifest["sessions"][-1]["workers"]
+    assert [worker["machine"] for worker in workers] == ["a machine"] * 2
+    assert any("2 workers on one machine" in text for text in shared.manifest["warnings"])
+
+
+def test_a_question_stays_with_one_worker(by: Callable[..., Run]) -> None:
+    asked: list[str] = []
+    shared = by(
+        FakeRay(lambda name, *given: asked.extend([given[0].question_id] if name == "make" else []) or False), "run"
+    )
+    assert len(asked) == len(set(asked)) == 4 == len({row.question_id for row in shared.rows})
+
+
+def test_a_lost_worker_is_replaced_and_its_question_made_again(by: Callable[..., Run]) -> None:
+    losses = iter([True, False, True])
+    ray = FakeRay(lambda name, *given: name == "make" and next(losses, False))
+    shared = by(ray, "shared")
+    same(by(None, "alone"), shared)
+    assert len(shared.manifest["sessions"][-1]["workers"]) == 4
+
+
+def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later(
+    by: Callable[..., Run], tmp_path: Path
+) -> None:
+    bad: list[str] = []
+
+    def lost(name: str, *given: Any) -> bool:
+        if name == "make" and len(bad) < 1:
+            bad.append(given[0].question_id)
+        return name == "make" and given[0].question_id == bad[0]
+
+    with pytest.raises(UserError, match=f"3 workers were lost at question .*{'--resume'}"):
+        by(FakeRay(lost), "run")
+    begun = read_run(tmp_path / "run")
+    assert begun.manifest["status"] == "failed" and bad[0] not in {row.question_id for row in begun.rows}
+    again = by(FakeRay(), "run", resume=True)
+    same(by(None, "alone"), again)
+    assert {row.key for row in begun.rows} <= {row.key for row in again.rows}
+
+
+def test_resuming_makes_what_is_missing_of_a_question_and_nothing_else(by: Callable[..., Run], tmp_path: Path) -> None:
+    whole = by(FakeRay(), "run")
+    for name in ("rows.jsonl", "sameness.jsonl"):
+        file = tmp_path / "run" / name
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-3]))
+    left = read_run(tmp_path / "run")
+    asked: list[Any] = []
+    ray = FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False)
+    again = by(ray, "run", resume=True)
+    same(whole, again)
+    kept = {row.key: row.started for row in left.rows}
+    assert {row.key: row.started for row in again.rows if row.key in kept} == kept
+    assert {shard.question_id for shard in asked} == {r.question_id for r in whole.rows if r.key not in kept} | {
+        v.question_id for v in whole.sameness if v.key not in {w.key for w in left.sameness}
+    }
+
+
+def test_repeats_until_intervals_are_narrow_are_made_by_workers_too(by: Callable[..., Run]) -> None:
+    shared = by(FakeRay(), "run", goal=Goal(0.011, max_repeats=2))
+    assert shared.manifest["repeats_made"] == 2 and {row.repeat for row in shared.rows} == {0, 1}
+
+
+def test_what_a_worker_cannot_load_is_one_line(
+    by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(plan: Any) -> Target:
+        raise UserError("no room for the model")
+
+    monkeypatch.setattr(local, "_load", broken)
+    with pytest.raises(UserError, match="^no room for the model$"):
+        by(FakeRay(), "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_workers_with_another_model_are_refused(
+    by: Callable[..., Run], lab: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter(["one", "other"])
+
+    def another(plan: Any) -> Target:
+        lab.weights_hash = next(made)
+        return lab
+
+    monkeypatch.setattr(lab, "weights_hash", lab.weights_hash)
+    monkeypatch.setattr(local, "_load", another)
+    with pytest.raises(UserError, match="workers differ in their model"):
+        by(FakeRay(), "run")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpus", "gpus", "on_gpu", "found"),
+    [
+        (None, 8, 0, False, (1, 8, 0)),
+        (4, 8, 0, False, (4, 2, 0)),
+        (None, 16, 4, True, (4, 4, 1)),
+        (2, 3, 4, True, (2, 1, 1)),
+    ],
+)
+def test_the_cluster_is_shared_out(
+    wanted: int | None, cpus: int, gpus: int, on_gpu: bool, found: tuple[int, float, float]
+) -> None:
+    assert pools._share(FakeRay(cpus=cpus, gpus=gpus), Workers(wanted), on_gpu) == found
+
+
+def test_more_workers_than_the_cluster_has_room_for_are_refused() -> None:
+    with pytest.raises(UserError, match="--workers 3: the Ray cluster has 2 processors"):
+        pools._share(FakeRay(), Workers(3), on_gpu=False)
+    with pytest.raises(UserError, match="--workers 3: the Ray cluster has 1 GPUs"):
+        pools._share(FakeRay(cpus=9, gpus=1), Workers(3), on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--methods pld --workers 2", "--workers needs --executor ray"),
+        ("--methods pld --ray-address auto", "--ray-address needs --executor ray"),
+        ("--methods pld --executor ray --trace", "leave out --trace or --executor"),
+        ("--endpoint http://localhost:1/v1 --executor ray", "leave one out"),
+    ],
+)
+def test_a_mistake_is_one_line(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in failing(["run", *line.split(), "--out", str(tmp_path / "run")], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'specbench-ss\[ray\]'"):
+        pools.check_installed()
+
+
+def test_manifests_of_runs_by_workers_are_read(by: Callable[..., Run], tmp_path: Path) -> None:
+    by(FakeRay(), "run")
+    stored = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert set(stored["sessions"][-1]["workers"][0]) == {"machine", "environment"}
