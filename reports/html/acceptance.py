@@ -19,6 +19,7 @@ AT = "Share of the steps that accepted this draft position, among those that dra
 REACHED = "Share of all steps whose draft is at least that long"
 FEW, PALE = 20, 0.35  # steps below which a share is drawn pale, and how pale
 GAP = 0.18  # of a bar's place
+PLACES = 12  # of a plot, at most: what lies beyond would leave most panels empty
 
 
 def histogram(
@@ -26,13 +27,14 @@ def histogram(
 ) -> Drawing:
     """Show the share of steps by the number of tokens that they kept, as `frames.tokens_per_step` counts them."""
     of = {label: own for label in ranked if len(own := counted[counted["method"] == label])}
-    most = max((int(own["tokens"].max()) for own in of.values()), default=1)
+    longest = max((int(own["tokens"].max()) for own in of.values()), default=1)
+    most = min(longest, PLACES)
     panels = [
         Panel(
             label,
             styles[label].swatch,
-            picture=_bars(dict(zip(own["tokens"], own["share"], strict=True)), most, styles[label]),
-            axis=_places(1, most),
+            picture=_bars(own.groupby(own["tokens"].clip(upper=most))["share"].sum().to_dict(), most, styles[label]),
+            axis=_places(1, most, longest > most),
             text=f"τ {number(overall[label].tau)}",
         )
         for label, own in of.items()
@@ -49,7 +51,8 @@ def histogram(
         Table("tokens-per-step", columns, rows),
         panels=panels,
         note="Bars: share of steps, from 0 to 100 %, by how many tokens they kept. A step is one verifying pass of the "
-        "model; plain decoding keeps exactly one token a step.",
+        "model; plain decoding keeps exactly one token a step."
+        + (f" The last bar has all that kept {most} or more." if longest > most else ""),
     )
 
 
@@ -58,7 +61,8 @@ def by_position(
 ) -> Drawing:
     """Show conditional acceptance by draft position. steps: how many each method made on the same samples."""
     drafting = {label: overall[label] for label in ranked if overall[label].acceptance_given}
-    most = max((len(row.acceptance_given) for row in drafting.values()), default=1)
+    longest = max((len(row.acceptance_given) for row in drafting.values()), default=1)
+    most = min(longest, PLACES)
     panels = [
         Panel(
             label,
@@ -85,7 +89,8 @@ def by_position(
         Table("acceptance", columns, rows),
         panels=panels,
         note="Dots: share of steps, from 0 to 100 %, that accept a draft position once the one before is accepted; "
-        f"pale where fewer than {FEW} steps are behind it. Grey bars: share of all steps whose draft is that long.",
+        f"pale where fewer than {FEW} steps are behind it. Grey bars: share of all steps whose draft is that long."
+        + (f" Positions beyond {most} are in the table." if longest > most else ""),
     )
 
 
@@ -110,10 +115,10 @@ def _bar(place: int, wide: float, share: float, fill: str | None, **rest: svg.Va
 
 def _dots(row: SummaryRow, steps: int, most: int, style: Style) -> Markup:
     """Return a symbol for each draft position, joined by lines, over bars of how many steps reach it."""
-    places = [((i + 0.5) / most, 1 - share) for i, share in enumerate(row.acceptance_given)]
-    pale = [None if n >= FEW else PALE for n in row.acceptance_given_n]
+    places = [((i + 0.5) / most, 1 - share) for i, share in enumerate(row.acceptance_given[:most])]
+    pale = [None if n >= FEW else PALE for n in row.acceptance_given_n[:most]]
     colour = f"var(--{style.css})"
-    bars = [_bar(i, 1 / most, n / steps, None, class_="reached") for i, n in enumerate(row.acceptance_at_n)]
+    bars = [_bar(i, 1 / most, n / steps, None, class_="reached") for i, n in enumerate(row.acceptance_at_n[:most])]
     lines = [
         svg.element("line", **_ends(a, b), stroke=colour, stroke_width=1.5, opacity=seen)
         for a, b, seen in zip(places, places[1:], pale[1:], strict=False)
@@ -141,12 +146,18 @@ def halves() -> Markup:
     return svg.element("defs", svg.element("g", *drawn, id="grid-halves"))
 
 
-def _places(first: int, most: int) -> Markup:
-    """Return the numbers below a plot whose places are numbered from `first`."""
+def _places(first: int, most: int, more: bool = False) -> Markup:
+    """Return the numbers below a plot whose places are numbered from `first`. more: the last place is open."""
     step = max(1, round(nice_step(from_zero([most]).high))) if most > 8 else 1
-    numbers = [n for n in range(first, most + 1) if n == first or n % step == 0]
+    numbers = [n for n in range(first, most + 1) if n == first or n % step == 0 or (more and n == most)]
     texts = [
-        svg.element("text", str(n), x=svg.percent((n - first + 0.5) / most), y=12, text_anchor="middle")
+        svg.element(
+            "text",
+            f"{n}+" if more and n == most else str(n),
+            x=svg.percent((n - first + 0.5) / most),
+            y=12,
+            text_anchor="middle",
+        )
         for n in numbers
     ]
     return svg.element("svg", *texts, class_="scale", aria_hidden="true")

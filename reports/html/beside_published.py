@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from math import comb
 
@@ -13,11 +14,12 @@ from specbench_ss.results.published import Beside, Mark, beside, comparable
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Run
 
+FORMULA_OF = "specbench"  # the suite whose published speedups have a formula of their own
 FEWEST = 3  # methods: of two there is no order to speak of
 SIGNS: dict[Mark, str] = {"same": "✓", "part": "~", "other": "✕"}
 NOTE = (
     "✓ the same, ~ the same family of models or some of the questions, ✕ another. Whether drafters and settings are "
-    "those that were published is not known here."
+    "those that were published is not known here. Speedups beside those of Spec-Bench are by its formula."
 )
 
 
@@ -26,7 +28,7 @@ def published_beside(
 ) -> Table | None:
     """Return a row for each published number of a method of the run; None where there are none."""
     figures = {label: (overall[label].tau, overall[label].speedup) for label in ranked}
-    rows = [one for one in beside(run.manifest, figures) if one.entry is not None]
+    rows = [_alike(one, overall[one.method]) for one in beside(run.manifest, figures) if one.entry is not None]
     if not rows:
         return None
     texts = ("model", "GPU", "compares", "source")
@@ -36,6 +38,12 @@ def published_beside(
     return Table(
         "published", columns, cells, "Published numbers beside this run's", notes=(*order_in_words(rows), NOTE)
     )
+
+
+def _alike(one: Beside, row: SummaryRow) -> Beside:
+    """Return the run's speedup by the formula of the published one."""
+    of_suite = one.entry is not None and one.entry.suite == FORMULA_OF
+    return replace(one, speedup=row.speedup_specbench) if of_suite else one
 
 
 def order_in_words(rows: Sequence[Beside]) -> list[str]:
@@ -50,8 +58,10 @@ def order_in_words(rows: Sequence[Beside]) -> list[str]:
     theirs = sorted(most, key=lambda name: -(most[name].entry.speedup))  # type: ignore[union-attr]
     ours = sorted(theirs, key=lambda name: -(most[name].speedup or 0.0))
     same = sum(ours.index(a) < ours.index(b) for a, b in combinations(theirs, 2))
+    apart = all(comparable(one.marks) == "nothing" for one in most.values())
+    lead = "No number of these compares with this run's; orders can be set side by side. " if apart else ""
     return [
-        f"By speedup, the order published for {model} on {gpu} is {', '.join(theirs)}; here it is "
+        f"{lead}By speedup, the order published for {model} on {gpu} is {', '.join(theirs)}; here it is "
         f"{', '.join(most[name].method for name in ours)}. {same} of {comb(len(theirs), 2)} pairs stand in the same "
         "order, those counted too whose order is not sure here. Where model or machine are others, it may well differ."
     ]

@@ -43,10 +43,11 @@ from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
 from specbench_ss.results.machine import machine_rows
 from specbench_ss.results.machine_text import machine_lines
+from specbench_ss.results.number_text import percent, times
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
 from specbench_ss.results.roofline import points, roof_of
-from specbench_ss.results.run_health import checks
+from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.standings import Standing, standings
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.waterfall import waterfalls
@@ -55,7 +56,7 @@ from specbench_ss.runs.rows import Run
 
 SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 NOT_SHOWN = ("n counts", verdict_text.NO_MEAN)  # the ranking has neither n nor quality
-PRINTED = 5  # sentences of the printed page
+PRINTED = 7  # sentences of the printed page
 HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
 
 
@@ -102,7 +103,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
     worked = pairs(run)
     steps = {pair.own.method: pair.own.tally.steps for pair in worked}
     placed = standings(run, summaries)
-    notices, first = health.notices(made), _first_screen(run, overall, look, config, placed)
+    notices, first = health.notices(made), _first_screen(run, overall, look, config, placed, made)
     contestants = [row.label for row in first["ranking"]]
     had = what_each_had(run, [] if config.get("endpoints") else contestants)
     return {
@@ -156,16 +157,43 @@ def _first_screen(
     look: Mapping[str, palette.Style],
     config: Mapping[str, Any],
     placed: Mapping[str, Standing],
+    made: Sequence[Check],
 ) -> dict[str, Any]:
     axis = ranking.axis_of(list(overall.values()), look)
-    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run))
+    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), made)
     notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
         "ranking": rows,
+        "legend": ranking.legend(rows),
+        "weighting": _weighting(run, overall),
+        "prefill": _prefill(run),
         "ranking_grid": forest.grid_of(axis, ranking.GRID),
         "scale": forest.scale(axis),
         "ranking_notes": [note for note in notes if not note.startswith(NOT_SHOWN)],
     }
+
+
+def _weighting(run: Run, overall: Mapping[str, SummaryRow]) -> str:
+    """Say how prompts are weighted, and what Spec-Bench's formula makes of the fastest method."""
+    best = max((row for row in overall.values() if row.speedup), key=lambda row: row.speedup or 0.0, default=None)
+    if best is None or best.method == run.baseline:
+        return ""
+    said = "A prompt weighs as much as it takes: times of all prompts are added up before they are divided."
+    if best.speedup_specbench is None:
+        return said
+    return (
+        f"{said} Spec-Bench's formula, in which all questions weigh the same, gives {times(best.speedup_specbench)} "
+        f"for {best.method}; By task has it, and the geometric mean, for every method."
+    )
+
+
+def _prefill(run: Run) -> str:
+    """Return which share of the reference's time the reading of prompts takes; '' where that is not known."""
+    own = [
+        row for row in run.rows if row.ok and row.method == run.baseline and row.wall_s and row.prefill_s is not None
+    ]
+    whole = sum(row.wall_s or 0.0 for row in own)
+    return percent(sum(row.prefill_s or 0.0 for row in own) / whole) if whole else ""
 
 
 def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
@@ -179,7 +207,7 @@ def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
 def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]) -> dict[str, Any]:
     found = waterfalls(run, worked)
     order = [label for label in ranked if label in found]
-    room = max(1, 7 - len(order) // 5)  # below the table, which has a row for each method
+    room = max(1, 8 - len(order) // 5)  # below the table, which has a row for each method
     sentences = [found[label].sentence() for label in order[: min(PRINTED, room)]]
     printed = waterfall.table(found, look, order, "why-printed")
     return {"why": waterfall.why(found, look, order), "why_printed": printed, "sentences": sentences}

@@ -61,6 +61,7 @@ def facts(run: Run) -> list[Fact]:
             "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({_status(manifest)})"
         ),
         Fact("Sessions", _sessions(manifest)),
+        Fact("Workers", _workers(manifest)),
         Fact("Model", f"{model['name']}, {_size(model)}"),
         Fact("Model hash", model.get("hash") or "", code=True),
         Fact("Model's origin", _origin(model.get("origin") or {})),
@@ -74,7 +75,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("Suite hash", suite["content_hash"], code=True),
         *(Fact("Suite note", note) for note in suite["notes"]),
         *(fact for m in manifest["methods"] for fact in _method_facts(m, run.baseline)),
-        Fact("Settings", ", ".join(f"{k}={_short(v)}" for k, v in manifest["config"].items() if k != "methods")),
+        Fact("Settings", ", ".join(f"{k}={_setting(k, v)}" for k, v in manifest["config"].items() if k != "methods")),
         Fact("Processor", _processor(environment)),
         *(
             Fact("GPU", ", ".join(f"{k.replace('_', ' ')} {_short(v)}" for k, v in gpu.items()))
@@ -167,6 +168,22 @@ def _sessions(manifest: Mapping[str, Any]) -> str:
     return "; ".join(told)
 
 
+def _workers(manifest: Mapping[str, Any]) -> str:
+    """Say what made the samples where several workers did: '2 on one machine: AMD EPYC, 2 cores'; '' elsewhere."""
+    told = []
+    for session in manifest.get("sessions", []):
+        if not (workers := session.get("workers")):
+            continue
+        machines = len({worker["machine"] for worker in workers})
+        kinds = dict.fromkeys(_device(worker["environment"]) for worker in workers)
+        told.append(f"{len(workers)} on {machines} {'machine' if machines == 1 else 'machines'}: {'; '.join(kinds)}")
+    return "; then ".join(told)
+
+
+def _device(environment: Mapping[str, Any]) -> str:
+    return ", ".join(gpu["name"] for gpu in environment["gpus"]) or _processor(environment)
+
+
 def _method(method: Mapping[str, Any], baseline: str) -> str:
     options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
     reference = method.get("reference", baseline)
@@ -179,6 +196,10 @@ def _processor(environment: Mapping[str, Any]) -> str:
     threads = (environment.get("threads") or {}).get("intra_op")
     text = f"{cpu.get('model')}, {cpu.get('cores')} cores, {cpu.get('available')} available"
     return text + (f", {threads} threads" if threads else "") + (f", {memory / 2**30:.1f} GiB" if memory else "")
+
+
+def _setting(name: str, value: Any) -> str:
+    return "the tokenizer's own" if name == "chat_template" and value is None else _short(value)
 
 
 def _short(value: Any) -> str:

@@ -23,12 +23,14 @@ HELP = {
 
 
 def why(found: Mapping[str, Waterfall], styles: Mapping[str, Style], order: Sequence[str]) -> Drawing:
-    """Return a panel for each method, in the given order, with the table."""
+    """Return a panel for each method, in the given order, on one scale, with the table."""
+    ends = [x for label in order for _, start, end, _, _ in _drawn(found[label]) for x in (start, end)]
+    axis = Axis(min([0.0, *ends]), max([1e-9, *ends]))
     return Drawing(
         "why",
         f"From {REFERENCE} to the method, in milliseconds per token",
         table(found, styles, order),
-        panels=[_panel(found[label], styles[label]) for label in order],
+        panels=[_panel(found[label], styles[label], axis) for label in order],
         key=(("milliseconds per token", "var(--total)"), ("saved", "var(--less)"), ("added", "var(--more)")),
     )
 
@@ -58,17 +60,20 @@ def _row(one: Waterfall, style: Style) -> list[Cell]:
     ]
 
 
-def _panel(one: Waterfall, style: Style) -> Panel:
+def _panel(one: Waterfall, style: Style, axis: Axis) -> Panel:
+    lines = [Line(name, "", _bar(axis, start, end, kind), text) for name, start, end, kind, text in _drawn(one)]
+    return Panel(style.label, style.swatch, lines, note=one.sentence())
+
+
+def _drawn(one: Waterfall) -> list[tuple[str, float, float, str, str]]:
+    """Return name, start, end, kind and text of each bar."""
     at, bars = one.reference_ms, [(REFERENCE, 0.0, one.reference_ms, "total", number(one.reference_ms))]
     for name, part in one.parts.items():
         signed = f"{part:+.2f}".replace("-", "−")
         bars.append((name, at, at + part, "more" if part > 0 else "less", signed))
         at += part
     bars.append((one.method, 0.0, one.method_ms, "total", number(one.method_ms)))
-    ends = [x for _, start, end, _, _ in bars for x in (start, end)]
-    axis = Axis(min(0.0, *ends), max(ends))
-    lines = [Line(name, "", _bar(axis, start, end, kind), text) for name, start, end, kind, text in bars]
-    return Panel(style.label, style.swatch, lines, note=one.sentence())
+    return bars
 
 
 def _bar(axis: Axis, start: float, end: float, kind: str) -> Markup:

@@ -71,7 +71,7 @@ def trained(found: Sequence[Budget]) -> str:
     for one in found:
         if one.learnt and "searched" not in one.learnt:
             of.setdefault(_training(one.learnt), []).append(one.method)
-    told = [f"{_drafts(labels, len(of) > 1)} with weights that were trained {how}" for how, labels in of.items() if how]
+    told = [f"{_drafts(labels)} with weights that were trained {how}" for how, labels in of.items() if how]
     unknown = of.get("", [])
     told += [f"Of {', '.join(unknown)} it was not recorded how long the weights were trained"] if unknown else []
     return "".join(f"{said}. " for said in told).strip()
@@ -87,6 +87,6 @@ def _training(learnt: Mapping[str, Any]) -> str:
     return " ".join(filter(None, parts))
 
 
-def _drafts(labels: Sequence[str], named: bool) -> str:
-    many = f"{len(labels)} method{'s' * (len(labels) > 1)}{' (' + ', '.join(labels) + ')' if named else ''}"
+def _drafts(labels: Sequence[str]) -> str:
+    many = f"{len(labels)} method{'s' * (len(labels) > 1)} ({', '.join(labels)})"
     return f"{many} draft{'s' * (len(labels) == 1)}"

@@ -22,6 +22,7 @@ from specbench_ss.runs.steps import Array, StepColumns, Steps
 
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
 ENOUGH = 4  # times of the same work, to say that they do not spread
+FOR_A_LINE = 10  # samples, to say what a longer context costs
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
 
 NOT_HELD = "no process holds this folder; it may go on elsewhere if this is a copy"  # of a run that has not ended
@@ -154,7 +155,8 @@ def spread(rows: Sequence[Row], equal_steps: bool) -> Spread | None:
     """Return how far times of the same work spread; None where there are too few to call it small.
 
     The same work is repeats of a prompt that gave the same tokens. Where every step does nearly equal work (the
-    reference), step times of different samples, without their outer quarters, stand in for it.
+    reference), step times of different samples, without their outer quarters, stand in for it, as they would be behind
+    a context of the same length.
     """
     repeats: dict[tuple[str, int, tuple[int, ...] | str], list[float]] = defaultdict(list)
     for row in rows:
@@ -164,7 +166,7 @@ def spread(rows: Sequence[Row], equal_steps: bool) -> Spread | None:
     of_repeats = math.sqrt(float(np.mean(squares))) if squares else 0.0
     if of_repeats > SPREAD or sum(len(t) - 1 for t in repeats.values()) >= ENOUGH - 1:
         return Spread(of_repeats, True)
-    per_step = [(row.decode_s or 0.0) / row.steps for row in rows if row.steps]
+    per_step = _at_one_length([row for row in rows if row.steps])
     if not equal_steps or len(per_step) < ENOUGH:
         return None
     low, middle, high = np.quantile(per_step, (0.25, 0.5, 0.75))
@@ -175,3 +177,17 @@ def _samples(rows: Sequence[Row]) -> str:
     first = rows[0]
     what = "sample" if len(rows) == 1 else "samples"
     return f"{len(rows)} {what}, first {first.question_id} turn {first.turn + 1}"
+
+
+def _at_one_length(rows: Sequence[Row]) -> Array:
+    """Return the mean seconds of a step of each sample [n], less what a longer context than the usual one adds.
+
+    What a token of context adds is the slope of a line through all samples, where there are enough for one.
+    """
+    seconds = np.array([(row.decode_s or 0.0) / (row.steps or 1) for row in rows])
+    length = np.array([(row.prompt_tokens or 0) + (row.tokens or 0) / 2 for row in rows])
+    if len(rows) < FOR_A_LINE or np.ptp(length) == 0:
+        return seconds
+    slope = float(np.polyfit(length, seconds, 1)[0])
+    corrected: Array = seconds - slope * (length - np.median(length))
+    return corrected

@@ -18,6 +18,7 @@ from specbench_ss.results.intervals import FEWEST
 from specbench_ss.results.loops import loops
 from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import interval, number, times
+from specbench_ss.results.poor_answers import poor_answers
 from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.served_health import served_findings
 from specbench_ss.results.summary import OVERALL, SummaryRow
@@ -47,10 +48,11 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
 @dataclass(frozen=True, slots=True)
 class Check:
     """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `tau`,
-    `noise`, `loops`.
+    `noise`, `loops`, `poor`.
 
     sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
-    run that has not ended, and of which nothing is lost, the share of its samples that there are.
+    run that has not ended, and of which nothing is lost, the share of its samples that there are. changed: methods that
+    would be called something else without what was found.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Check:
     sentence: str
     lines: tuple[str, ...] = ()
     made: float | None = None
+    changed: tuple[str, ...] = ()
 
 
 def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
@@ -82,6 +85,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_bound(rows),
         *_noise(rows),
         *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
+        *_poor(run, summaries),
     ]
 
 
@@ -97,6 +101,13 @@ def _finished(run: Run) -> Check:
         share = len(run.rows) / run.samples if going else None
         return Check("incomplete", "wrong", f"The run is {lacking}.", made=share)
     return Check("incomplete", "ok", f"The run is complete: {len(run.rows):,} samples.")
+
+
+def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Say in which tasks the reference's own answers are poor."""
+    said, without = poor_answers(run, summaries)
+    if said:
+        yield Check("poor", "warning", said, tuple(filter(None, [without.line])), changed=tuple(without.changed))
 
 
 def _warned(run: Run) -> Iterator[Check]:
@@ -125,9 +136,10 @@ def _disturbed(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         again = sum(row.remade or 0 for row in run.rows)
         remade = f" {again} times one was made again." if again else ""
         said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine."
-        found, lines = without_disturbed(run, rows)
-        said += remade + gathered(run) + rest + found
-        yield Check("disturbed", "warning", said, (*lines, *_alike(bad)))
+        without = without_disturbed(run, rows)
+        said += remade + gathered(run) + rest + without.sentence
+        lines = (*filter(None, [without.line]), *_alike(bad))
+        yield Check("disturbed", "warning", said, lines, changed=tuple(without.changed))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
         said = f"Disturbances{many} were not checked: not all of the machine was read."

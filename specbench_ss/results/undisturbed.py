@@ -1,8 +1,9 @@
-"""What a run would have found without the samples that something else on the machine disturbed."""
+"""What a run would have found without some of its prompts: those that something disturbed, or whole tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specbench_ss.results.intervals import Interval, compare
 from specbench_ss.results.number_text import interval, times
@@ -11,39 +12,58 @@ from specbench_ss.results.standings import RANKED
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.runs.rows import Row, Run
 
-SHOWN = 3  # methods in the sentence
+SHOWN = 3  # methods that are named in one clause
+Prompt = tuple[str, int, int]  # question, turn, repeat
+Found = tuple[float, Interval, str]  # speedup, its interval, method
 
 
-def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> tuple[str, tuple[str, ...]]:
-    """Say how fast the methods would be, and which verdicts would be others; '' where too little would be left.
-
-    With it comes a line with all methods, where the sentence has only the fastest.
-
-    Methods are compared on the prompts that were disturbed for none of them; where these are less than half, each on
-    those that were not disturbed for it or for the reference.
+@dataclass(frozen=True, slots=True)
+class Without:
+    """What would be found then. sentence: the fastest method, and which verdicts would be others; '' where too little
+    would be left. line: every method. changed: what methods would be called that are called something else now.
     """
-    rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
-    labels = [row.method for row in rows]
+
+    sentence: str = ""
+    line: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+
+def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> Without:
+    """Leave out the prompts that were disturbed for a method or the reference.
+
+    Where less than half would be left, each method is compared on those that were not disturbed for it or for the
+    reference.
+    """
+    labels = _ranked(summaries)
     noisy = {_prompt(row) for row in run.rows if row.disturbed and row.method in {run.baseline, *labels}}
-    every = {_prompt(row) for row in run.rows if row.method == run.baseline}
+    every = _prompts(run)
     many = len(every - noisy)
     left = _left(run, labels, dict.fromkeys(labels, noisy)) if 2 * many >= len(every) else []
-    where = f"the {many} of {len(every)} prompts that are left to all"
+    if left:
+        return _told(left, summaries, f"the {many} of {len(every)} prompts that are left to all")
+    left = _left(run, labels, {name: _noisy_for(run, name) for name in labels})
+    return _told(left, summaries, "the prompts left to each")
+
+
+def without_tasks(run: Run, summaries: Sequence[SummaryRow], tasks: Collection[str]) -> Without:
+    """Leave out the prompts of these tasks."""
+    labels = _ranked(summaries)
+    theirs = {_prompt(row) for row in run.rows if row.category in tasks}
+    every = _prompts(run)
+    where = f"the {len(every - theirs)} of {len(every)} other prompts"
+    return _told(_left(run, labels, dict.fromkeys(labels, theirs)), summaries, where)
+
+
+def _told(left: Sequence[Found], summaries: Sequence[SummaryRow], where: str) -> Without:
     if not left:
-        where = "the prompts left to each"
-        left = _left(run, labels, {name: _noisy_for(run, name) for name in labels})
-    if not left:
-        return "", ()
-    left.sort(reverse=True)
-    now = {row.method: row.comparison for row in rows}
-    other = {label: compare(around) for _, around, label in left if compare(around) != now[label]}
-    told = [f"{label} {times(value)} ({interval(around)})" for value, around, label in left]
-    rest = f", and {len(told) - SHOWN} slower ones" if len(told) > SHOWN else ""
-    said = f" Without them, on {where}: {', '.join(told[:SHOWN])}{rest}; "
-    all_of_them: tuple[str, ...] = (f"without the disturbed samples, on {where}: {', '.join(told)}",) if rest else ()
-    if not other:
-        return f"{said}no method would be called otherwise than it is.", all_of_them
-    return f"{said}{'; '.join(_changed(other, now))}.", all_of_them
+        return Without()
+    told = [f"{label} {times(value)} ({interval(around)})" for value, around, label in sorted(left, reverse=True)]
+    now = {row.method: row.comparison for row in summaries if row.category == OVERALL}
+    other = {label: compare(around) for _, around, label in sorted(left, reverse=True) if compare(around) != now[label]}
+    verdicts = "; ".join(_changed(other, now)) or "no method would be called otherwise than it is"
+    first = f"{told[0]} is the fastest of {len(told)}" if len(told) > 1 else told[0]
+    line = f"without them: {', '.join(told)}" if len(told) > 1 else ""
+    return Without(f" Without them, on {where}, {first}; {verdicts}.", line, other)
 
 
 def _changed(other: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
@@ -54,11 +74,13 @@ def _changed(other: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
         yield f"{names} would be called {verdict} instead of {before}"
 
 
-Prompt = tuple[str, int, int]  # question, turn, repeat
+def _ranked(summaries: Sequence[SummaryRow]) -> list[str]:
+    rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
+    return [row.method for row in rows]
 
 
-def _left(run: Run, labels: Sequence[str], noisy: Mapping[str, set[Prompt]]) -> list[tuple[float, Interval, str]]:
-    """Return (speedup, interval, label) of every method, or nothing where one of them has no interval.
+def _left(run: Run, labels: Sequence[str], noisy: Mapping[str, set[Prompt]]) -> list[Found]:
+    """Return what is left of every method, or nothing where one of them has no interval.
 
     noisy: the prompts that do not count for a method.
     """
@@ -78,6 +100,10 @@ def _left(run: Run, labels: Sequence[str], noisy: Mapping[str, set[Prompt]]) -> 
 
 def _noisy_for(run: Run, label: str) -> set[Prompt]:
     return {_prompt(row) for row in run.rows if row.disturbed and row.method in (run.baseline, label)}
+
+
+def _prompts(run: Run) -> set[Prompt]:
+    return {_prompt(row) for row in run.rows if row.method == run.baseline}
 
 
 def _prompt(row: Row) -> Prompt:

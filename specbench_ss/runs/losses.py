@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,9 +24,22 @@ def held_against(row: OfSample, manifest: Mapping[str, Any]) -> Key:
 
 
 def without_verdict(run: Run) -> list[Row]:
-    """Return the good samples that should have a verdict on their answer and have none."""
-    judged = {verdict.key for verdict in run.sameness}
-    return [row for row in run.rows if row.ok and is_held(row, run.baseline) and row.key not in judged]
+    """Return the good samples that should have a verdict on their answer and have none.
+
+    In a run that has not ended, questions that are still being answered have none yet.
+    """
+    judged, pending = {verdict.key for verdict in run.sameness}, _pending(run)
+    held = (row for row in run.rows if row.ok and is_held(row, run.baseline))
+    return [row for row in held if row.key not in judged and row.question_id not in pending]
+
+
+def _pending(run: Run) -> set[str]:
+    """Return the questions of which samples are missing in a run that has not ended."""
+    if run.manifest.get("status") == "complete":
+        return set()
+    made = Counter(row.question_id for row in run.rows)
+    whole = {question.id: len(question.turns) * run.repeats * len(run.labels) for question in run.questions}
+    return {question for question, n in made.items() if n < whole.get(question, n)}
 
 
 def unjudged(run: Run) -> list[Row]:

@@ -103,9 +103,15 @@ class _Method(Struct):
     reference: str = ""
 
 
+class _Worker(Struct):
+    machine: str
+    environment: _Environment
+
+
 class _Session(Struct):
     started: str
     environment: _Environment
+    workers: list[_Worker] = []
 
 
 class ManifestForm(Struct):

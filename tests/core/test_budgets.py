@@ -50,6 +50,6 @@ def test_it_is_said_how_long_the_weights_were_trained() -> None:
     assert said(short) == f"1 method drafts {how}"
     both = said(short, long, short)
     assert both.startswith(f"2 methods (a, c) draft {how} 1 method (b) drafts with weights that were trained for 2,000")
-    assert said({"steps": 3}) == "1 method drafts with weights that were trained for 3 steps."
+    assert said({"steps": 3}) == "1 method (a) drafts with weights that were trained for 3 steps."
     assert said({"parameters": 9}) == "Of a it was not recorded how long the weights were trained."
     assert said(None, {}) == ""

@@ -17,14 +17,16 @@ from specbench_ss.benchmark import quiet_timing
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.results.disturbances import often_disturbed
 from specbench_ss.results.finding import finding
+from specbench_ss.results.health import spread, unstable
 from specbench_ss.results.intervals import compare
 from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.remembering import comparable
 from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal_table import print_tables
-from specbench_ss.results.undisturbed import without_disturbed
+from specbench_ss.results.undisturbed import Without, without_disturbed
 from specbench_ss.runs.environment import is_of_times
+from specbench_ss.runs.losses import without_verdict
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
@@ -239,18 +241,21 @@ def test_all_that_was_not_checked_is_one_line_of_the_terminal(make_run: MakeRun)
 def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
     rows = summarise(run)
-    before, _ = without_disturbed(run, rows)
-    assert "left to all: ss 2." in before and before.endswith("no method would be called otherwise than it is.")
+    before = without_disturbed(run, rows)
+    assert "left to all, ss 2." in before.sentence and not before.changed and not before.line
+    assert before.sentence.endswith("no method would be called otherwise than it is.")
     slow = [row for row in run.rows if row.method == "ss"][:2]
     for row in slow:  # these two alone make the method slow
         row.wall_s, row.disturbed = 60 * (row.wall_s or 0), "other processes took 90% of the processor"
     bounds = PairedTimes(*paired(*([r for r in run.rows if r.method == name] for name in ("ss", "ar")))).interval()
     assert bounds and bounds[0] < 1
     rows = [replace(r, comparison=compare(bounds)) if r.method == "ss" else r for r in rows]
-    assert "; ss would be called faster instead of " in without_disturbed(run, rows)[0]
+    found = without_disturbed(run, rows)
+    assert "; ss would be called faster instead of " in found.sentence and found.changed == {"ss": "faster"}
+    assert {check.name: check.changed for check in checks(run, rows)}["disturbed"] == ("ss",)
     for row in run.rows:
         row.disturbed = "all of them" if row.method == "ar" else row.disturbed
-    assert without_disturbed(run, rows) == ("", ())
+    assert without_disturbed(run, rows) == Without()
 
 
 def test_methods_are_compared_on_the_prompts_that_nothing_disturbed_for_any_of_them(make_run: MakeRun) -> None:
@@ -260,19 +265,56 @@ def test_methods_are_compared_on_the_prompts_that_nothing_disturbed_for_any_of_t
     own["medusa"][0].disturbed = "other processes took 90% of the processor"
     own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) / 1000  # of the same prompt, which counts for neither
     said = without_disturbed(run, rows)
-    assert "on the 7 of 8 prompts that are left to all: ss " in said[0] and ", medusa " in said[0] and not said[1]
+    assert "on the 7 of 8 prompts that are left to all, " in said.sentence and "fastest of 2;" in said.sentence
+    assert "ss 2." in said.line and "medusa " in said.line
     own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) * 1000
     assert without_disturbed(run, rows) == said
     for i in range(1, 8):
         own["ss" if i % 2 else "medusa"][i].disturbed = "other processes took 90% of the processor"
-    assert "on the prompts left to each" in without_disturbed(run, rows)[0]
+    assert "on the prompts left to each" in without_disturbed(run, rows).sentence
 
 
 def test_every_method_is_told_without_the_disturbed_samples(make_run: MakeRun) -> None:
     labels = ("ar", "ss", "ss[gamma=2]", "ss[gamma=3]", "medusa")
-    said, lines = without_disturbed(run := read_run(make_run(labels=labels, categories=("qa",))), summarise(run))
-    assert ", and 1 slower ones; " in said
-    assert all(f"{label} " in lines[0] for label in labels[1:])
+    said = without_disturbed(run := read_run(make_run(labels=labels, categories=("qa",))), summarise(run))
+    assert " is the fastest of 4; " in said.sentence
+    assert all(f"{label} " in said.line for label in labels[1:])
+
+
+def test_tasks_with_poor_answers_are_named_and_left_out(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa", "translation"), questions=8))
+    assert "poor" not in made_of(run)
+    for row in run.rows:
+        row.quality = 0.03 if row.category == "translation" else 0.9
+        row.wall_s = (row.wall_s or 0) / (50 if (row.category, row.method) == ("translation", "ss") else 1)
+    found = made_of(run)["poor"]
+    assert found.state == "warning" and "poor in translation (0.03 of 1)" in found.sentence
+    assert "on the 8 of 16 other prompts, " in found.sentence and "medusa " in found.lines[0]
+    for row in run.rows:
+        row.quality = 0.0
+    assert "Without" not in made_of(run)["poor"].sentence, "nothing is left"
+
+
+def test_context_that_differs_is_no_unstable_timing(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar",), categories=("qa",), questions=16))
+    for n, row in enumerate(run.rows):
+        row.prompt_tokens, row.decode_s = 100 * n, (row.steps or 1) * 0.001 * (1 + 0.1 * n)
+    found = spread(run.rows, True)
+    assert found is not None and found.share < 0.01 and not unstable(found)
+    for n, row in enumerate(run.rows):
+        row.decode_s = (row.decode_s or 0) * (1.5 if n % 2 else 1)
+    assert unstable(spread(run.rows, True))
+
+
+def test_verdicts_that_are_still_to_come_are_not_missing(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
+    last, others = run.rows[-1].question_id, run.rows[0].question_id
+    run.sameness = [one for one in run.sameness if one.question_id not in (last, others)]
+    run.rows = [row for row in run.rows if row.question_id != last or row.method == "ss"]
+    run.manifest["status"] = "running"
+    assert {row.question_id for row in without_verdict(run)} == {others}
+    run.manifest["status"] = "complete"
+    assert {row.question_id for row in without_verdict(run)} == {last, others}
 
 
 def test_a_session_that_has_most_of_the_disturbed_samples_is_named(steady: Run) -> None:

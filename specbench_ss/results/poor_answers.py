@@ -1,0 +1,36 @@
+"""Tasks in which the reference's own answers are poor, so that a speedup there may be of text that is of no use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbench_ss.results.number_text import number, title
+from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.results.undisturbed import Without, without_tasks
+from specbench_ss.runs.rows import Run
+
+POOR = 0.1  # of 1, by the task's own measure: below that, answers are called poor
+
+
+def poor_tasks(summaries: Sequence[SummaryRow]) -> dict[str, float]:
+    """Return the mean quality of the reference's answers by task, where it is poor, the worst first."""
+    own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
+    found = {row.category: row.quality for row in own if row.quality is not None and row.quality < POOR}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def poor_answers(run: Run, summaries: Sequence[SummaryRow]) -> tuple[str, Without]:
+    """Say in which tasks answers are poor, and what the run finds without these; '' where there are none.
+
+    summaries: of all tasks, and of each.
+    """
+    tasks = poor_tasks(summaries)
+    if not tasks:
+        return "", Without()
+    named = ", ".join(f"{title(task)} ({number(quality)} of 1)" for task, quality in tasks.items())
+    without = without_tasks(run, summaries, tasks)
+    said = (
+        f"Answers of {run.baseline} are poor in {named}: the model is weak there, or the limit cut them too early. "
+        f"What a method gains on such answers, by copying for instance, may be of no use.{without.sentence}"
+    )
+    return said, without
