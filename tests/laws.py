@@ -1,6 +1,8 @@
 """The laws as most tests hold decoders to them: all of them, the costly ones on what can tell something new.
 
-SSBENCH_THOROUGH=1, which CI sets, holds all to all.
+SSBENCH_THOROUGH=1, which CI sets, holds all to all, but for the statistical laws, whose hundreds of answers are made on
+two architectures of each method: they rest on the rule of acceptance, which is one, and on logits, which other laws
+hold to the model's own on every architecture.
 """
 
 from __future__ import annotations
@@ -20,8 +22,13 @@ SHORTER = 64  # tokens
 
 def architectures(turn: int) -> Sequence[str]:
     """Two of them, other ones at every turn, so that those who take turns have all; every one if thorough."""
+    return ARCHITECTURES if THOROUGH else two(turn)
+
+
+def two(turn: int) -> Sequence[str]:
+    """Two architectures, other ones at every turn."""
     n = len(ARCHITECTURES)
-    return ARCHITECTURES if THOROUGH else [ARCHITECTURES[turn % n], ARCHITECTURES[(turn + 3) % n]]
+    return [ARCHITECTURES[turn % n], ARCHITECTURES[(turn + 3) % n]]
 
 
 def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
@@ -33,6 +40,16 @@ def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
     enough. Answers of the law `long` end earlier in three of four turns.
     """
     return LAWS if thorough else tuple((_thinned if law.name in STATISTICAL else _fewer)(law, turn) for law in LAWS)
+
+
+def statistical(turn: int) -> list[Law]:
+    """Of these laws, those with hundreds of answers."""
+    return [law for law in laws(turn) if law.name in STATISTICAL]
+
+
+def plain(turn: int) -> list[Law]:
+    """The others."""
+    return [law for law in laws(turn) if law.name not in STATISTICAL]
 
 
 def _fewer(law: Law, turn: int) -> Law:

@@ -19,7 +19,7 @@ from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.reports.paper.figures import ACL, axes, lines, source
 from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.missing_parts import nothing_runs, of_method, training_text
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates
@@ -29,6 +29,7 @@ STEPS = 60  # of the shared training
 BUDGET = Budget(steps=STEPS, rows_per_step=4, anchors_per_row=32, warmup=10)
 SHARED = StreamConfig(mode="shared", adapter_rank=0, lora_rank=32)  # streams in the layers' own MLPs, 2024's attention
 _MLP = re.compile(r"\.(?:layers|h)\.(\d+)\.(?:.*\.)?(?:mlp|fc1|fc2)\b(?!.*lora_)")
+EARLY = 0.1  # of the largest gradient: what an early layer's is called strong from
 NOTES = (
     "lossless losses are means over sampled anchors, shared ones over all answer positions: only compare shapes",
     "gradients on the base's MLP weights. Lossless mode freezes the base, so there it is the gradient it would get",
@@ -130,6 +131,18 @@ class Figure6(Experiment):
             for name, model, loss in _states_of_training(bench, target, text)
         }
         return self._show(series, bench)
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Caption: at the start, strong gradients reach early and mid-level layers too."""
+        grid = result.grids[0]
+        at = [column.title for column in grid.columns].index("shared, at the start")
+        norms = [float(row[at] or 0.0) for row in grid.rows]
+        early, most = min(norms[: len(norms) // 2]), max(norms)
+        found = f"least of the first half of the layers {early:.3g}, largest of all {most:.3g}"
+        says = (
+            f"At the start of shared training, early layers get strong gradients ({EARLY:.0%} of the largest or more)"
+        )
+        return [Claim(says, early >= EARLY * most, found)]
 
     def _show(self, series: dict[str, list[float]], bench: Bench) -> Result:
         columns = (Column("layer", "count"), *(Column(name, "number", 4) for name in series))

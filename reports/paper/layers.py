@@ -13,10 +13,11 @@ from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint
+from specbench_ss.reports.paper.claims import all_of, place_of, rising
 from specbench_ss.reports.paper.figures import ACL, axes, health, lines, machine, source
 from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, training_text
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.number_text import interval
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.config import RunConfig
@@ -166,6 +167,10 @@ class StreamsByLayers(Experiment):
         return Plot(name, title, label, lines(drawn), axes("MSA layers, N_s", y, **more), grid)
 
 
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
 def _row(variant: Variant, shares: list[float], row: SummaryRow) -> tuple[Value, ...]:
     cost = None if not row.step_ratio else 1 / row.step_ratio
     around = interval(row.speedup_interval) or None
@@ -185,6 +190,20 @@ class Figure11(StreamsByLayers):
         "lossless streams leave the answers as they are, so what grows with N_s here is how well streams guess",
     )
 
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. E.2, with tokens per pass in place of the task's score; of single trainings, so without intervals."""
+        grid = result.grids[0]
+        tau, speedup = place_of(grid, "tau"), place_of(grid, "speedup")
+        best = max(grid.rows, key=lambda row: _number(row[speedup]))
+        return [
+            rising("More MSA layers are better (tau)", [(f"N_s = {row[1]}", _number(row[tau])) for row in grid.rows]),
+            Claim(
+                "2 to 8 layers are the best trade-off (speedup)",
+                2 <= _number(best[1]) <= 8,
+                f"fastest with N_s = {best[1]}: {_number(best[speedup]):.2f}×",
+            ),
+        ]
+
 
 class Figure12a(StreamsByLayers):
     """The experiment `figure-12a`."""
@@ -199,3 +218,15 @@ class Figure12a(StreamsByLayers):
         "lossless streams leave the answers as they are: what differs here is how well streams guess",
         "our streams also stand at positions of their own (i + j), so rotated ones differ by more than their values",
     )
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. E.4, with tokens per pass in place of the task's score; of single trainings, so without intervals."""
+        grid = result.grids[0]
+        place = place_of(grid, "tau")
+        tau = {(row[0], row[1]): _number(row[place]) for row in grid.rows}
+        shared = [n for series, n in tau if series == ROTATION and (EMBEDDINGS, n) in tau]
+        pairs = [
+            rising("", [(f"rotation, N_s = {n}", tau[ROTATION, n]), ("embeddings", tau[EMBEDDINGS, n])]) for n in shared
+        ]
+        rotated = [(f"N_s = {n}", tau[ROTATION, n]) for n in shared]
+        return [all_of("Rotation is worse than stream embeddings", pairs), rising("Rotation gains by layers", rotated)]

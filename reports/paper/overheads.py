@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from specbench_ss.reports.paper.claims import smallest
 from specbench_ss.reports.paper.figures import ACL, OLD, axes, bars, source
 from specbench_ss.reports.paper.published import published
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.number_text import scientific
 
 if TYPE_CHECKING:
     from specbench_ss.reports.paper.meta_device import Overhead
 
-BASE = "Llama-13B"
+BASE, OURS = "Llama-13B", "SS-Lossless"
 HALF = 2  # bytes of a float16 parameter
 
 PARAMETER_NOTES = (
@@ -97,6 +98,13 @@ class Parameters(Experiment):
         """Return a single row, which always runs, since no weights are needed."""
         return [Part("every published model, without weights")]
 
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Every printed number of parameters, digit by digit."""
+        rows = [row for row in result.grids[0].rows if row[4]]
+        wrong = [f"{row[0]} {row[1]}: {row[2]:,} for {row[4]}" for row in rows if row[6] == "no"]
+        found = "; ".join(wrong) or "all agree in the digits that are printed"
+        return [Claim(f"{len(rows)} printed numbers of extra parameters", not wrong, found)]
+
     def run(self, bench: Bench) -> Result:
         """Count, and compare digit by digit."""
         lossless = counted("Llama-2-7B", "SS-Lossless")
@@ -127,6 +135,7 @@ class _Overheads(Experiment):
     """What figures 8 and 9 share: their counting."""
 
     uses = ()
+    place: ClassVar[int]  # of the column that is compared
 
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a single row, which always runs, since no weights are needed."""
@@ -138,6 +147,14 @@ class _Overheads(Experiment):
 
         return self.show(all_overheads(BASE))
 
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Appendix: streams are the smallest of the lossless drafters."""
+        grid = result.grids[0] if result.grids else result.plots[0].grid
+        cells = ((str(row[0]), row[self.place]) for row in grid.rows)
+        values = {name: float(value) for name, value in cells if isinstance(value, (int, float))}
+        own = {name: value for name, value in values.items() if name == OURS or not name.startswith("SS")}
+        return [smallest(f"{OURS} needs the least {grid.columns[self.place].title}", OURS, own)]
+
     @abstractmethod
     def show(self, found: dict[str, Overhead]) -> Result:
         """Return the figure of these costs."""
@@ -146,7 +163,7 @@ class _Overheads(Experiment):
 class Figure8(_Overheads):
     """Figure 8: parameters and memory access."""
 
-    name = "figure-8"
+    name, place = "figure-8", 1
     title = f"parameters and memory access of each drafter at {BASE}"
     source = source(ACL, "figure", 8)
 
@@ -176,7 +193,7 @@ def _reads(name: str, overhead: Overhead) -> int:
 class Figure9(_Overheads):
     """Figure 9: FLOPs."""
 
-    name = "figure-9"
+    name, place = "figure-9", 2
     title = f"FLOPs of one draft of each drafter at {BASE}"
     source = source(ACL, "figure", 9)
 

@@ -21,10 +21,11 @@ from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
+from specbench_ss.reports.paper.claims import rising
 from specbench_ss.reports.paper.figures import ACL, axes, lines, source
 from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.missing_parts import nothing_runs, training_text
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.training.batches import Anchors, Batch, additive, future_labels
 from specbench_ss.training.losses import head_loss
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
@@ -170,6 +171,12 @@ class Figure4(Experiment):
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a row for each gamma, each of which trains a model."""
         return [Part(f"gamma = {g}", training_text(request)) for g in GAMMAS]
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Caption: seeing true future tokens improves generation substantially."""
+        seen = [row for row in result.grids[0].rows if row[0] != "base"]
+        shares = [(f"gamma = {row[1]}", 100 * float(row[2] or 0.0)) for row in seen]
+        return [rising("The more true future tokens are seen, the more tokens are right", shares, "{:.1f} %")]
 
     def run(self, bench: Bench) -> Result:
         """Train all side by side on the same batches, then score held-out text."""

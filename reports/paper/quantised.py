@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specbench_ss.reports.paper.claims import rising
 from specbench_ss.reports.paper.figures import A100, ACL, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import (
     METHODS,
@@ -15,7 +16,7 @@ from specbench_ss.reports.paper.missing_parts import (
     with_setting,
 )
 from specbench_ss.reports.paper.published import published
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
@@ -40,6 +41,13 @@ class Table4(Experiment):
         """Return a run for each level. Its reference is the base of the same level."""
         made = {level.lower(): _config(level, request) for level in LEVELS}
         return {name: config for name, config in made.items() if config is not None}
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. E.5: a quantised base leaves less to gain; single values, without intervals."""
+        ours = {row[0]: row[2] for row in result.grids[0].rows if row[1] == "SS-Shared"}
+        found = ((level, ours.get(level)) for level in reversed(LEVELS))
+        speedups = [(level, value) for level, value in found if isinstance(value, float)]
+        return [rising("SS-Shared gains less the fewer bits the base has", speedups)]
 
     def run(self, bench: Bench) -> Result:
         """Measure every level that can run."""

@@ -16,10 +16,11 @@ from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.reports.paper.claims import all_of, rising
 from specbench_ss.reports.paper.figures import ACL, axes, lines, machine, source
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
 from specbench_ss.reports.paper.prompts import first_turn, questions
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.trainee import BaseStates, base_states
 
@@ -98,6 +99,22 @@ class Figure5(Experiment):
         plain = _only(request, REFERENCE)
         return {"answers": config_for(plain, [REFERENCE], suite="apps", categories=CATEGORIES, limit=LIMIT)}
 
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Caption: states align with those of the true tokens from layer to layer, in contrast to Medusa's."""
+        rows = {(row[0], row[1]): [_number(v) for v in row[2:] if v is not None] for row in result.grids[0].rows}
+        streams = {j: values for (whose, j), values in rows.items() if whose == "stream"}
+        heads = {j: values[-1] for (whose, j), values in rows.items() if whose == "Medusa head"}
+        closer = [
+            rising("", [(f"{j} ahead, inserted", values[0]), ("final", values[-1])]) for j, values in streams.items()
+        ]
+        ahead = [
+            rising("", [(f"{j} ahead, Medusa", heads[j]), ("stream", streams[j][-1])]) for j in heads if j in streams
+        ]
+        return [
+            all_of("Streams come closer to the true states on their way", closer),
+            all_of("Their final states are closer than Medusa's", ahead),
+        ]
+
     def run(self, bench: Bench) -> Result:
         """Answer, run the answers through the model once more, and compare states."""
         parts = self.parts(bench.request)
@@ -120,6 +137,10 @@ class Figure5(Experiment):
         plot = Plot("figure", self.title, label, lines(_series(sums)), axes("layer", "cosine similarity"), grid)
         about = f"ours: {machine(run)}; {len(answers)} of the model's own answers"
         return Result((grid,), (plot,), notes=(about, *NOTES))
+
+
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
 def _loaded(kind: type[Any], request: Request, target: Target) -> Any:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.paper.claims import Point as Measured
+from specbench_ss.reports.paper.claims import ahead, all_of, points
 from specbench_ss.reports.paper.figures import ACL, axes, bars, health, lines, machine, source
 from specbench_ss.reports.paper.missing_parts import BATCH, config_for, nothing_runs, of_method, with_setting
 from specbench_ss.reports.paper.tables import MT_BENCH
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.number_text import interval
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.config import RunConfig
@@ -141,6 +143,24 @@ class Figure10(Sweep):
         for k in (1, 2, 3, 4, 5, 6)
     )
 
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Caption: speedup rises and falls with k; pruning offers more."""
+        found = points(result.grids[0], 1)
+        pruned = {k: point for (series, k), point in found.items() if series == "with pruning" and isinstance(k, int)}
+        best = max(pruned, key=lambda k: pruned[k][0] or 0.0)
+        ends = [
+            ahead(f"k = {best} over k = {k}", pruned[best], pruned[k]) for k in (min(pruned), max(pruned)) if k != best
+        ]
+        return [
+            all_of(f"With pruning, speedup rises with k and falls again (here best at k = {best})", ends)
+            if len(ends) == 2
+            else Claim("With pruning, speedup rises with k and falls again", False, f"best at k = {best}, an end"),
+            all_of(
+                "At k = 4, 5 and 6 pruning gives more speedup",
+                [ahead("", found["with pruning", k], found["without pruning", k]) for k in (4, 5, 6)],
+            ),
+        ]
+
 
 class Figure12b(Sweep):
     """Figure 12 (b): top-k sampling."""
@@ -154,6 +174,18 @@ class Figure12b(Sweep):
         for series, method in (("Medusa", "medusa"), ("SS", "ss"), ("SS-Shared", "ss-shared"))
         for k in (1, 5, 10, 50)
     )
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. E.3: larger k lowers speedups, and SS keeps its lead."""
+        found = points(result.grids[0], 1)
+        gone: Measured = (None, None)
+        return [
+            all_of(
+                "SS is ahead of Medusa at every top-k",
+                [ahead("", found.get(("SS", k), gone), found.get(("Medusa", k), gone)) for k in (1, 5, 10, 50)],
+            ),
+            ahead("SS is faster at top-1 than at top-50", found.get(("SS", 1), gone), found.get(("SS", 50), gone)),
+        ]
 
 
 class Figure13(Sweep):
@@ -169,6 +201,15 @@ class Figure13(Sweep):
         Point("ss", "tree, pruned", "ss[k=3,n_draft=0]"),
         Point("ss", "best nodes, pruned (ours)", "ss"),
     )
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. E.6: the mechanisms compound."""
+        found = points(result.grids[0], 1)
+        chain, tree, pruned = (found["ss", name] for name in ("chain", "tree", "tree, pruned"))
+        return [
+            ahead("A tree is faster than a chain", tree, chain),
+            ahead("Pruning makes the tree faster", pruned, tree),
+        ]
 
 
 class Figure18(Sweep):
@@ -196,3 +237,8 @@ class Figure21(Sweep):
         "The lab's context is 1,024 tokens; its longest prompts stand in"
     )
     points = tuple(Point("SS-Lossless", k, _tree(k, "on")) for k in (1, 2, 3, 4))
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. O: long prompts are sped up too."""
+        value, around = points(result.grids[0], 1)["SS-Lossless", 4]
+        return [ahead("Long prompts are sped up at k = 4", (value, around), (1.0, (1.0, 1.0)))]

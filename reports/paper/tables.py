@@ -7,16 +7,30 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.paper.claims import same_order
 from specbench_ss.reports.paper.figures import A100, ACL, OLD, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import METHODS, config_for, model_parts, nothing_runs, of_method
 from specbench_ss.reports.paper.overheads import parameter_grid
 from specbench_ss.reports.paper.published import Entry, published
-from specbench_ss.results.experiment import Bench, Column, Experiment, Form, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.experiment import (
+    Bench,
+    Claim,
+    Column,
+    Experiment,
+    Form,
+    Grid,
+    Part,
+    Plot,
+    Request,
+    Result,
+    Value,
+)
 from specbench_ss.results.number_text import interval
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
 
+ORDERED = ("speedup", "tau")  # metrics by which methods have an order
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
@@ -89,6 +103,23 @@ class RunTable(Experiment):
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
         return Result(tuple(grids), (plot,), notes=(f"ours: {machine(run)}", *health(run), f"published: {A100}", *out))
 
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """The published order of methods on each task; and that shared mode costs no quality, where it is measured."""
+        grids = {grid.name: grid for grid in result.grids}
+        made = [claim for name in ORDERED if name in grids for claim in self._orders(grids[name])]
+        return [*made, *_kept_quality(grids["metric"])] if "metric" in grids else made
+
+    def _orders(self, grid: Grid) -> list[Claim]:
+        places = [i for i, c in enumerate(grid.columns) if c.title in {e.model for e in self.entries()}]
+        made = []
+        for task in dict.fromkeys(row[0] for row in grid.rows):
+            rows = [row for row in grid.rows if row[0] == task]
+            printed = {str(row[1]): [v for i in places if (v := _height(row[i])) is not None] for row in rows}
+            means = {method: sum(values) / len(values) for method, values in printed.items() if values}
+            ours = {str(row[1]): _height(row[2]) for row in rows}
+            made += same_order(means, ours, f"{task}, order by {grid.name} (mean over models)")
+        return made
+
     def _grid(self, metric: Metric, run: Run) -> Grid:
         printed = {(e.task, e.method, e.model): e.number(metric.column) for e in self.entries()}
         models = list(dict.fromkeys(e.model for e in self.entries()))
@@ -115,6 +146,18 @@ class RunTable(Experiment):
         series = {grid.columns[i].title: [(f"{row[0]}: {row[1]}", _height(row[i])) for row in grid.rows] for i in drawn}
         label = f"Bar chart: {self.metrics[0].title} of each method, ours and published."
         return Plot("figure", self.title, label, bars(series), axes("", self.metrics[0].title), grid)
+
+
+def _kept_quality(grid: Grid) -> list[Claim]:
+    """Hold quality under shared mode against the baseline's: single values, without intervals."""
+    ours = {(row[0], row[1]): _height(row[2]) for row in grid.rows}
+    made = []
+    for task in dict.fromkeys(row[0] for row in grid.rows):
+        base, shared = ours.get((task, "Baseline")), ours.get((task, "SS-Shared"))
+        if base is not None and shared is not None:
+            says = f"{task}: shared mode costs no quality against the next-token baseline"
+            made.append(Claim(says, shared >= base, f"SS-Shared {shared:.1f}, Baseline {base:.1f} of 100"))
+    return made
 
 
 def _height(value: Value) -> float | None:

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import warnings
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from specbench_ss.commands import help_texts
+from specbench_ss.commands.paper_work import in_order, make
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
-from specbench_ss.results.experiment import Bench, Experiment, Request
-from specbench_ss.runs.config import Recording, RunConfig, RunTarget
+from specbench_ss.results.experiment import Experiment, Request
+from specbench_ss.runs.config import RunTarget
 
-if TYPE_CHECKING:
-    from specbench_ss.runs.rows import Run
-
-DEFAULT = Request()
+DEFAULT, ALL = Request(), "all"
 
 
 def command(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of a table or figure; `ssbench paper list` shows all names.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of a table or figure; `ssbench paper list` shows all names. all: everything that can run, one "
+            "after the other, and a page that says what agrees with the papers.",
+        ),
     ],
     model: Annotated[
         str,
@@ -69,6 +70,13 @@ def command(
         return
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the folder of the unfinished work")
+    if name == ALL:
+        from specbench_ss.commands.paper_all import make_all
+
+        where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-all", resume)
+        _check_out(where)
+        make_all(request, where, dry_run)
+        return
     experiment = registry.load_experiment(name)
     _check_used(experiment, request)
     where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", resume)
@@ -78,7 +86,7 @@ def command(
         _describe(experiment, request, where.out)
         return
     try:
-        _make(experiment, request, where)
+        make(experiment, request, where)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None
 
@@ -122,15 +130,10 @@ def _list(request: Request) -> None:
     from specbench_ss.results.experiment_output import status
 
     found = registry.load_all(registry.EXPERIMENTS)
-    for name in sorted(found, key=_in_order):
+    for name in sorted(found, key=in_order):
         print(f"{name:<14} {found[name].source}: {found[name].title}")
         for line in status(found[name]().parts(request)):
             print(f"{'':<16}{line}")
-
-
-def _in_order(name: str) -> list[str]:
-    """Return a sort key that puts table 2 before table 10."""
-    return [part.zfill(6) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _describe(experiment: Experiment, request: Request, out: Path) -> None:
@@ -144,83 +147,3 @@ def _describe(experiment: Experiment, request: Request, out: Path) -> None:
         tasks = ", ".join(config.categories) or "all tasks"
         print(f"run        {name}: {config.model}, {config.suite} ({tasks}): {methods}")
     print(f"out        {out}")
-
-
-def _make(experiment: Experiment, request: Request, where: RunTarget) -> None:
-    from rich.console import Console
-
-    from specbench_ss import registry
-    from specbench_ss.results.experiment_output import FIGURE, print_result, write_result
-
-    bench, runs = _bench(request, where, experiment.recording)
-    result = experiment.run(bench)
-    console = Console()
-    console.print(f"{experiment.source}: {experiment.title}", style="bold", highlight=False, soft_wrap=True)
-    print_result(result, console)
-    about = _about(experiment, request, runs)
-    paths = write_result(result, about, where.out)
-    figure = where.out / FIGURE
-    registry.load_report("html").write_result(experiment, result, _facts(about), figure)
-    for path in (*paths, figure):
-        print(f"wrote: {path}")
-
-
-def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Bench, list[str]]:
-    """Return what the experiment works with, and the names of the runs that it makes, as it makes them."""
-    from specbench_ss.runs.manifest_reading import MANIFEST
-
-    runs: list[str] = []
-
-    def measure(config: RunConfig, name: str) -> Run:
-        from specbench_ss.commands.run_output import measure as make_run
-        from specbench_ss.runs.run_directory import read_run
-
-        folder = where.out / name
-        resume = where.resume and (folder / MANIFEST).exists()
-        make_run(config, RunTarget(folder, resume, recording=recording))
-        runs.append(name)
-        return read_run(folder)
-
-    def target() -> Any:
-        from specbench_ss.models.loading import load_target
-
-        return load_target(
-            request.model, dtype=request.dtype, device=request.device, chat_template=request.chat_template
-        )
-
-    return Bench(request, where.out, measure, target, lambda text: print(text, file=sys.stderr)), runs
-
-
-def _about(experiment: Experiment, request: Request, runs: list[str]) -> dict[str, Any]:
-    """Say how the result was made, as JSON-ready data."""
-    from specbench_ss import __version__
-    from specbench_ss.runs.environment import environment
-    from specbench_ss.runs.manifest import now
-
-    return {
-        "experiment": experiment.name,
-        "title": experiment.title,
-        "source": experiment.source,
-        "version": __version__,
-        "command": ["ssbench", *sys.argv[1:]],
-        "request": asdict(request),
-        "runs": runs,
-        "created": now(),
-        "environment": environment(),
-    }
-
-
-def _facts(about: dict[str, Any]) -> dict[str, str]:
-    """Say the same in texts for people."""
-    here = about["environment"]
-    gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
-    packages = {k: v for k, v in here["packages"].items() if v}
-    return {
-        "command": " ".join(about["command"]),
-        "model": about["request"]["model"],
-        "processor": str((here["cpu"] or {}).get("model")),
-        "threads": str((here["threads"] or {}).get("intra_op")),
-        "GPU": gpus or "none",
-        "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
-        "made": about["created"],
-    }

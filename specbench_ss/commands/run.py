@@ -364,6 +364,11 @@ def command(
         run_output.describe(wanted, where)
         return
     try:
+        if where.workers is not None:
+            from specbench_ss.commands import run_sharded
+
+            run_sharded.run(wanted, where, open_report=open_it, fail_on=fail_on)
+            return
         run_output.run(wanted, where, open_report=open_it, fail_on=fail_on)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def describe(config: RunConfig, where: RunTarget) -> None:
     """Print what `run` would do, without loading the model. Raises UserError where it would not get that far."""
-    plan = _checked(config, where)
+    plan = checked(config, where)
     config, data = plan.config, plan.data
     prompts = sum(len(q.turns) for q in data.questions)
     print(f"model      {config.model}, dtype {plan.dtype}, device {plan.device}")
@@ -57,17 +57,11 @@ def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on:
 
 def measure(config: RunConfig, where: RunTarget) -> None:
     """Make the run, or resume it, and show its progress. The user's mistakes are found before anything is measured."""
-    plan, command = _checked(config, where), ["ssbench", *sys.argv[1:]]
-    if where.workers is None:
-        measuring.measure(plan, where, command, _shown)
-    else:
-        from specbench_ss.commands.run_sharded import shown
-        from specbench_ss.sharded import measure as sharded
-
-        sharded.measure(plan, where, command, shown)
+    measuring.measure(checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown)
 
 
-def _checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
+def checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
+    """Return what the run will do, and warn of what its user should know. Raises UserError as the checks do."""
     return preflight.check(config, where, note=lambda text: warnings.warn(text, stacklevel=2))
 
 

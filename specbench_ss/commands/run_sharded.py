@@ -1,7 +1,8 @@
-"""What `ssbench run --executor ray` shows while workers make the samples."""
+"""What `ssbench run --executor ray` does: check, have workers make the samples, show them, print the results."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,15 +11,23 @@ from rich.console import Console
 from rich.markup import escape
 
 from specbench_ss.benchmark.progress import Progress
-from specbench_ss.commands.run_output import title
+from specbench_ss.commands.run_output import checked, tell, title
+from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.sharded import measure as measuring
 
 if TYPE_CHECKING:
     from specbench_ss.benchmark.events import Events
     from specbench_ss.sharded.measure import Ready
 
 
+def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on: str | None = None) -> None:
+    """Make the run, or resume it, print its tables, and write its report."""
+    measuring.measure(checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown)
+    tell(where.out, open_report, fail_on)
+
+
 @contextmanager
-def shown(ready: Ready) -> Iterator[Events]:
+def _shown(ready: Ready) -> Iterator[Events]:
     """Show the choice of a dtype, a title and the live display on stderr; samples count as they come back."""
     console, plan, model = Console(stderr=True), ready.plan, ready.model
     if plan.dtype_choice:

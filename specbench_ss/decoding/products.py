@@ -75,7 +75,7 @@ def measure_one_row(products: Iterable[Product]) -> None:
 
     All products of a shape run one after the other, so that weights come from where they come from in a pass. A
     baseline whose one row is slower than it has to be flatters every method: with AVX-512, without this, a pass of
-    SmolLM2 over one row took 2.6 times as long as one over five (docs/log.md). Once measured, a shape keeps its way in
+    SmolLM2 over one row took 1.3 times as long as one over five (docs/log.md). Once measured, a shape keeps its way in
     this process.
     """
     shapes: dict[torch.Size, list[Product]] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -93,6 +93,20 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """What a paper says, held against what was measured. holds: None where that cannot be told. found: what was."""
+
+    says: str
+    holds: bool | None
+    found: str
+
+    @property
+    def verdict(self) -> str:
+        """Return 'agrees', 'does not agree' or 'open'."""
+        return "open" if self.holds is None else "agrees" if self.holds else "does not agree"
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What an experiment found. lines: lines of marked text, for what is read rather than tabulated."""
 
@@ -100,6 +114,16 @@ class Result:
     plots: tuple[Plot, ...] = ()
     lines: tuple[tuple[Span, ...], ...] = ()
     notes: tuple[str, ...] = ()
+
+    def with_claims(self, claims: Sequence[Claim]) -> Result:
+        """Return the same with a table of claims behind the others; itself where there are none."""
+        if not claims:
+            return self
+        columns = (Column("the paper says", "text"), Column("here", "text"), Column("found", "text"))
+        rows = tuple((claim.says, claim.verdict, claim.found) for claim in claims)
+        return replace(
+            self, grids=(*self.all_grids(), Grid("claims", columns, rows, "What the paper says, and what was found"))
+        )
 
     def all_grids(self) -> list[Grid]:
         """Return the tables, then the grids of those plots whose numbers are in no table."""
@@ -141,6 +165,10 @@ class Experiment(ABC):
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return the runs that it would make, by the name of their folder; empty where it makes none."""
         return {}
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Return what the paper says of this table or figure, held against the result; empty where it says nothing."""
+        return ()
 
     @abstractmethod
     def run(self, bench: Bench) -> Result:

@@ -46,6 +46,17 @@ def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 
     return between.join(end(bound, digits, line) for bound in bounds)
 
 
+def interval_of(text: object) -> tuple[float, float] | None:
+    """Return the bounds that `interval` wrote, as far as its digits go; None for what is no interval."""
+    if not isinstance(text, str) or not text:
+        return None
+    low, _, high = text.partition(" to " if " to " in text else "–")
+    try:
+        return float(low.replace("−", "-")), float(high.replace("−", "-"))
+    except ValueError:
+        return None
+
+
 def end(bound: float, digits: int = 2, line: float = 1) -> str:
     """Return an end of an interval, with enough digits to show on which side of `line` it lies: '1.004'."""
     while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:

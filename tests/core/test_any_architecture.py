@@ -30,7 +30,7 @@ from specbench_ss.testing import check_decoder
 from specbench_ss.testing.tiny import WHOLE
 from tests.architectures import AT_LOAD, BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_model
 from tests.cli import failing
-from tests.laws import laws
+from tests.laws import plain
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import THOROUGH
 
@@ -81,7 +81,7 @@ def test_answers_are_the_models_own(kind: str) -> None:
 def test_methods_that_enter_no_layer_obey_the_laws(kind: str) -> None:
     """Those about what passes through the target and stays in its cache; methods have more shapes, laws more cases."""
     told = ("target", "rows", "cache", "model", "greedy", "context", "lengths")
-    check_decoder(PromptLookup, architectures=(kind,), laws=[law for law in laws(0) if THOROUGH or law.name in told])
+    check_decoder(PromptLookup, architectures=(kind,), laws=[law for law in plain(0) if THOROUGH or law.name in told])
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gpt2", "qwen3_moe"])

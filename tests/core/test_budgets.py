@@ -46,8 +46,8 @@ def test_it_is_said_how_long_the_weights_were_trained() -> None:
 
     short, long = {"steps": 420, "tokens": 430080}, {"steps": 2000, "tokens": 9000000}
     how = "with weights that were trained for 420 steps on 430,080 tokens of text, repeats counted."
-    assert said(short, short, {"searched": {}}) == f"2 methods draft {how}"
-    assert said(short) == f"1 method drafts {how}"
+    assert said(short, short, {"searched": {}}) == f"2 methods (a, b) draft {how}"
+    assert said(short) == f"1 method (a) drafts {how}"
     both = said(short, long, short)
     assert both.startswith(f"2 methods (a, c) draft {how} 1 method (b) drafts with weights that were trained for 2,000")
     assert said({"steps": 3}) == "1 method (a) drafts with weights that were trained for 3 steps."

@@ -9,7 +9,8 @@ import pytest
 
 from specbench_ss import registry
 from specbench_ss.cli import main
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Span
+from specbench_ss.errors import UserError
+from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Span
 from tests.cli import failing
 
 EVIL = "</script><script>alert(1)</script>"
@@ -24,6 +25,9 @@ class Made(Experiment):
 
     def parts(self, request: Request) -> list[Part]:
         return [Part("lab"), Part(request.model, "the moon")]
+
+    def claims(self, result: Result) -> list[Claim]:
+        return [Claim("it | rises", True, "1.5 to 7"), Claim("it falls", False, "no"), Claim("it flies", None, "?")]
 
     def run(self, bench: Bench) -> Result:
         grid = Grid("speedup", (Column("k"), Column("speedup", "times")), ((1, 1.5), (2, bench.request.seed)))
@@ -93,3 +97,40 @@ def test_results_that_are_there_are_not_written_over(tmp_path: Path, capsys: pyt
     assert "is there already" in capsys.readouterr().err
     assert main(["paper", "figure-99", "--out", str(tmp_path), "--resume"]) == 0
     assert (tmp_path / "other").read_text() == "mine"
+
+
+class Broken(Made):
+    """One that cannot run."""
+
+    name, title, uses = "figure-9", "another title", ()
+
+    def run(self, bench: Bench) -> Result:
+        assert bench.request == Request(), "options that make no difference to it are left out for it"
+        raise UserError("nothing of it can run here")
+
+
+def test_all_of_them_are_made_and_held_against_the_papers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "load_all", lambda group: {"figure-99": Made, "figure-9": Broken})
+    out, often = tmp_path / "out", []
+    monkeypatch.setattr(Made, "parts", lambda self, request: often.append(request.seed) or [Part("x", "the moon")])
+    assert main(["paper", "all", "--out", str(out), "--seed", "7"]) == 0
+    page = (out / "paper.md").read_text()
+    assert page.index("## figure-9: ") < page.index("## figure-99: ")
+    assert "Not made: nothing of it can run here" in page and "Left out: x needs the moon." in page
+    assert "Of 3 statements" in page and "1 agree with what was found here, 1 do not, and 1 stay open" in page
+    assert "| it \\| rises | agrees | 1.5 to 7 |" in page and "| it flies | open | ? |" in page
+    assert json.loads((out / "figure-99" / "result.json").read_text())["claims"][1]["holds"] is False
+    assert "it falls" in (out / "figure-99" / "figure.html").read_text()
+    assert often == [0, 7]
+    capsys.readouterr()
+    monkeypatch.setattr(Made, "run", None)  # what was made is not made again
+    assert main(["paper", "all", "--out", str(out), "--seed", "7", "--resume"]) == 0
+    assert (out / "paper.md").read_text() == page
+    assert "1 of 2: figure-9" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_all_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "all", "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert "figure-99" in capsys.readouterr().out and not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import torch
 
-from specbench_ss.benchmark import runner
+from specbench_ss.benchmark import runner, session
 from specbench_ss.benchmark.quiet_timing import EXTRA_ROUNDS, warm_up
 from specbench_ss.benchmark.requests import check_room
 from specbench_ss.benchmark.runner import run
@@ -42,7 +42,7 @@ DATA = SuiteData("fake", "generated", ASKED)
 @pytest.fixture(autouse=True)
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is never busy, and the versions of packages are looked up once."""
-    monkeypatch.setattr(runner, "busy", lambda: "")
+    monkeypatch.setattr(session, "busy", lambda: "")
     monkeypatch.setattr(environment, "_version", version_of)
 
 
@@ -563,7 +563,7 @@ def test_warnings_that_matter_for_reading_the_results_are_kept(tmp_path: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(runner, "warm_up", unsettled)
-        patched.setattr(runner, "busy", lambda: "the machine is busy")
+        patched.setattr(session, "busy", lambda: "the machine is busy")
         for resume in (False, True):
             with pytest.raises(KeyboardInterrupt):
                 bench.run(resume)
@@ -573,7 +573,7 @@ def test_warnings_that_matter_for_reading_the_results_are_kept(tmp_path: Path, m
     assert kept[0] in bench.events.warnings
     bench.run(resume=True)
     assert read_run(tmp_path).manifest["warnings"] == kept
-    monkeypatch.setattr(runner, "busy", lambda: "busy again")  # with nothing left to measure
+    monkeypatch.setattr(session, "busy", lambda: "busy again")  # with nothing left to measure
     bench.run(resume=True)
     assert read_run(tmp_path).manifest["warnings"] == kept
 

@@ -19,8 +19,8 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.examples import shapes
 from specbench_ss.testing import ARCHITECTURES, check_decoder, kit, tiny_target
-from tests.laws import STATISTICAL, architectures, laws
-from tests.tiny import THOROUGH, tiny_model
+from tests.laws import architectures, plain, statistical, two
+from tests.tiny import tiny_model
 
 METHODS = registry.names(registry.METHODS)
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
@@ -30,7 +30,13 @@ PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33,
 def test_every_method_obeys_the_laws(name: str) -> None:
     """The first shape on two or all architectures, the others on one each."""
     own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
-    check_decoder(registry.method_class(name), architectures=architectures(turn), laws=laws(turn), own_model=own_model)
+    check_decoder(registry.method_class(name), architectures=architectures(turn), laws=plain(turn), own_model=own_model)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_exact_where_tokens_are_sampled(name: str) -> None:
+    own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
+    check_decoder(registry.method_class(name), architectures=two(turn), laws=statistical(turn), own_model=own_model)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -46,8 +52,7 @@ def test_every_method_obeys_the_laws_where_steps_are_replayed(name: str, monkeyp
     monkeypatch.setattr(kit, "tiny_target", replayed)
     monkeypatch.setattr(static_passes, "BLOCK", 8)  # the laws' caches are small
     own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
-    held = [law for law in laws(turn) if THOROUGH or law.name not in STATISTICAL]
-    check_decoder(registry.method_class(name), architectures=("llama",), laws=held, own_model=own_model)
+    check_decoder(registry.method_class(name), architectures=("llama",), laws=plain(turn), own_model=own_model)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -1,0 +1,81 @@
+"""What the papers say of a table or figure, held against what was found here. Knows results, not how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import comb
+
+from scipy.stats import kendalltau
+
+from specbench_ss.results.experiment import Claim, Grid, Value
+from specbench_ss.results.number_text import interval_of, number, times
+
+FEWEST = 4  # methods, to speak of an order
+SURE = 0.05  # p-value below which two orders are called alike or opposite
+Point = tuple[float | None, tuple[float, float] | None]  # a speedup and its 95 % interval
+
+
+def place_of(grid: Grid, title: str) -> int:
+    """Return the place of a column. Raises ValueError where the grid has none of that title."""
+    return [c.title for c in grid.columns].index(title)
+
+
+def points(grid: Grid, key: int, speedup: str = "speedup") -> dict[tuple[Value, Value], Point]:
+    """Return speedup and interval by the first column and the key-th one; a column with intervals follows speedups."""
+    at = place_of(grid, speedup)
+    return {(row[0], row[key]): (_float(row[at]), interval_of(row[at + 1])) for row in grid.rows}
+
+
+def ahead(says: str, better: Point, worse: Point) -> Claim:
+    """Hold one speedup against another: sure only where the intervals lie apart."""
+    if better[0] is None or worse[0] is None:
+        return Claim(says, None, "not measured here")
+    apart = better[1] and worse[1] and (better[1][0] > worse[1][1] or better[1][1] < worse[1][0])
+    return Claim(says, better[0] > worse[0] if apart else None, f"{_told(better)} against {_told(worse)}")
+
+
+def all_of(says: str, claims: Sequence[Claim]) -> Claim:
+    """Hold several at once: one that does not hold is enough to break it, one that is open to leave it open."""
+    held = [claim.holds for claim in claims]
+    holds = False if False in held else None if None in held or not held else True
+    return Claim(says, holds, "; ".join(claim.found for claim in claims) or "not measured here")
+
+
+def rising(says: str, values: Iterable[tuple[Value, float | None]], form: str = "{:.2f}") -> Claim:
+    """Hold values against a rise from each to the next. values: (what, value), in order."""
+    known = [(what, value) for what, value in values if value is not None]
+    found = ", ".join(f"{what}: {form.format(value)}" for what, value in known)
+    if len(known) < 2:
+        return Claim(says, None, found or "not measured here")
+    return Claim(says, all(a[1] < b[1] for a, b in zip(known, known[1:], strict=False)), found)
+
+
+def smallest(says: str, name: str, values: Mapping[str, float], form: str = "{:.3g}") -> Claim:
+    """Hold that one has the smallest value of all."""
+    found = ", ".join(f"{what} {form.format(value)}" for what, value in sorted(values.items(), key=lambda kv: kv[1]))
+    return Claim(says, values[name] == min(values.values()), found)
+
+
+def same_order(published: Mapping[str, float], ours: Mapping[str, float | None], of: str) -> list[Claim]:
+    """Hold the published order of methods against ours, by Kendall's tau; nothing where there are few methods."""
+    both = [name for name in published if ours.get(name) is not None]
+    if len(both) < FEWEST:
+        return []
+    mine = {name: float(ours[name] or 0.0) for name in both}
+    rank = kendalltau([published[name] for name in both], [mine[name] for name in both])
+    alike = sum((published[a] - published[b]) * (mine[a] - mine[b]) > 0 for a, b in combinations(both, 2))
+    order = sorted(both, key=lambda name: -published[name])
+    told = ", ".join(f"{name} {number(mine[name])}" for name in sorted(both, key=lambda name: -mine[name]))
+    holds = None if rank.pvalue >= SURE else bool(rank.statistic > 0)
+    pairs = f"{alike} of {comb(len(both), 2)} pairs alike (Kendall's tau {rank.statistic:.2f}, p {rank.pvalue:.2g})"
+    return [Claim(f"{of}: {' > '.join(order)}", holds, f"{told}: {pairs}")]
+
+
+def _told(point: Point) -> str:
+    around = f" ({point[1][0]:.2f}–{point[1][1]:.2f})" if point[1] else ""
+    return f"{times(point[0])}{around}"
+
+
+def _float(value: Value) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None

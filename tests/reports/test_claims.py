@@ -1,0 +1,110 @@
+"""What the papers say, held against results: sure where intervals lie apart, and open where they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_ss import registry
+from specbench_ss.reports.paper.claims import ahead, all_of, rising, same_order, smallest
+from specbench_ss.results.experiment import Claim, Column, Experiment, Grid, Result, Value
+from specbench_ss.results.number_text import interval, interval_of
+
+POINTS = ("series", "k", "speedup", "95 % interval")
+
+
+@pytest.mark.parametrize("bounds", [(1.25, 1.75), (0.5, 12.5), (-1.5, 0.25)])
+def test_intervals_are_read_as_they_are_written(bounds: tuple[float, float]) -> None:
+    assert interval_of(interval(bounds)) == pytest.approx(bounds, abs=0.06)
+
+
+@pytest.mark.parametrize("text", [None, "", "none", 3])
+def test_what_is_no_interval_is_none(text: object) -> None:
+    assert interval_of(text) is None
+
+
+def test_one_speedup_is_ahead_of_another_where_intervals_lie_apart() -> None:
+    near, far = (1.2, (1.1, 1.3)), (2.0, (1.8, 2.2))
+    assert [ahead("", a, b).holds for a, b in ((far, near), (near, far), (near, (1.25, (1.2, 1.4))))] == [
+        True,
+        False,
+        None,
+    ]
+    assert ahead("", (None, None), near) == Claim("", None, "not measured here")
+    assert ahead("", (2.0, None), near).holds is None, "without an interval nothing is sure"
+    assert ahead("", far, near).found == "2.00× (1.80–2.20) against 1.20× (1.10–1.30)"
+
+
+def test_several_hold_where_each_does() -> None:
+    yes, no, who = (Claim("", holds, "") for holds in (True, False, None))
+    assert [all_of("", of).holds for of in ([yes, yes], [yes, who], [yes, no, who], [])] == [True, None, False, None]
+
+
+def test_values_rise() -> None:
+    assert rising("", [("a", 1.0), ("b", None), ("c", 2.0)]) == Claim("", True, "a: 1.00, c: 2.00")
+    assert rising("", [("a", 1.0), ("b", 1.0)]).holds is False and rising("", [("a", 1.0)]).holds is None
+
+
+def test_one_is_the_smallest() -> None:
+    assert smallest("", "a", {"b": 20.0, "a": 3.0}) == Claim("", True, "a 3, b 20")
+    assert smallest("", "b", {"b": 20.0, "a": 3.0}).holds is False
+
+
+def test_an_order_is_the_published_one_the_opposite_or_open() -> None:
+    theirs = {name: float(10 - i) for i, name in enumerate("abcdef")}
+    (same,), (other,) = (same_order(theirs, {n: s * v for n, v in theirs.items()}, "qa") for s in (1, -1))
+    assert same.holds and other.holds is False and same.says == "qa: a > b > c > d > e > f"
+    assert "15 of 15 pairs alike" in same.found and "0 of 15 pairs alike" in other.found
+    (mixed,) = same_order(theirs, dict(zip("abcdef", (3.0, 6.0, 1.0, 5.0, 2.0, 4.0), strict=True)), "qa")
+    assert mixed.holds is None
+    assert same_order(theirs, {"a": 1.0, "b": 2.0}, "qa") == [], "two methods have no order to speak of"
+
+
+def claims_of(name: str, columns: tuple[str, ...], rows: list[tuple[Value, ...]]) -> list[bool | None]:
+    kind: type[Experiment] = registry.load(registry.EXPERIMENTS, name)
+    grid = Grid("speedup", tuple(Column(title) for title in columns), tuple(rows))
+    return [claim.holds for claim in kind().claims(Result((grid,)))]
+
+
+def test_figure_10() -> None:
+    def rows(pruned: tuple[float, ...], whole: tuple[float, ...]) -> list[tuple[Value, ...]]:
+        both = (("with pruning", pruned), ("without pruning", whole))
+        return [
+            (series, k, x, f"{x - 0.01:.2f}–{x + 0.01:.2f}") for series, xs in both for k, x in enumerate(xs, start=1)
+        ]
+
+    falling = (1.2, 1.1, 1.0, 0.9, 0.8, 0.7)
+    assert claims_of("figure-10", POINTS, rows((1.1, 1.2, 1.3, 1.25, 1.2, 1.1), falling)) == [True, True]
+    assert claims_of("figure-10", POINTS, rows(falling, falling)) == [False, None]
+
+
+def test_figure_13() -> None:
+    def rows(*speedups: float) -> list[tuple[Value, ...]]:
+        names = ("chain", "tree", "tree, pruned")
+        return [("ss", n, x, f"{x - 0.01:.2f}–{x + 0.01:.2f}") for n, x in zip(names, speedups, strict=True)]
+
+    assert claims_of("figure-13", POINTS, rows(1.0, 1.2, 1.3)) == [True, True]
+    assert claims_of("figure-13", POINTS, rows(1.0, 0.9, 1.3)) == [False, True]
+
+
+def test_figures_11_and_4() -> None:
+    columns = ("streams", "MSA layers", "stream 1", "tau", "speedup", "95 % interval")
+    rows: list[tuple[Value, ...]] = [("embeddings", n, 0.5, 1.5 + n / 10, 1.0 + (n == 4), "") for n in (1, 2, 4, 8)]
+    assert claims_of("figure-11", columns, rows) == [True, True]
+    assert claims_of("figure-11", columns, [(*row[:4], 9.0 - float(row[1] or 0), "") for row in rows]) == [True, False]
+    seen: list[tuple[Value, ...]] = [
+        ("base", 0, 0.9),
+        ("240 steps", 0, 0.5),
+        ("240 steps", 1, 0.6),
+        ("240 steps", 2, 0.7),
+    ]
+    assert claims_of("figure-4", ("model", "gamma", "right tokens"), seen) == [True]
+
+
+@pytest.mark.parametrize("name", ["figure-8", "figure-9", "figure-20", "parameters"])
+def test_what_needs_no_weights_is_held_against_the_papers(name: str) -> None:
+    from specbench_ss.results.experiment import Bench, Request
+
+    experiment = registry.load(registry.EXPERIMENTS, name)()
+    claims = experiment.claims(experiment.run(Bench(Request(), None, None, None)))
+    assert claims and all(claim.found for claim in claims)
+    assert {c.holds for c in claims} == ({False} if name in ("figure-9", "parameters") else {True}), claims
