@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
@@ -9,11 +10,18 @@ from math import comb
 from scipy.stats import kendalltau
 
 from specbench_ss.results.experiment import Claim, Grid, Value
-from specbench_ss.results.number_text import interval_of, number, times
+from specbench_ss.results.number_text import MISSING, interval_of, number, times
 
-FEWEST = 4  # methods, to speak of an order
+FEWEST = 5  # methods: of four, even the same order may be chance (p = 0.08)
 SURE = 0.05  # p-value below which two orders are called alike or opposite
+NOT_MEASURED = "not measured here"
 Point = tuple[float | None, tuple[float, float] | None]  # a speedup and its 95 % interval
+NOWHERE: Point = (None, None)
+
+
+def number_or_none(value: Value) -> float | None:
+    """Return a number of a grid; None for a text, for nothing and for NaN."""
+    return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
 
 def place_of(grid: Grid, title: str) -> int:
@@ -24,13 +32,13 @@ def place_of(grid: Grid, title: str) -> int:
 def points(grid: Grid, key: int, speedup: str = "speedup") -> dict[tuple[Value, Value], Point]:
     """Return speedup and interval by the first column and the key-th one; a column with intervals follows speedups."""
     at = place_of(grid, speedup)
-    return {(row[0], row[key]): (_float(row[at]), interval_of(row[at + 1])) for row in grid.rows}
+    return {(row[0], row[key]): (number_or_none(row[at]), interval_of(row[at + 1])) for row in grid.rows}
 
 
 def ahead(says: str, better: Point, worse: Point) -> Claim:
-    """Hold one speedup against another: sure only where the intervals lie apart."""
+    """Hold one speedup against another: it can be told where the intervals lie apart."""
     if better[0] is None or worse[0] is None:
-        return Claim(says, None, "not measured here")
+        return Claim(says, None, NOT_MEASURED)
     apart = better[1] and worse[1] and (better[1][0] > worse[1][1] or better[1][1] < worse[1][0])
     return Claim(says, better[0] > worse[0] if apart else None, f"{_told(better)} against {_told(worse)}")
 
@@ -39,43 +47,40 @@ def all_of(says: str, claims: Sequence[Claim]) -> Claim:
     """Hold several at once: one that does not hold is enough to break it, one that is open to leave it open."""
     held = [claim.holds for claim in claims]
     holds = False if False in held else None if None in held or not held else True
-    return Claim(says, holds, "; ".join(claim.found for claim in claims) or "not measured here")
+    found = "; ".join(claim.found for claim in claims) or NOT_MEASURED
+    return Claim(says, holds, found, all(claim.sure for claim in claims))
 
 
 def rising(says: str, values: Iterable[tuple[Value, float | None]], form: str = "{:.2f}") -> Claim:
-    """Hold values against a rise from each to the next. values: (what, value), in order."""
-    known = [(what, value) for what, value in values if value is not None]
-    found = ", ".join(f"{what}: {form.format(value)}" for what, value in known)
-    if len(known) < 2:
-        return Claim(says, None, found or "not measured here")
-    return Claim(says, all(a[1] < b[1] for a, b in zip(known, known[1:], strict=False)), found)
+    """Hold single values, which have no intervals, against a rise from each to the next. values: (what, value)."""
+    given = list(values)
+    known = [value for _, value in given if value is not None]
+    found = ", ".join(f"{what}: {MISSING if value is None else form.format(value)}" for what, value in given)
+    if len(known) < max(2, len(given)):
+        return Claim(says, None, found or NOT_MEASURED)
+    return Claim(says, all(a < b for a, b in zip(known, known[1:], strict=False)), found, sure=False)
 
 
 def smallest(says: str, name: str, values: Mapping[str, float], form: str = "{:.3g}") -> Claim:
-    """Hold that one has the smallest value of all."""
+    """Hold that one has the smallest value of all, which are counted."""
     found = ", ".join(f"{what} {form.format(value)}" for what, value in sorted(values.items(), key=lambda kv: kv[1]))
     return Claim(says, values[name] == min(values.values()), found)
 
 
 def same_order(published: Mapping[str, float], ours: Mapping[str, float | None], of: str) -> list[Claim]:
     """Hold the published order of methods against ours, by Kendall's tau; nothing where there are few methods."""
-    both = [name for name in published if ours.get(name) is not None]
-    if len(both) < FEWEST:
+    mine = {name: value for name in published if (value := ours.get(name)) is not None}
+    if len(mine) < FEWEST:
         return []
-    mine = {name: float(ours[name] or 0.0) for name in both}
-    rank = kendalltau([published[name] for name in both], [mine[name] for name in both])
-    alike = sum((published[a] - published[b]) * (mine[a] - mine[b]) > 0 for a, b in combinations(both, 2))
-    order = sorted(both, key=lambda name: -published[name])
-    told = ", ".join(f"{name} {number(mine[name])}" for name in sorted(both, key=lambda name: -mine[name]))
-    holds = None if rank.pvalue >= SURE else bool(rank.statistic > 0)
-    pairs = f"{alike} of {comb(len(both), 2)} pairs alike (Kendall's tau {rank.statistic:.2f}, p {rank.pvalue:.2g})"
+    rank = kendalltau([published[name] for name in mine], list(mine.values()))
+    alike = sum((published[a] - published[b]) * (mine[a] - mine[b]) > 0 for a, b in combinations(mine, 2))
+    order = sorted(mine, key=lambda name: -published[name])
+    told = ", ".join(f"{name} {number(mine[name])}" for name in sorted(mine, key=lambda name: -mine[name]))
+    holds = bool(rank.statistic > 0) if rank.pvalue < SURE else None
+    pairs = f"{alike} of {comb(len(mine), 2)} pairs alike (Kendall's tau {rank.statistic:.2f}, p {rank.pvalue:.2g})"
     return [Claim(f"{of}: {' > '.join(order)}", holds, f"{told}: {pairs}")]
 
 
 def _told(point: Point) -> str:
     around = f" ({point[1][0]:.2f}–{point[1][1]:.2f})" if point[1] else ""
     return f"{times(point[0])}{around}"
-
-
-def _float(value: Value) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None

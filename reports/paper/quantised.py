@@ -43,7 +43,7 @@ class Table4(Experiment):
         return {name: config for name, config in made.items() if config is not None}
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.5: a quantised base leaves less to gain; single values, without intervals."""
+        """App. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
         ours = {row[0]: row[2] for row in result.grids[0].rows if row[1] == "SS-Shared"}
         found = ((level, ours.get(level)) for level in reversed(LEVELS))
         speedups = [(level, value) for level, value in found if isinstance(value, float)]

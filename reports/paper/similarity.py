@@ -16,7 +16,7 @@ from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.reports.paper.claims import all_of, rising
+from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
 from specbench_ss.reports.paper.figures import ACL, axes, lines, machine, source
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
 from specbench_ss.reports.paper.prompts import first_turn, questions
@@ -101,7 +101,7 @@ class Figure5(Experiment):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Caption: states align with those of the true tokens from layer to layer, in contrast to Medusa's."""
-        rows = {(row[0], row[1]): [_number(v) for v in row[2:] if v is not None] for row in result.grids[0].rows}
+        rows = {(row[0], row[1]): [number_or_none(v) for v in row[2:] if v is not None] or [None] for row in result.grids[0].rows}
         streams = {j: values for (whose, j), values in rows.items() if whose == "stream"}
         heads = {j: values[-1] for (whose, j), values in rows.items() if whose == "Medusa head"}
         closer = [
@@ -137,10 +137,6 @@ class Figure5(Experiment):
         plot = Plot("figure", self.title, label, lines(_series(sums)), axes("layer", "cosine similarity"), grid)
         about = f"ours: {machine(run)}; {len(answers)} of the model's own answers"
         return Result((grid,), (plot,), notes=(about, *NOTES))
-
-
-def _number(value: Value) -> float:
-    return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
 def _loaded(kind: type[Any], request: Request, target: Target) -> Any:

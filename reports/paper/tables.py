@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from specbench_ss.method_spec import REFERENCE
-from specbench_ss.reports.paper.claims import same_order
+from specbench_ss.reports.paper.claims import number_or_none, same_order
 from specbench_ss.reports.paper.figures import A100, ACL, OLD, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import METHODS, config_for, model_parts, nothing_runs, of_method
 from specbench_ss.reports.paper.overheads import parameter_grid
@@ -110,14 +110,15 @@ class RunTable(Experiment):
         return [*made, *_kept_quality(grids["metric"])] if "metric" in grids else made
 
     def _orders(self, grid: Grid) -> list[Claim]:
-        places = [i for i, c in enumerate(grid.columns) if c.title in {e.model for e in self.entries()}]
+        """Hold the order on the published model that has the most of our methods."""
+        models = {e.model for e in self.entries()}
+        places = [i for i, c in enumerate(grid.columns) if c.title in models]
         made = []
         for task in dict.fromkeys(row[0] for row in grid.rows):
-            rows = [row for row in grid.rows if row[0] == task]
-            printed = {str(row[1]): [v for i in places if (v := _height(row[i])) is not None] for row in rows}
-            means = {method: sum(values) / len(values) for method, values in printed.items() if values}
-            ours = {str(row[1]): _height(row[2]) for row in rows}
-            made += same_order(means, ours, f"{task}, order by {grid.name} (mean over models)")
+            ours = {str(row[1]): number_or_none(row[2]) for row in grid.rows if row[0] == task}
+            printed = {i: _printed(grid, i, task, ours) for i in places}
+            best = max(places, key=lambda i: len(printed[i]))
+            made += same_order(printed[best], ours, f"{task}, order by {grid.name} on {grid.columns[best].title}")
         return made
 
     def _grid(self, metric: Metric, run: Run) -> Grid:
@@ -143,25 +144,29 @@ class RunTable(Experiment):
     def _plot(self, grid: Grid) -> Plot:
         """Plot this project's numbers as bars, then those of each published model."""
         drawn = [i for i, c in enumerate(grid.columns) if c.form != "text"]
-        series = {grid.columns[i].title: [(f"{row[0]}: {row[1]}", _height(row[i])) for row in grid.rows] for i in drawn}
+        series = {
+            grid.columns[i].title: [(f"{row[0]}: {row[1]}", number_or_none(row[i])) for row in grid.rows] for i in drawn
+        }
         label = f"Bar chart: {self.metrics[0].title} of each method, ours and published."
         return Plot("figure", self.title, label, bars(series), axes("", self.metrics[0].title), grid)
 
 
+def _printed(grid: Grid, place: int, task: Value, ours: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the published numbers of a task in one column, of the methods that were measured here."""
+    rows = [(str(row[1]), number_or_none(row[place])) for row in grid.rows if row[0] == task]
+    return {method: value for method, value in rows if value is not None and ours.get(method) is not None}
+
+
 def _kept_quality(grid: Grid) -> list[Claim]:
     """Hold quality under shared mode against the baseline's: single values, without intervals."""
-    ours = {(row[0], row[1]): _height(row[2]) for row in grid.rows}
+    ours = {(row[0], row[1]): number_or_none(row[2]) for row in grid.rows}
     made = []
     for task in dict.fromkeys(row[0] for row in grid.rows):
         base, shared = ours.get((task, "Baseline")), ours.get((task, "SS-Shared"))
         if base is not None and shared is not None:
             says = f"{task}: shared mode costs no quality against the next-token baseline"
-            made.append(Claim(says, shared >= base, f"SS-Shared {shared:.1f}, Baseline {base:.1f} of 100"))
+            made.append(Claim(says, shared >= base, f"SS-Shared {shared:.1f}, Baseline {base:.1f} of 100", sure=False))
     return made
-
-
-def _height(value: Value) -> float | None:
-    return None if value is None else float(value)
 
 
 class Table1(RunTable):

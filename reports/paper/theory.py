@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specbench_ss.reports.paper.figures import ACL, axes, lines, source
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result
+from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result
 
 GAMMA = 4
 RATIOS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # C_target / C_draft
@@ -37,10 +37,6 @@ class Figure20(Experiment):
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a single row, which always runs, since nothing is measured."""
         return [Part("the equation")]
-
-    def claims(self, result: Result) -> Sequence[Claim]:
-        """App. N: parity at zeta = 1.4 beta for ratio 10."""
-        return [Claim("With ratio 10 both take the same time at zeta = 1.4 beta", parity(10) == 1.4, f"{parity(10):g}")]
 
     def run(self, bench: Bench) -> Result:
         """Draw a line for each ratio of target to draft latency, and find where it crosses 1."""

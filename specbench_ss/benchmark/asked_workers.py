@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from specbench_ss.errors import UserError, known_words
@@ -28,6 +29,8 @@ def workers_of(values: Mapping[str, Any]) -> Workers | None:
         )
     if values.get("trace"):
         raise UserError("--trace profiles a method in one process: leave out --trace or --executor")
+    if find_spec("ray") is None:
+        raise UserError("--executor ray needs Ray: pip install 'specbench-ss[ray]'")
     if not isinstance(address, str | None):
         raise UserError(f"--ray-address must be text, not {address!r}")
     return Workers(None if count is None else whole_number("--workers", count, 1), address)

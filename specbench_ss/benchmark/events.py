@@ -36,3 +36,7 @@ class Events(Protocol):
     def on_warning(self, text: str) -> None:
         """Something that the user should know; the run goes on."""
         return
+
+
+class Silent(Events):
+    """Hears everything and says nothing."""

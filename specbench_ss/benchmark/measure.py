@@ -38,10 +38,7 @@ Watch = Callable[[Ready], AbstractContextManager["Events"]]
 @contextmanager
 def unwatched(ready: Ready) -> Iterator[Events]:
     """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
-    from specbench_ss.benchmark.runner import Events
-
-    class Silent(Events):
-        """Hears everything and says nothing."""
+    from specbench_ss.benchmark.events import Silent
 
     for note in (*ready.plan.notes, *ready.notes):
         ready.run_dir.keep_warning(note)

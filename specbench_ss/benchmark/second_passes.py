@@ -34,16 +34,17 @@ class SecondPasses:
 
     def make(self, samples: Sequence[Sample], seed: int) -> None:
         """Record what was asked for and is not there yet. A failure is told, and ends no run."""
-        self.record_drafts(drafts.chosen(samples, self.recording.record_drafts, seed))
+        chosen = drafts.chosen(samples, self.recording.record_drafts, seed)
+        there = {one.key for one in read_drafts(self.run_dir.path)} if chosen else set()
+        self.record_drafts([sample for sample in chosen if sample.key not in there])
         if self.recording.trace:
             self._trace(samples)
 
     def record_drafts(self, chosen: Sequence[Sample]) -> None:
-        """Record the drafts of these answers where they are not there yet."""
-        there = {one.key for one in read_drafts(self.run_dir.path)} if chosen else set()
+        """Record the drafts of these answers, as far as they are good."""
         for sample in chosen:
             row = self.run_dir.rows.get(sample.key)
-            if sample.key not in there and row is not None and row.ok:
+            if row is not None and row.ok:
                 line = self._drafts_of(sample, row.token_ids or [])
                 if problem := self.run_dir.append_beside(DRAFTS, line.as_dict()):
                     self.warn(f"drafts are incomplete: {problem}")

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from specbench_ss.commands import help_texts
-from specbench_ss.commands.paper_work import in_order, make
+from specbench_ss.commands.paper_work import check_settings, in_order, make
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.method_spec import REFERENCE
 from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
 from specbench_ss.results.experiment import Experiment, Request
@@ -113,12 +113,9 @@ def _check_out(where: RunTarget) -> None:
 
 def _check_methods(experiment: Experiment, request: Request) -> None:
     """Raise UserError where a --set is wrong, or where one of the runs could not be made."""
-    from specbench_ss import registry
     from specbench_ss.benchmark import preflight
-    from specbench_ss.benchmark.asked import read_settings
 
-    for method, options in read_settings(request.settings).items():
-        registry.method_options(MethodSpec(method, options))
+    check_settings(request)
     for config in () if experiment.trains else experiment.configs(request).values():
         if any(spec.name != REFERENCE for spec in config.methods):  # else no row can run, which is told by itself
             preflight.check_methods(config)

@@ -5,38 +5,33 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 
-from specbench_ss.commands.paper_work import in_order, make
+from specbench_ss.commands.paper_work import check_settings, in_order, make
 from specbench_ss.commands.shared import interrupted, to_go_on
-from specbench_ss.errors import UserError, error_text
+from specbench_ss.errors import error_text
 from specbench_ss.files import crash_safe, records
-from specbench_ss.results.experiment import Claim, Experiment, Request
+from specbench_ss.models.model_folder import check_model
+from specbench_ss.results.experiment import VERDICTS, Claim, Experiment, Request
 from specbench_ss.results.experiment_output import FIGURE, RESULT
 from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.manifest import plain
 
 PAGE, STATE = "paper.md", "state.json"
-
-
-class _Claim(msgspec.Struct):
-    says: str
-    holds: bool | None
-    found: str
 
 
 class _Stored(msgspec.Struct):
     """What is read of an experiment's result.json."""
 
-    title: str
-    source: str
-    notes: list[str]
-    claims: list[_Claim] = []
-    created: str = ""
+    request: dict[str, Any]
+    claims: list[Claim] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +53,8 @@ def make_all(request: Request, where: RunTarget, dry_run: bool) -> None:
     What cannot run here is told on the page and stops nothing. Options that a table has no use for are left out for it.
     """
     experiments = _experiments()
+    check_settings(request)
+    check_model(request.model)
     if dry_run:
         for experiment in experiments:
             print(f"{experiment.name:<14} {experiment.source}: {experiment.title}")
@@ -73,6 +70,8 @@ def make_all(request: Request, where: RunTarget, dry_run: bool) -> None:
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None
     print(f"wrote: {where.out / PAGE}")
+    if all(item.problem for item in items):
+        raise typer.Exit(1)
 
 
 def _experiments() -> list[Experiment]:
@@ -85,19 +84,22 @@ def _experiments() -> list[Experiment]:
 def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
     """Make one of them, unless it was made in an earlier session."""
     own, folder = _used(experiment, request), where.out / experiment.name
-    lacking = tuple(f"{part.name} needs {part.missing}" for part in experiment.parts(own) if part.missing)
-    item = Item(experiment.name, experiment.title, experiment.source, lacking=lacking)
-    if (stored := _stored(folder)) is None:
-        started = time.monotonic()
-        try:
+    item = Item(experiment.name, experiment.title, experiment.source)
+    try:
+        lacking = tuple(f"{part.name} needs {part.missing}" for part in experiment.parts(own) if part.missing)
+        item = replace(item, lacking=lacking)
+        if (stored := _stored(folder)) is None:
+            started = time.monotonic()
             make(experiment, own, RunTarget(folder, resume=folder.exists()))
-        except UserError as error:
-            return replace(item, problem=error_text(error))
-        crash_safe.write_json(folder / STATE, {"seconds": time.monotonic() - started})
-        stored = _stored(folder)
-        assert stored is not None
-    claims = tuple(Claim(claim.says, claim.holds, claim.found) for claim in stored.claims)
-    return replace(item, claims=claims, seconds=_seconds(folder))
+            crash_safe.write_json(folder / STATE, {"seconds": time.monotonic() - started})
+            stored = _stored(folder)
+    except Exception as error:  # one of them: the others are worth having
+        return replace(item, problem=error_text(error))
+    if stored is None:
+        return replace(item, problem=f"{folder / RESULT} cannot be read")
+    if stored.request != plain(asdict(own)):
+        return replace(item, problem=f"{folder} has a result of another request: give another --out")
+    return replace(item, claims=tuple(stored.claims), seconds=_seconds(folder))
 
 
 def _used(experiment: Experiment, request: Request) -> Request:
@@ -108,7 +110,9 @@ def _used(experiment: Experiment, request: Request) -> Request:
 
 
 def _stored(folder: Path) -> _Stored | None:
-    """Return a result that was written; None where there is none that can be read."""
+    """Return a result that was written, its page with it; None where there is none that can be read."""
+    if not (folder / FIGURE).exists():
+        return None
     try:
         return records.decoder(_Stored)((folder / RESULT).read_bytes())
     except (OSError, ValueError):
@@ -133,15 +137,16 @@ def _write(items: Sequence[Item], request: Request, folder: Path) -> None:
 def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
     given = {name: value for name, value in asdict(request).items() if value != getattr(Request(), name)}
     claims = [claim for item in items for claim in item.claims]
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
+    counts = Counter(claim.verdict for claim in claims)
     yield "# The papers' tables and figures, measured again"
     yield ""
     options = "".join(f", {name} {value}" for name, value in given.items() if name != "model")
+    told = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
     yield (
-        f"On {request.model}{options}. Of {len(claims)} statements of the papers that a result can be held against, "
-        f"{counts['agrees']} agree with what was found here, {counts['does not agree']} do not, and {counts['open']} "
-        "stay open, since intervals overlap or a part could not be measured. Published numbers are of other models and "
-        "another machine: what is held against them is their order and their direction, never their size."
+        f"On {request.model}{options}. Statements of the papers held against what was found here: {told}. *open*: "
+        "intervals overlap, or a part was not measured; *tends*: single values were compared, which have no intervals. "
+        "Published numbers are of other models and another machine: what is held against them is their order and their "
+        "direction, never their size."
     )
     for item in items:
         yield from ("", f"## {item.name}: {item.title}", "", f"{item.source}.{_took(item)}", "")
@@ -154,9 +159,6 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
             yield f"The paper says nothing of it that a result could be held against; {FIGURE} shows what was found."
         if item.lacking and not item.problem:
             yield from ("", f"Left out: {'; '.join(item.lacking)}.")
-
-
-VERDICTS = ("agrees", "does not agree", "open")
 
 
 def _took(item: Item) -> str:

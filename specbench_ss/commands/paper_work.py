@@ -7,7 +7,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from specbench_ss.results.experiment import Bench, Experiment, Request
+from specbench_ss.errors import error_text
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.results.experiment import Bench, Claim, Experiment, Request, Result
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def make(experiment: Experiment, request: Request, where: RunTarget) -> None:
 
     bench, runs = _bench(request, where, experiment.recording)
     result = experiment.run(bench)
-    claims = list(experiment.claims(result))
+    claims = claims_of(experiment, result)
     result = result.with_claims(claims)
     console = Console()
     console.print(f"{experiment.source}: {experiment.title}", style="bold", highlight=False, soft_wrap=True)
@@ -39,6 +41,23 @@ def make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     registry.load_report("html").write_result(experiment, result, _facts(about), figure)
     for path in (*paths, figure):
         print(f"wrote: {path}")
+
+
+def check_settings(request: Request) -> None:
+    """Raise UserError where a --set is wrong."""
+    from specbench_ss import registry
+    from specbench_ss.benchmark.asked import read_settings
+
+    for method, options in read_settings(request.settings).items():
+        registry.method_options(MethodSpec(method, options))
+
+
+def claims_of(experiment: Experiment, result: Result) -> list[Claim]:
+    """Return what the paper says, held against the result; where that fails, one open claim that says why."""
+    try:
+        return list(experiment.claims(result))
+    except Exception as error:  # a result with other rows than usual: hours of work stand behind it
+        return [Claim("What the paper says of it", None, f"could not be held against this result: {error_text(error)}")]
 
 
 def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Bench, list[str]]:

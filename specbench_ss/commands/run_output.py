@@ -46,6 +46,8 @@ def describe(config: RunConfig, where: RunTarget) -> None:
     for file in config.plugin:
         print(f"plugin     {file.file}, {file.sha256[:12]}")
     print(f"samples    {plan.samples}")
+    if where.workers is not None:
+        print(f"workers    {where.workers.count or 'one for each GPU, or for each machine'}, of Ray")
     print(f"out        {where.out}")
 
 

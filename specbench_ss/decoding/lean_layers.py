@@ -139,7 +139,9 @@ def in_words(blocks: Sequence[Block], head: Any) -> str:
         return layers
     by = "weights in float16" if all(p.half for p in packed) else "reordered weights"
     of = "" if count else " of the LM head"
-    return f"{layers}; products{of} of few rows by {by}"
+    whole = [p for p in packed if not p.half]
+    one = f", of one row in {sum(p.least == 1 for p in whole)} of {len(whole)}" if whole else ""
+    return f"{layers}; products{of} of few rows by {by}{one}"
 
 
 def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: bool) -> Block:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Value = str | float | int | None
 Form = Literal["text", "count", "number", "times", "percent", "scientific"]
+VERDICTS = ("agrees", "tends to agree", "open", "tends not to", "does not agree")
 Mark = Literal["plain", "accepted", "rejected", "next"]
 
 
@@ -94,16 +95,24 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a paper says, held against what was measured. holds: None where that cannot be told. found: what was."""
+    """What a paper says, held against what was measured. holds: None where that cannot be told. found: what was.
+
+    sure: False where single values were compared, of which it is not known how far they are off.
+    """
 
     says: str
     holds: bool | None
     found: str
+    sure: bool = True
 
     @property
     def verdict(self) -> str:
-        """Return 'agrees', 'does not agree' or 'open'."""
-        return "open" if self.holds is None else "agrees" if self.holds else "does not agree"
+        """Return one of VERDICTS."""
+        if self.holds is None:
+            return "open"
+        if self.sure:
+            return "agrees" if self.holds else "does not agree"
+        return "tends to agree" if self.holds else "tends not to"
 
 
 @dataclass(frozen=True, slots=True)

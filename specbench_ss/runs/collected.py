@@ -26,14 +26,17 @@ class Parcel:
     told: list[str] = field(default_factory=list)
 
     def commit(self, ledger: Ledger) -> list[str]:
-        """Hand everything over, samples before what is said of them. Returns why lines could not be written."""
+        """Hand everything over, a sample behind its side lines and before what is said of it, as one process does.
+
+        So a kill in between leaves no sample without them. Returns why lines could not be written.
+        """
+        problems = [ledger.append_beside(name, line) for name, line in self.beside]
         for row, steps in self.samples:
             ledger.append(row, steps)
         for verdict in self.verdicts:
             ledger.append_sameness(verdict)
         for text in self.warnings:
             ledger.keep_warning(text)
-        problems = [ledger.append_beside(name, line) for name, line in self.beside]
         return list(dict.fromkeys(problem for problem in problems if problem))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench_ss import registry
 from specbench_ss.benchmark.asked_endpoints import Access
-from specbench_ss.benchmark.events import Events
+from specbench_ss.benchmark.events import Events, Silent
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.run_directory import RunDir, check_out, read_run
@@ -47,9 +47,6 @@ Watch = Callable[[Ready], AbstractContextManager[Events]]
 @contextmanager
 def unwatched(ready: Ready) -> Iterator[Events]:
     """Nobody is told anything."""
-
-    class Silent(Events):
-        """Hears everything and says nothing."""
 
     yield Silent()
 

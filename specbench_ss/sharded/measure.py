@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_ss.benchmark.events import Events
+from specbench_ss.benchmark.events import Events, Silent
 from specbench_ss.benchmark.measure import write_run_parquet
 from specbench_ss.benchmark.preflight import Plan
 from specbench_ss.runs.config import RunTarget
@@ -33,9 +33,6 @@ Watch = Callable[[Ready], AbstractContextManager[Events]]
 @contextmanager
 def unwatched(ready: Ready) -> Iterator[Events]:
     """Nobody is told anything."""
-
-    class Silent(Events):
-        """Hears everything and says nothing."""
 
     for note in ready.plan.notes:
         ready.run_dir.keep_warning(note)

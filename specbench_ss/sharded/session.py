@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 from specbench_ss.benchmark.events import Events
@@ -11,6 +12,7 @@ from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.runs.collected import Parcel
 from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.environment import changed_since
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import SuiteData
 from specbench_ss.sharded.shard import Shard, shards
@@ -49,20 +51,26 @@ class ShardedRun(RunLoop):
         super().__init__(config, data, labels, run_dir, events, where.goal)
         self.pool, self.recording = pool, where.recording
         self._seen: list[dict[str, Any]] = []
+        self._told: set[str] = set()
+        self._before = (
+            deepcopy(run_dir.manifest) if run_dir.rows else None
+        )  # of earlier sessions, where there were some
 
     @property
     def baseline(self) -> str:
         return REFERENCE
 
     def changes(self) -> list[str]:
-        """Nothing: pairs are always of one device, and on which ones a session ran stands in the manifest."""
+        """Nothing yet: the machines of the workers are what counts, and `_note_workers` compares them."""
         return []
 
     def make_missing(self, samples: Sequence[Sample]) -> None:
         wanted = list(shards(samples, self.run_dir, self.baseline, self.recording.record_drafts, self.config.seed))
         for parcel in self.pool.make(wanted):
             for text in dict.fromkeys(parcel.told):
-                self.events.on_warning(text)
+                if text not in self._told:
+                    self.events.on_warning(text)
+                self._told.add(text)
             for problem in parcel.commit(self.run_dir):
                 self.warn_and_keep(f"a side file is incomplete: {problem}")
             for row, _ in parcel.samples:
@@ -72,19 +80,25 @@ class ShardedRun(RunLoop):
     def afterwards(self, samples: Sequence[Sample]) -> None:
         if changed := self.pool.finish():
             self.run_dir.update(target_changed=changed[0])
+        if len(self._seen) > 1:
+            machines = len({worker["machine"] for worker in self._seen})
+            self.warn_and_keep(
+                f"{len(self._seen)} workers on {'one machine' if machines == 1 else f'{machines} machines'} made the "
+                "samples, several at a time, all of a question on one of them: methods compare; seconds of different "
+                "questions may be of different conditions"
+            )
 
     def _note_workers(self) -> None:
         """Write down what the workers of this session run on, once more whenever one was added."""
-        if len(self.pool.workers) == len(self._seen):
+        new = self.pool.workers[len(self._seen) :]
+        if not new:
             return
         self._seen = list(self.pool.workers)
         sessions = [dict(session) for session in self.run_dir.manifest["sessions"]]
         sessions[-1]["workers"] = self._seen
         self.run_dir.update(sessions=sessions)
-        if len(self._seen) > 1:
-            machines = len({worker["machine"] for worker in self._seen})
-            self.warn_and_keep(
-                f"{len(self._seen)} workers on {'one machine' if machines == 1 else f'{machines} machines'} made "
-                "samples at the same time, all of a question on one of them: methods compare; seconds of different "
-                "questions may be of different conditions"
-            )
+        before = self._before
+        changed = [what for worker in new for what in changed_since(before, worker["environment"])] if before else []
+        if changed:
+            what = ", ".join(dict.fromkeys(changed))
+            self.warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")

@@ -12,6 +12,7 @@ from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.rows import Key, Row
+from specbench_ss.runs.side_files import read_drafts
 from specbench_ss.runs.suite import SuiteData
 
 
@@ -37,7 +38,7 @@ class Job:
 class Shard:
     """One question. One worker makes all that is missing of it, so that methods are compared on one device.
 
-    samples: in their order, those that are there too. rows, judged: what is there. drafts: whose drafts are recorded.
+    samples: in their order, those that are there too. rows, judged: what is there. drafts: whose drafts are missing.
     """
 
     question_id: str
@@ -49,15 +50,17 @@ class Shard:
 
 def shards(samples: Sequence[Sample], ledger: Ledger, baseline: str, drafts: str, seed: int) -> Iterator[Shard]:
     """Yield the questions of which something is missing, in order. drafts, seed: as of `drafts.chosen`."""
-    recorded = {sample.key for sample in chosen(samples, drafts, seed)} if drafts != "0" else set()
+    wanted = {sample.key for sample in chosen(samples, drafts, seed)}
+    wanted -= {one.key for one in read_drafts(ledger.path)} if wanted else set()
     there = _by_question(ledger.rows)
     for question_id, group in groupby(samples, key=lambda sample: sample.question.id):
         own = tuple(group)
-        if all(_complete(sample, ledger, baseline) for sample in own):
+        unrecorded = tuple(sample for sample in own if sample.key in wanted)
+        if all(_complete(sample, ledger, baseline) for sample in own) and not unrecorded:
             continue
         rows = tuple(there.get(question_id, ()))
         judged = frozenset(row.key for row in rows if row.key in ledger.judged)
-        yield Shard(question_id, own, rows, judged, tuple(sample for sample in own if sample.key in recorded))
+        yield Shard(question_id, own, rows, judged, unrecorded)
 
 
 def _complete(sample: Sample, ledger: Ledger, baseline: str) -> bool:

@@ -51,6 +51,8 @@ class Worker:
         for note in preset_notes(job.config, loaded.target, job.data, loaded.decoders):
             ledger.keep_warning(note)
         session.notes()
+        if note := session.busy():
+            session.warn_and_keep(note)
         if job.config.warmup:
             session.warm_up()
         return manifest

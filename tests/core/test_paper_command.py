@@ -119,7 +119,7 @@ def test_all_of_them_are_made_and_held_against_the_papers(
     page = (out / "paper.md").read_text()
     assert page.index("## figure-9: ") < page.index("## figure-99: ")
     assert "Not made: nothing of it can run here" in page and "Left out: x needs the moon." in page
-    assert "Of 3 statements" in page and "1 agree with what was found here, 1 do not, and 1 stay open" in page
+    assert "1 *agrees*, 0 *tends to agree*, 1 *open*, 0 *tends not to*, 1 *does not agree*" in page
     assert "| it \\| rises | agrees | 1.5 to 7 |" in page and "| it flies | open | ? |" in page
     assert json.loads((out / "figure-99" / "result.json").read_text())["claims"][1]["holds"] is False
     assert "it falls" in (out / "figure-99" / "figure.html").read_text()
@@ -129,6 +129,23 @@ def test_all_of_them_are_made_and_held_against_the_papers(
     assert main(["paper", "all", "--out", str(out), "--seed", "7", "--resume"]) == 0
     assert (out / "paper.md").read_text() == page
     assert "1 of 2: figure-9" in capsys.readouterr().err
+    assert main(["paper", "all", "--out", str(out), "--seed", "8", "--resume"]) == 1
+    assert "has a result of another request" in (out / "paper.md").read_text()
+
+
+def test_what_cannot_be_held_against_a_result_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Made, "claims", lambda self, result: [][0])
+    assert main(["paper", "figure-99", "--out", str(tmp_path / "out")]) == 0
+    (claim,) = json.loads((tmp_path / "out" / "result.json").read_text())["claims"]
+    assert claim["holds"] is None and "could not be held against this result" in claim["found"]
+
+
+@pytest.mark.parametrize("wrong", [["--set", "medusa.typo=1"], ["--model", "no-such-model"]])
+def test_mistakes_of_all_are_found_before_anything_is_made(
+    wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(["paper", "all", "--out", str(tmp_path / "out"), *wrong], capsys)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_of_all_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

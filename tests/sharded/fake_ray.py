@@ -21,15 +21,17 @@ class FakeRay:
 
     exceptions = SimpleNamespace(RayError=RayError)
 
-    def __init__(self, lost: Callable[..., bool] = lambda *_: False, cpus: int = 2, gpus: int = 0) -> None:
-        self.lost, self.total, self.killed = lost, {"CPU": float(cpus), "GPU": float(gpus)}, list[Any]()
+    def __init__(self, lost: Callable[..., bool] = lambda *_: False, *machines: tuple[int, int]) -> None:
+        self.lost, self.machines, self.killed = lost, machines or ((2, 0),), list[Any]()
         self.options: dict[str, Any] = {}
+        self.silent = False
 
     def cluster_resources(self) -> dict[str, float]:
-        return self.total
+        return {"CPU": sum(cpu for cpu, _ in self.machines), "GPU": sum(gpu for _, gpu in self.machines)}
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True}, {"Alive": False}]
+        here = [{"Alive": True, "Resources": {"CPU": float(cpu), "GPU": float(gpu)}} for cpu, gpu in self.machines]
+        return [*here, {"Alive": False, "Resources": {"CPU": 99.0}}]
 
     def put(self, value: Any) -> Any:
         return _travelled(value)
@@ -38,7 +40,10 @@ class FakeRay:
         self.options = options
         return lambda kind: SimpleNamespace(remote=lambda *given: _Actor(self, kind(*given)))
 
-    def wait(self, waiting: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+    def wait(self, waiting: list[Any], num_returns: int, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+        return ([], waiting) if self.silent and timeout is not None else self._first(waiting, num_returns)
+
+    def _first(self, waiting: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
         return waiting[:num_returns], waiting[num_returns:]
 
     def get(self, asked: Any) -> Any:

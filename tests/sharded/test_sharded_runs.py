@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specbench_ss import load_model
+from specbench_ss.benchmark import asked_workers, preflight
 from specbench_ss.benchmark import measure as local
-from specbench_ss.benchmark import preflight
 from specbench_ss.benchmark.build_config import recording_of
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.runs.config import Goal, RunConfig, RunTarget, Workers
+from specbench_ss.runs.collected import Parcel
+from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget, Workers
 from specbench_ss.runs.rows import Row, Run
 from specbench_ss.runs.run_directory import read_run
 from specbench_ss.runs.side_files import read_drafts
@@ -54,8 +56,15 @@ def loaded_once(lab: Target, monkeypatch: pytest.MonkeyPatch) -> None:
 def by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Run]:
     """Make a run by a fake Ray, or by this process where it is None."""
 
-    def made(ray: FakeRay | None, name: str, resume: bool = False, goal: Goal | None = None, count: int = 2) -> Run:
-        where = RunTarget(tmp_path / name, resume, recording=RECORDING, goal=goal, workers=Workers(count))
+    def made(
+        ray: FakeRay | None,
+        name: str,
+        resume: bool = False,
+        goal: Goal | None = None,
+        recording: Recording = RECORDING,
+        count: int = 2,
+    ) -> Run:
+        where = RunTarget(tmp_path / name, resume, recording=recording, goal=goal, workers=Workers(count))
         plan = preflight.check(CONFIG, where)
         if ray is None:
             local.measure(plan, where, ["test"])
@@ -100,7 +109,7 @@ def test_workers_make_the_run_that_one_process_makes(by: Callable[..., Run]) -> 
     assert len(shared.rows) == 12 and ray.options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
     workers = shared.manifest["sessions"][-1]["workers"]
     assert [worker["machine"] for worker in workers] == ["a machine"] * 2
-    assert any("2 workers on one machine" in text for text in shared.manifest["warnings"])
+    assert sum("2 workers on one machine" in text for text in shared.manifest["warnings"]) == 1
 
 
 def test_a_question_stays_with_one_worker(by: Callable[..., Run]) -> None:
@@ -155,6 +164,33 @@ def test_resuming_makes_what_is_missing_of_a_question_and_nothing_else(by: Calla
     }
 
 
+def test_drafts_that_a_run_of_one_process_lacks_are_recorded_by_workers(by: Callable[..., Run]) -> None:
+    begun = by(None, "run", recording=replace(RECORDING, record_drafts="0"))
+    assert not read_drafts(begun.path)
+    asked: list[Any] = []
+    again = by(FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False), "run", resume=True)
+    same(by(None, "alone"), again)
+    assert {row.key: row.started for row in again.rows} == {row.key: row.started for row in begun.rows}
+    assert {shard.question_id for shard in asked} == {one.question_id for one in read_drafts(again.path)}
+    asked.clear()
+    by(FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False), "run", resume=True)
+    assert not asked
+
+
+def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: Callable[..., Run]) -> None:
+    """A kill in between leaves none without them, whose readings would be lost for good."""
+    calls: list[str] = []
+
+    class Ledger:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: calls.append(name) or ""
+
+    run = by(None, "run")
+    parcel = Parcel([(run.rows[0], [])], [run.sameness[0]], [("drafts.jsonl", {})], ["a warning"])
+    assert parcel.commit(Ledger()) == []  # type: ignore[arg-type]
+    assert calls == ["append_beside", "append", "append_sameness", "keep_warning"]
+
+
 def test_repeats_until_intervals_are_narrow_are_made_by_workers_too(by: Callable[..., Run]) -> None:
     shared = by(FakeRay(), "run", goal=Goal(0.011, max_repeats=2))
     assert shared.manifest["repeats_made"] == 2 and {row.repeat for row in shared.rows} == {0, 1}
@@ -188,25 +224,46 @@ def test_workers_with_another_model_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "cpus", "gpus", "on_gpu", "found"),
+    ("wanted", "machines", "on_gpu", "found"),
     [
-        (None, 8, 0, False, (1, 8, 0)),
-        (4, 8, 0, False, (4, 2, 0)),
-        (None, 16, 4, True, (4, 4, 1)),
-        (2, 3, 4, True, (2, 1, 1)),
+        (None, [(8, 0)], False, (1, 8, 0)),
+        (4, [(8, 0)], False, (4, 2, 0)),
+        (None, [(16, 4)], True, (4, 4, 1)),
+        (2, [(3, 4)], True, (2, 1, 1)),
+        (2, [(4, 0), (4, 0), (4, 0)], False, (2, 4, 0)),  # 6 of all 12 processors are on no machine
+        (None, [(8, 0), (2, 0)], False, (2, 4, 0)),
+        (None, [(64, 1), (8, 2)], True, (3, 4, 1)),
     ],
 )
 def test_the_cluster_is_shared_out(
-    wanted: int | None, cpus: int, gpus: int, on_gpu: bool, found: tuple[int, float, float]
+    wanted: int | None, machines: list[tuple[int, int]], on_gpu: bool, found: tuple[int, int, int]
 ) -> None:
-    assert pools._share(FakeRay(cpus=cpus, gpus=gpus), Workers(wanted), on_gpu) == found
+    assert pools._share(FakeRay(lambda *_: False, *machines), Workers(wanted), on_gpu) == found
 
 
 def test_more_workers_than_the_cluster_has_room_for_are_refused() -> None:
-    with pytest.raises(UserError, match="--workers 3: the Ray cluster has 2 processors"):
+    with pytest.raises(UserError, match="--workers 3: .* has 2 processors and 0 GPUs on 1 machines"):
         pools._share(FakeRay(), Workers(3), on_gpu=False)
-    with pytest.raises(UserError, match="--workers 3: the Ray cluster has 1 GPUs"):
-        pools._share(FakeRay(cpus=9, gpus=1), Workers(3), on_gpu=True)
+    with pytest.raises(UserError, match="needs a GPU and a processor of its own, and the Ray cluster has 9 processors"):
+        pools._share(FakeRay(lambda *_: False, (9, 1)), Workers(3), on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "gpus", "said"),
+    [("cuda:1", "cuda:1", 2, "say cuda"), ("cpu", "auto", 2, "has GPUs, and this machine has none")],
+)
+def test_workers_compute_on_what_the_checks_were_made_for(device: str, asked: str, gpus: int, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        pools._check_device(FakeRay(lambda *_: False, (4, gpus)), device, asked)
+    for fine in (("cpu", "cpu"), ("cuda", "auto"), ("cuda", "cuda")):
+        pools._check_device(FakeRay(lambda *_: False, (4, gpus)), *fine)
+
+
+def test_a_cluster_that_begins_no_worker_is_told(by: Callable[..., Run]) -> None:
+    ray = FakeRay()
+    ray.silent = True
+    with pytest.raises(UserError, match="no worker of the Ray cluster began within 3600 s"):
+        by(ray, "run")
 
 
 @pytest.mark.parametrize(
@@ -224,9 +281,9 @@ def test_a_mistake_is_one_line(line: str, said: str, tmp_path: Path, capsys: pyt
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(asked_workers, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'specbench-ss\[ray\]'"):
-        pools.check_installed()
+        asked_workers.workers_of({"executor": "ray", "workers": 1, "ray_address": None})
 
 
 def test_manifests_of_runs_by_workers_are_read(by: Callable[..., Run], tmp_path: Path) -> None:
