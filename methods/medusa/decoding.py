@@ -10,10 +10,12 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import holds_model
+from specbench_ss.methods._shared.fused_head import MOST_FUSED
 from specbench_ss.methods._shared.heads_decoder import TreeHeads
 from specbench_ss.methods._shared.lora import ADAPTER
 from specbench_ss.methods._shared.static_trees import MedusaTree
@@ -21,6 +23,8 @@ from specbench_ss.methods.medusa.files import read_heads
 from specbench_ss.methods.medusa.options import MedusaOptions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specbench_ss.methods._shared.heads_decoder import Read
     from specbench_ss.methods.medusa.heads import MedusaHeads
 
@@ -44,6 +48,7 @@ class Medusa(TreeHeads):
         super().__init__(target, options, heads, tree, config)
         flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
         self.gather = torch.tensor(flat, device=target.device)
+        self._ahead: Tensor | None = None  # [heads, V], what the last pass made for this draft; None = nothing
 
     @classmethod
     def read(cls, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
@@ -68,8 +73,30 @@ class Medusa(TreeHeads):
 
         return shapes(cls, target)
 
+    def begin(self, state: State) -> None:
+        """Nothing was drafted yet."""
+        self._ahead = None
+
     def propose(self, state: State) -> DraftTree:
         """Top tokens of every head, placed on the tree."""
-        logits = self.heads(state.taps[FINAL][0], self.target.logits, self.depth)  # [n, 1, V]
-        candidates = logits[:, 0].topk(self.tree.width).indices.flatten()  # [n * width]
+        logits = self._ahead  # [heads, V]
+        if logits is None:
+            logits = self.heads(state.taps[FINAL][0], self.target.logits, self.depth)[:, 0]
+        candidates = logits.topk(self.tree.width).indices.flatten()  # [heads * width]
         return DraftTree(torch.cat((state.root, candidates[self.gather])), self.tree.shape)
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """Verify; heads that share the LM head draft for every node in the same product, where rows are few."""
+        if self.heads.unembed is not None or len(tree) * (1 + self.depth) > MOST_FUSED:
+            return super().forward(state, tree)
+        return self.target.forward_tree(tree, state.cache, self.taps, self._drafting)
+
+    def _drafting(self, final: Tensor) -> Tensor:
+        """What the heads make of final states [n, h]: rows for the LM head, [heads * n, h]."""
+        return self.heads.states(final, self.depth).flatten(0, 1)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """Keep the draft's logits at the last accepted node, where the pass made them."""
+        super().observe(state, verdict, output)
+        made = output.extra
+        self._ahead = None if made is None else made.unflatten(0, (self.depth, -1))[:, verdict.path[-1]]

@@ -16,11 +16,13 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.products import Product
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
+from specbench_ss.methods._shared.fused_head import MOST_FUSED
 from specbench_ss.methods.ss.drafting import draft_tree, drawn_tree, judged, prune
 from specbench_ss.methods.ss.layout import Layout, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
@@ -68,6 +70,7 @@ class SpeculativeStreaming(Decoder):
     Options: ClassVar[type[Any]] = SSOptions
     companion: ClassVar[str] = "ss"  # the method whose folder beside a model has the weights
     mode: ClassVar[str] = "lossless"
+    most_fused: ClassVar[int] = MOST_FUSED
 
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, options)
@@ -78,6 +81,9 @@ class SpeculativeStreaming(Decoder):
         self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
+        self._fused: Tensor | None = None  # [m, gamma, V], what the step at hand made of its streams; None = nothing
+        self._known: tuple[Tensor, Tensor] | None = None  # next_streams with their logits [gamma, V], without the root
+        self._of_root = self._logits_of_root()
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
@@ -228,9 +234,7 @@ class SpeculativeStreaming(Decoder):
 
     def propose(self, state: State) -> DraftTree:
         """The tree that the last step's streams predict, under the token the main stream decided."""
-        streams = self.streams.told_root(self.target, self.next_streams, state.root[0])
-        logits = self.target.logits(streams)  # [gamma, V]
-        s = self.settings
+        logits, s = self._stream_logits(state.root[0]), self.settings  # [gamma, V]
         if s.sample and not state.sampling.greedy:
             return drawn_tree(state.root, state.sampling.probs(logits), s.k, s.n_draft, state.rng)
         return draft_tree(state.root, logits, s.k, s.n_draft)
@@ -261,9 +265,36 @@ class SpeculativeStreaming(Decoder):
         longest = past + kept.shape.deepest + g
         layout = Layout(m, g, self.settings.top_p)
         x = self.streams.run(target, rows, layout, cache, msa_mask, target.rotary(places[None], longest))
-        final = target.family.norm(x[:, :m])
+        logits, final = self._logits(x, m)
         ranges = [(0, at, range(n) if keep is None else keep), (at, target.n_layers, range(m))]
-        return Output(target.logits(final), kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
+        return Output(logits, kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
+
+    def _logits(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """Logits [1, m, V] and final states [1, m, h] of the first m of these rows; of few rows, of all at once.
+
+        The LM head is a large matrix that is read for any number of rows: a product of verified rows and streams
+        together spares reading it once more for the draft.
+        """
+        final = self.target.family.norm(x if x.shape[1] <= self.most_fused else x[:, :m])
+        logits = self.target.logits(final)
+        self._fused = logits[0, m:].unflatten(0, (m, -1)) if final.shape[1] > m else None
+        return logits[:, :m], final[:, :m]
+
+    def _logits_of_root(self) -> Product | None:
+        """The map from what a root says to logits, [V, root_rank]; None where streams learn no root."""
+        if not self.streams.config.root_rank:
+            return None
+        with torch.no_grad():
+            return Product(self.target.unembed @ self.streams.root_up, None, self.target.packs)
+
+    def _stream_logits(self, root: Tensor) -> Tensor:
+        """Logits [gamma, V] of the next streams, which know their root: those of the last step where it made them."""
+        if self._known is None or self._known[0] is not self.next_streams:
+            return self.target.logits(self.streams.told_root(self.target, self.next_streams, root))
+        logits = self._known[1]
+        if self._of_root is None:
+            return logits
+        return logits + self._of_root(self.streams.root_rows(self.target, root)[None])
 
     def _pruned(self, tree: DraftTree, x: Tensor) -> Tensor | None:
         """Nodes that stay after the pruning layer, int64 on the device; None where all do."""
@@ -279,4 +310,6 @@ class SpeculativeStreaming(Decoder):
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Only the streams of the last accepted node draft the next tree."""
         assert output.extra is not None
-        self.next_streams = self.target.family.norm(output.extra[verdict.path[-1]])
+        last = verdict.path[-1]
+        self.next_streams = self.target.family.norm(output.extra[last])
+        self._known = None if self._fused is None else (self.next_streams, self._fused[last])

@@ -91,6 +91,7 @@ class SharedAutoregressive(SharedStreaming):
     summary = "plain decoding of the model of ss-shared: its reference"
     lossless = False
     Options = SharedAROptions
+    most_fused = 0  # nothing is drafted
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
         super().__init__(target, self.step_options(options), streams, advice)

@@ -71,9 +71,12 @@ class Streams(nn.Module):
             return x
         if roots is None:
             raise ValueError("these streams learn their roots: give them")
-        known = target.model.get_input_embeddings()(roots.clamp_min(0)).to(x.dtype)
-        known = F.rms_norm(known, known.shape[-1:])
-        return x + F.linear(F.linear(known, self.root_down), self.root_up)[..., None, :]
+        return x + F.linear(self.root_rows(target, roots), self.root_up)[..., None, :]
+
+    def root_rows(self, target: Target, roots: Tensor) -> Tensor:
+        """Return what roots, int64 [..], say, before it is mapped to states: [.., root_rank]."""
+        known = target.model.get_input_embeddings()(roots.clamp_min(0)).to(self.root_down.dtype)
+        return F.linear(F.rms_norm(known, known.shape[-1:]), self.root_down)
 
     def pass_layer(self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor) -> Tensor:
         """After attention: the first `mains` rows through the layer's MLP, the stream rows through the adapter.

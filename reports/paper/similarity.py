@@ -101,7 +101,10 @@ class Figure5(Experiment):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Caption: states align with those of the true tokens from layer to layer, in contrast to Medusa's."""
-        rows = {(row[0], row[1]): [number_or_none(v) for v in row[2:] if v is not None] or [None] for row in result.grids[0].rows}
+        rows = {
+            (row[0], row[1]): [number_or_none(v) for v in row[2:] if v is not None] or [None]
+            for row in result.grids[0].rows
+        }
         streams = {j: values for (whose, j), values in rows.items() if whose == "stream"}
         heads = {j: values[-1] for (whose, j), values in rows.items() if whose == "Medusa head"}
         closer = [

@@ -5,7 +5,7 @@ Knows forward passes over prompts and draft trees; knows no method, no sampling 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -305,8 +305,18 @@ class Target(Outline):
         tapped = {layer: t[:, shown] for layer, t in tapped.items()} | {FINAL: final}
         return Output(self.logits(final[:, -1:]), None, tapped)
 
-    def forward_tree(self, tree: DraftTree, cache: Cache, taps: Iterable[int] = ()) -> Output:
-        """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it."""
+    def forward_tree(
+        self,
+        tree: DraftTree,
+        cache: Cache,
+        taps: Iterable[int] = (),
+        beside: Callable[[Tensor], Tensor] | None = None,
+    ) -> Output:
+        """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it.
+
+        beside: makes of the final, normed states [n, h] more rows [r, h], whose logits [r, V] are `Output.extra`: the
+        LM head is a large matrix, and is read once for all.
+        """
         past, n = cache.get_seq_length(), len(tree)
         visible, depths = tree.visibility()
         positions = (depths + past)[None]
@@ -315,8 +325,11 @@ class Target(Outline):
         x = self.embed(tree.tokens[None], positions)
         rotary = self.rotary(positions, past + tree.shape.deepest)
         x = self.run(x, 0, self.n_layers, cache, mask, rotary, taps, tapped)
-        tapped[FINAL] = self.family.norm(x)
-        return Output(self.logits(tapped[FINAL]), tree, tapped)
+        final = tapped[FINAL] = self.family.norm(x)
+        if beside is None:
+            return Output(self.logits(final), tree, tapped)
+        logits = self.logits(torch.cat((final, beside(final[0])[None]), 1))
+        return Output(logits[:, :n], tree, tapped, extra=logits[0, n:])
 
     def next_logits(self, ids: Sequence[int], cache: Cache | None = None) -> Tensor:
         """float32 logits [V] after these ids, from a fresh forward pass, not timed. cache: an empty one to use."""

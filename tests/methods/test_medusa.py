@@ -11,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file, save_model
 
+from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import MOST_NODES
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.fused_head import MOST_FUSED
 from specbench_ss.methods._shared.static_trees import PUBLISHED, best_tree, read_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.medusa import decoding
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.examples import random_medusa
 from specbench_ss.methods.medusa.heads import heads_from_tensors
@@ -115,6 +118,22 @@ def test_examples_obey_the_laws(kind: str) -> None:
     for decoder in made.values():  # the lossy rules too: without a temperature they are greedy
         assert_greedy_same(decoder, Autoregressive(target), limit=8)
     assert {name for name, decoder in made.items() if not decoder.lossless} == {"typical", "nucleus"}
+
+
+def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product of the LM head a step after the first, and the same drafts as with two."""
+    target = Target(tiny_model("llama"))
+    products: list[int] = []
+    monkeypatch.setattr(target, "logits", lambda x: products.append(x.shape[-2]) or Target.logits(target, x))
+    found = []
+    for most in (MOST_FUSED, 0):
+        monkeypatch.setattr(decoding, "MOST_FUSED", most)
+        decoder = random_medusa(Medusa, target, 2, own_unembed=False, options=MedusaOptions(nodes=3))
+        products.clear()
+        steps = generate(decoder, [5, 6, 7], Limits(24), Sampling()).steps
+        found.append([(step.nodes, step.accepted, step.tokens) for step in steps])
+        assert len(products) == (2 + len(steps) if most else 1 + 2 * len(steps))
+    assert found[0] == found[1] and sum(accepted for _, accepted, _ in found[0])
 
 
 @pytest.mark.parametrize(("rule", "exact"), [("exact", True), ("typical", False), ("nucleus", False)])

@@ -15,6 +15,7 @@ from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
@@ -373,3 +374,24 @@ def test_extra_parameters_are_the_papers() -> None:
 def test_bad_shapes_are_one_clear_line(config: dict[str, int], options: dict[str, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
         streaming(Target(tiny_model("llama")), StreamConfig(**config), SSOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [replace(TWO_LAYERS, gamma=1), replace(ROOTED, gamma=2)], ids=["plain", "root"])
+@torch.inference_mode()
+def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamConfig) -> None:
+    target = Target(tiny_model("llama"))
+    decoder = streaming(target, config, SSOptions(k=2, prune="off"))
+    state, few = prefilled(decoder, [5, 6, 7, 8, 9]), DraftTree.of(torch.tensor([3, 4]), [-1, 0])
+    root, verdict = torch.tensor(17), Verdict([0, 1], [4, 17], torch.tensor([17]))
+    decoder.observe(state, verdict, decoder.forward(state, few))
+    assert decoder._known is not None
+    together = decoder._stream_logits(root)
+    alone = target.logits(decoder.streams.told_root(target, decoder.next_streams, root))
+    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-4)
+    many = DraftTree.of(torch.arange(9), [-1, *range(8)])
+    decoder.observe(state, verdict, decoder.forward(state, many))
+    assert decoder._known is None, "a product of so many rows would cost more than the LM head read twice"
+    prefilled(decoder, [5, 6, 7])
+    torch.testing.assert_close(
+        decoder._stream_logits(root), target.logits(decoder.streams.told_root(target, decoder.next_streams, root))
+    )
