@@ -144,6 +144,7 @@ def test_record_and_numbers_are_there(page: Page) -> None:
         assert expected in page.text
     assert "identical, the same tokens as the reference for every prompt" in page.text
     assert "may be noise" not in page.text, "no method has this tag"
+    assert "</li>" not in page.text
     assert "The run is complete: 48 samples." in page.text
 
 
