@@ -16,7 +16,6 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.products import Product
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
@@ -43,6 +42,7 @@ from specbench_ss.models.weight_hash import hash_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.products import Product
     from specbench_ss.methods.ss.streams import Streams
 
 WEIGHTS = "model.safetensors"
@@ -282,6 +282,8 @@ class SpeculativeStreaming(Decoder):
 
     def _logits_of_root(self) -> Product | None:
         """The map from what a root says to logits, [V, root_rank]; None where streams learn no root."""
+        from specbench_ss.decoding.products import Product  # which loads torch, and methods are listed without it
+
         if not self.streams.config.root_rank:
             return None
         with torch.no_grad():

@@ -17,8 +17,9 @@ from specbench_ss.runs.environment import machine_changes
 from specbench_ss.runs.rows import KILLED, Run
 
 MAIN = (  # what a printed page has room for
-    "Command", "Version", "Started, ended", "Sessions", "Model", "Model hash", "Data type, device", "Layers", "Suite",
-    "Suite hash", "Settings", "Processor", "GPU", "Driver, CUDA", "System", "Packages", "Fingerprint",
+    "Command", "Version", "Started, ended", "Sessions", "Model", "Model's origin", "Model hash", "Data type, device",
+    "Layers", "Suite", "Suite hash", "Settings", "Processor", "GPU", "Driver, CUDA", "System", "Packages",
+    "Fingerprint",
 )  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def chips(run: Run) -> list[tuple[str, str]]:
     """Return the handful of settings that stand under the title."""
     model, suite = run.manifest["model"], run.manifest["suite"]
     return [
-        ("Model", f"{model['name']}, {parameters(model['parameters'])}" if model.get("parameters") else model["name"]),
+        ("Model", ", ".join(_model(model))),
         ("Suite", f"{suite['name']}, {suite['edition']} edition, {_asked(suite)}"),
         ("Repeats", str(run.repeats)),
         ("Decoding", decoding(run.manifest["config"])),
@@ -35,6 +36,12 @@ def chips(run: Run) -> list[tuple[str, str]]:
         ("On", _on(run)),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
     ]
+
+
+def _model(model: Mapping[str, Any]) -> list[str]:
+    """Return its name, its size, and whether its weights were held in fewer bits before."""
+    size = [parameters(model["parameters"])] if model.get("parameters") else []
+    return [model["name"], *size, *(["dequantised"] if (model.get("origin") or {}).get("gguf") else [])]
 
 
 def _status(manifest: Mapping[str, Any]) -> str:

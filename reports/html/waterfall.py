@@ -16,7 +16,7 @@ from specbench_ss.results.waterfall import Waterfall
 
 HELP = {
     "passes saved": f"The pass of {REFERENCE}, made less often",
-    "verifying widened": f"What the method's passes take beyond those of {REFERENCE}",
+    "verifying widened": f"What the method's passes take beyond those of {REFERENCE}, drafts made within them included",
     "drafting added": "Making drafts",
     "other": "Accepting, what else a step takes, reading the prompt",
 }

@@ -66,7 +66,7 @@ def _pace(label: str, there: Sequence[Row], elsewhere: Sequence[Row]) -> str:
     own, other = ([_step_ms(row) for row in rows if row.method == label and row.steps] for rows in (there, elsewhere))
     if not own or not other:
         return ""
-    return f"; a step of {label} took {median(own):.3g} ms there and {median(other):.3g} ms in the others"
+    return f"; a step of {label} took {median(own):.3g} ms there and {median(other):.3g} ms in the others (medians)"
 
 
 def _step_ms(row: Row) -> float:

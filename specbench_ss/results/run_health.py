@@ -41,7 +41,7 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
     "length": ("warning", "Answers end earlier or later than their reference's."),
     "near-tie": ("warning", "Near-ties in float32, where they should be rare."),
     "unjudged": ("warning", "Answers were not compared with their reference's: the verdicts are lost."),
-    "unstable": ("warning", "Unstable timing: other work on the machine, or clocks that change."),
+    "unstable": ("warning", "Unstable timing: other work on the machine, clocks that change, or prompts that differ."),
 }
 
 

@@ -128,10 +128,15 @@ class Server:
         """Close its connections."""
         self._client.close()
 
-    def get(self, url: str) -> httpx.Response:
-        """Return a page, whatever its status. Raises AnswerError where there is no answer."""
+    def get(self, url: str, last: bool = False) -> httpx.Response:
+        """Return a page, whatever its status. Raises AnswerError where there is no answer.
+
+        last: nothing else is asked over this connection. A server that fails may close it, so that the next request
+        would find nobody.
+        """
         with self._told(READ_S):
-            return self._client.get(url, timeout=min(READ_S, self.timeout_s))
+            headers = {"Connection": "close"} if last else None
+            return self._client.get(url, timeout=min(READ_S, self.timeout_s), headers=headers)
 
     def alive(self) -> bool:
         """Whether it answers at all, or as it did at first: some servers cannot list their models."""

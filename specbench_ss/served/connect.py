@@ -66,7 +66,7 @@ def connect_all(endpoints: Sequence[Endpoint], access: Access) -> list[Server]:
 
 def _model(server: Server, wanted: str | None) -> str:
     """Return the model to ask for. A name that the server does not list is tried: some load what they are asked for."""
-    page = server.get(f"{server.url}/models")
+    page = server.get(f"{server.url}/models", last=True)
     server.listed = page.status_code
     if page.status_code != 200:
         if wanted and page.status_code not in REFUSED:
@@ -113,7 +113,9 @@ def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
 def _known(server: Server) -> str:
     """Say which models there are, where the one that is asked for is not among them."""
     try:
-        names = [m.id for m in msgspec.json.decode(server.get(f"{server.url}/models").content, type=_Models).data]
+        names = [
+            m.id for m in msgspec.json.decode(server.get(f"{server.url}/models", last=True).content, type=_Models).data
+        ]
     except (AnswerError, msgspec.DecodeError, UnicodeDecodeError):
         return ""
     if server.model in names or not names:
@@ -146,7 +148,7 @@ def _version(server: Server) -> tuple[str | None, str | None]:
     software = None
     for page, name in VERSIONS.items():
         try:
-            found = server.get(f"{server.root}{page}")
+            found = server.get(f"{server.root}{page}", last=True)
             software = software or found.headers.get("server")
             said = msgspec.json.decode(found.content) if found.status_code == 200 else {}
         except (AnswerError, msgspec.DecodeError, UnicodeDecodeError):

@@ -327,7 +327,7 @@ def test_a_session_that_has_most_of_the_disturbed_samples_is_named(steady: Run) 
         row.decode_s = (0.02 if row.question_id in late else 0.01) * (row.steps or 0)
     said = made_of(steady)["disturbed"].sentence
     assert "4 of the 4 are of the session that began at 03:04 on 2026-01-02" in said
-    assert "a step of ar took 20 ms there and 10 ms in the others." in said
+    assert "a step of ar took 20 ms there and 10 ms in the others (medians)." in said
     for row in steady.rows:
         row.disturbed = "other processes took 12% of the processor"
     assert "of the session" not in made_of(steady)["disturbed"].sentence, "it has no more of them than of all samples"

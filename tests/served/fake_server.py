@@ -32,7 +32,8 @@ class Behaviour:
 
     per_chunk: tokens in a piece of text; each step of a drafting server drafts `drafted`, and all but one of a piece
     are accepted ones.
-    delay: seconds that its clock passes for each piece.
+    delay: seconds that its clock passes for each piece. pause: seconds that it really waits before each answer, so that
+    requests in flight are seen together.
     """
 
     models: tuple[str, ...] = ("m",)
@@ -43,6 +44,7 @@ class Behaviour:
     per_chunk: int = 1
     drafted: int = 0
     delay: float = 0.0
+    pause: float = 0.0
     say: str = "word"
     metrics: str = ""  # 'vllm', 'sglang', 'nan', 'llama.cpp', which counts in its last event, or none
     key: str = ""
@@ -136,6 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.at_once += 1
             self.how.most_at_once = max(self.how.most_at_once, self.server.at_once)
         try:
+            time.sleep(self.how.pause)
             self._answer(body, self.how.mode if number > self.how.after else "ok")
         finally:
             with self.server.lock:

@@ -272,7 +272,7 @@ def test_no_key_and_no_password_is_written_down(
 
 def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
-    with serving(Behaviour(usage=True)) as one, serving(Behaviour(tokens=4)) as other:
+    with serving(Behaviour(usage=True, pause=0.02)) as one, serving(Behaviour(tokens=4)) as other:
         made = measured([one, other], ["one", "other"], questions, out, concurrency="1,2,4")
         table = made.concurrency().set_index(["concurrency", "method"])
         assert list(table.index) == [(n, m) for n in (1, 2, 4) for m in ("one", "other")]
