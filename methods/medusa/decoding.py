@@ -93,7 +93,8 @@ class Medusa(TreeHeads):
 
     def _drafting(self, final: Tensor) -> Tensor:
         """What the heads make of final states [n, h]: rows for the LM head, [heads * n, h]."""
-        return self.heads.states(final, self.depth).flatten(0, 1)
+        states: Tensor = self.heads.states(final, self.depth)
+        return states.flatten(0, 1)
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """Keep the draft's logits at the last accepted node, where the pass made them."""
