@@ -128,7 +128,7 @@ def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytes
     found = []
     for most in (MOST_FUSED, 0):
         monkeypatch.setattr(decoding, "MOST_FUSED", most)
-        decoder = random_medusa(Medusa, target, 2, own_unembed=False, options=MedusaOptions(nodes=3))
+        decoder = random_medusa(Medusa, target, 2, own_unembed=False, options=MedusaOptions(nodes=2))
         products.clear()
         steps = generate(decoder, [5, 6, 7], Limits(24), Sampling()).steps
         found.append([(step.nodes, step.accepted, step.tokens) for step in steps])
