@@ -81,9 +81,10 @@ class SpeculativeStreaming(Decoder):
         self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
+        self.fuses = self.settings.most_rows() <= self.most_fused  # whether verified rows and streams share the LM head
+        self._of_root = self._logits_of_root() if self.fuses else None
         self._fused: Tensor | None = None  # [m, gamma, V], what the step at hand made of its streams; None = nothing
-        self._known: tuple[Tensor, Tensor] | None = None  # next_streams with their logits [gamma, V], without the root
-        self._of_root = self._logits_of_root()
+        self._ahead: Tensor | None = None  # [gamma, V], of next_streams without their root; None = not made yet
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
@@ -232,6 +233,10 @@ class SpeculativeStreaming(Decoder):
         self.next_streams = final[0, 1:]
         return Output(target.logits(final[:, :1]), None, {FINAL: final[:, :1]})
 
+    def begin(self, state: State) -> None:
+        """Nothing was made of the prompt's streams yet."""
+        self._ahead = None
+
     def propose(self, state: State) -> DraftTree:
         """The tree that the last step's streams predict, under the token the main stream decided."""
         logits, s = self._stream_logits(state.root[0]), self.settings  # [gamma, V]
@@ -275,9 +280,10 @@ class SpeculativeStreaming(Decoder):
         The LM head is a large matrix that is read for any number of rows: a product of verified rows and streams
         together spares reading it once more for the draft.
         """
-        final = self.target.family.norm(x if x.shape[1] <= self.most_fused else x[:, :m])
+        fused = self.fuses and x.shape[1] <= self.most_fused
+        final = self.target.family.norm(x if fused else x[:, :m])
         logits = self.target.logits(final)
-        self._fused = logits[0, m:].unflatten(0, (m, -1)) if final.shape[1] > m else None
+        self._fused = logits[0, m:].unflatten(0, (m, -1)) if fused else None
         return logits[:, :m], final[:, :m]
 
     def _logits_of_root(self) -> Product | None:
@@ -291,12 +297,11 @@ class SpeculativeStreaming(Decoder):
 
     def _stream_logits(self, root: Tensor) -> Tensor:
         """Logits [gamma, V] of the next streams, which know their root: those of the last step where it made them."""
-        if self._known is None or self._known[0] is not self.next_streams:
+        if self._ahead is None:
             return self.target.logits(self.streams.told_root(self.target, self.next_streams, root))
-        logits = self._known[1]
         if self._of_root is None:
-            return logits
-        return logits + self._of_root(self.streams.root_rows(self.target, root)[None])
+            return self._ahead
+        return self._ahead + self._of_root(self.streams.root_rows(self.target, root)[None])
 
     def _pruned(self, tree: DraftTree, x: Tensor) -> Tensor | None:
         """Nodes that stay after the pruning layer, int64 on the device; None where all do."""
@@ -314,4 +319,4 @@ class SpeculativeStreaming(Decoder):
         assert output.extra is not None
         last = verdict.path[-1]
         self.next_streams = self.target.family.norm(output.extra[last])
-        self._known = None if self._fused is None else (self.next_streams, self._fused[last])
+        self._ahead = None if self._fused is None else self._fused[last]

@@ -206,7 +206,7 @@ def _processor(environment: Mapping[str, Any]) -> str:
 
 
 def _setting(name: str, value: Any) -> str:
-    return "the tokenizer's own" if name == "chat_template" and value is None else _short(value)
+    return "the model's own" if name == "chat_template" and value is None else _short(value)
 
 
 def _short(value: Any) -> str:

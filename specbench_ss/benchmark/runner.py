@@ -93,7 +93,8 @@ class LocalSession(Session):
         where: RunTarget,
         decode: Decode = decode_once,
     ) -> None:
-        super().__init__(config, suite, data, list(decoders), run_dir, events, where.goal)
+        super().__init__(config, data, list(decoders), run_dir, events, where.goal)
+        self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, where.recording
         self.answering = Answering(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)

@@ -9,34 +9,20 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
 
-from specbench_ss.benchmark.events import Events
 from specbench_ss.benchmark.run_loop import RunLoop
 from specbench_ss.benchmark.schedule import Sample, sample_seed
 from specbench_ss.decoding.generation import Step
 from specbench_ss.errors import error_text
-from specbench_ss.runs.config import Goal, RunConfig
 from specbench_ss.runs.environment import busy
-from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.runs.sameness import FAILED, not_compared
-from specbench_ss.runs.suite import Suite, SuiteData
+from specbench_ss.runs.suite import Suite
 
 
 class Session(RunLoop):
-    """Makes samples in this process."""
+    """Makes samples in this process. suite: whose scores its answers get; a subclass sets it."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        suite: Suite,
-        data: SuiteData,
-        labels: Sequence[str],
-        run_dir: Ledger,
-        events: Events,
-        goal: Goal | None = None,
-    ) -> None:
-        super().__init__(config, data, labels, run_dir, events, goal)
-        self.suite = suite
+    suite: Suite
 
     @abstractmethod
     def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:

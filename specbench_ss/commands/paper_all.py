@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,7 +22,7 @@ from specbench_ss.results.experiment_output import FIGURE, RESULT
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest import plain
 
-PAGE, STATE = "paper.md", "state.json"
+PAGE = "paper.md"
 
 
 class _Stored(msgspec.Struct):
@@ -44,7 +42,6 @@ class Item:
     claims: tuple[Claim, ...] = ()
     lacking: tuple[str, ...] = ()
     problem: str = ""
-    seconds: float | None = None
 
 
 def make_all(request: Request, where: RunTarget, dry_run: bool) -> None:
@@ -89,9 +86,7 @@ def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
         lacking = tuple(f"{part.name} needs {part.missing}" for part in experiment.parts(own) if part.missing)
         item = replace(item, lacking=lacking)
         if (stored := _stored(folder)) is None:
-            started = time.monotonic()
             make(experiment, own, RunTarget(folder, resume=folder.exists()))
-            crash_safe.write_json(folder / STATE, {"seconds": time.monotonic() - started})
             stored = _stored(folder)
     except Exception as error:  # one of them: the others are worth having
         return replace(item, problem=error_text(error))
@@ -99,7 +94,7 @@ def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
         return replace(item, problem=f"{folder / RESULT} cannot be read")
     if stored.request != plain(asdict(own)):
         return replace(item, problem=f"{folder} has a result of another request: give another --out")
-    return replace(item, claims=tuple(stored.claims), seconds=_seconds(folder))
+    return replace(item, claims=tuple(stored.claims))
 
 
 def _used(experiment: Experiment, request: Request) -> Request:
@@ -116,14 +111,6 @@ def _stored(folder: Path) -> _Stored | None:
     try:
         return records.decoder(_Stored)((folder / RESULT).read_bytes())
     except (OSError, ValueError):
-        return None
-
-
-def _seconds(folder: Path) -> float | None:
-    try:
-        state: Any = json.loads((folder / STATE).read_bytes())
-        return float(state["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -149,7 +136,7 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
         "direction, never their size."
     )
     for item in items:
-        yield from ("", f"## {item.name}: {item.title}", "", f"{item.source}.{_took(item)}", "")
+        yield from ("", f"## {item.name}: {item.title}", "", f"{item.source}.{_page(item)}", "")
         if item.problem:
             yield f"Not made: {item.problem}"
         elif item.claims:
@@ -161,8 +148,8 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
             yield from ("", f"Left out: {'; '.join(item.lacking)}.")
 
 
-def _took(item: Item) -> str:
-    return "" if item.seconds is None else f" Made in {item.seconds:,.0f} s; {item.name}/{FIGURE} has it whole."
+def _page(item: Item) -> str:
+    return "" if item.problem else f" [The whole of it]({item.name}/{FIGURE})."
 
 
 def _cell(text: str) -> str:

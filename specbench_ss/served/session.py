@@ -43,7 +43,8 @@ class ServedSession(Session):
         events: Events,
         where: RunTarget,
     ) -> None:
-        super().__init__(config, suite, data, list(servers), run_dir, events, where.goal)
+        super().__init__(config, data, list(servers), run_dir, events, where.goal)
+        self.suite = suite
         self.servers, self.timeout = servers, where.timeout
         self._failed: Counter[str] = Counter()
 

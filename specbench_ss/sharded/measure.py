@@ -32,8 +32,7 @@ Watch = Callable[[Ready], AbstractContextManager[Events]]
 
 @contextmanager
 def unwatched(ready: Ready) -> Iterator[Events]:
-    """Nobody is told anything."""
-
+    """Nobody is told anything: the notes are kept in the manifest."""
     for note in ready.plan.notes:
         ready.run_dir.keep_warning(note)
     yield Silent()

@@ -52,9 +52,7 @@ class ShardedRun(RunLoop):
         self.pool, self.recording = pool, where.recording
         self._seen: list[dict[str, Any]] = []
         self._told: set[str] = set()
-        self._before = (
-            deepcopy(run_dir.manifest) if run_dir.rows else None
-        )  # of earlier sessions, where there were some
+        self._before = deepcopy(run_dir.manifest) if run_dir.rows else None  # as earlier sessions left it
 
     @property
     def baseline(self) -> str:

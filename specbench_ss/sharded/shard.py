@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 from specbench_ss.benchmark.drafts import chosen
 from specbench_ss.benchmark.schedule import Sample
@@ -14,6 +14,8 @@ from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.rows import Key, Row
 from specbench_ss.runs.side_files import read_drafts
 from specbench_ss.runs.suite import SuiteData
+
+P = TypeVar("P", Sample, Row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,14 @@ def shards(samples: Sequence[Sample], ledger: Ledger, baseline: str, drafts: str
     """Yield the questions of which something is missing, in order. drafts, seed: as of `drafts.chosen`."""
     wanted = {sample.key for sample in chosen(samples, drafts, seed)}
     wanted -= {one.key for one in read_drafts(ledger.path)} if wanted else set()
-    there = _by_question(ledger.rows)
-    for question_id, group in groupby(samples, key=lambda sample: sample.question.id):
-        own = tuple(group)
+    there = _by_question(ledger.rows.values())
+    for question_id, own in _by_question(samples).items():  # of all rounds: later repeats are held against the first
         unrecorded = tuple(sample for sample in own if sample.key in wanted)
         if all(_complete(sample, ledger, baseline) for sample in own) and not unrecorded:
             continue
         rows = tuple(there.get(question_id, ()))
         judged = frozenset(row.key for row in rows if row.key in ledger.judged)
-        yield Shard(question_id, own, rows, judged, unrecorded)
+        yield Shard(question_id, tuple(own), rows, judged, unrecorded)
 
 
 def _complete(sample: Sample, ledger: Ledger, baseline: str) -> bool:
@@ -69,8 +70,9 @@ def _complete(sample: Sample, ledger: Ledger, baseline: str) -> bool:
     return sample.key in ledger.rows and (first or sample.key in ledger.judged)
 
 
-def _by_question(rows: Mapping[Key, Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows.values():
-        found.setdefault(row.question_id, []).append(row)
+def _by_question(parts: Iterable[P]) -> dict[str, list[P]]:
+    """Group samples or rows by their question, in the order in which questions first appear."""
+    found: dict[str, list[P]] = {}
+    for part in parts:
+        found.setdefault(part.key[0], []).append(part)
     return found

@@ -196,6 +196,21 @@ def test_repeats_until_intervals_are_narrow_are_made_by_workers_too(by: Callable
     assert shared.manifest["repeats_made"] == 2 and {row.repeat for row in shared.rows} == {0, 1}
 
 
+def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run], tmp_path: Path) -> None:
+    """Also where a sample of the first round is missing and later rounds are there: these are held against it."""
+    goal = Goal(0.011, max_repeats=2)
+    whole = by(FakeRay(), "run", goal=goal)
+    file, bad = tmp_path / "run" / "rows.jsonl", whole.rows[0].key
+    kept = [line for line in file.read_text().splitlines(keepends=True) if Row.read(line.encode()).key != bad]
+    file.write_text("".join(kept))
+    asked: list[Any] = []
+    ray = FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False)
+    again = by(ray, "run", resume=True, goal=goal)
+    same(whole, again)
+    assert [shard.question_id for shard in asked] == [bad[0]]
+    assert {sample.repeat for sample in asked[0].samples} == {0, 1}
+
+
 def test_what_a_worker_cannot_load_is_one_line(
     by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
