@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specbench_ss.decoding.products import Product
+from specbench_ss.decoding.products import Packing, Product
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class OwnWords(nn.Module):
         if draft_vocab and marked:
             self.register_buffer("t2d", torch.zeros(words, dtype=torch.bool))
 
-    def settle_head(self, pack: bool) -> None:
+    def settle_head(self, pack: Packing) -> None:
         """The LM head is final. pack: products by a second copy of weights pay."""
         if self.lm_head is not None:
             self.head = Product(self.lm_head.weight, None, pack)

@@ -19,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
-from specbench_ss.decoding.products import Product
+from specbench_ss.decoding.products import Packing, Product
 from specbench_ss.decoding.target import AnyCache, Target
 from specbench_ss.methods._shared.own_words import OwnWords
 from specbench_ss.methods._shared.rotary import Rotary
@@ -73,7 +73,7 @@ class Drafter(OwnWords):
         self.blocks = [_block(layer) for layer in self.layers]
         self.injection: tuple[Product, Tensor] | None = None
 
-    def settle(self, rotary: Rotary, pack: bool) -> None:
+    def settle(self, rotary: Rotary, pack: Packing) -> None:
         """Prepare for inference: the weights are final. pack: products by a second copy of weights pay."""
         if self.injection is not None:  # a drafter with other options shares this one
             return
@@ -103,7 +103,7 @@ class Drafter(OwnWords):
         keys = keys * cos + rotate_half(keys) * sin
         return keys.permute(2, 0, 3, 1, 4), values.permute(2, 0, 3, 1, 4)
 
-    def _injection(self, pack: bool = False) -> tuple[Product, Tensor]:
+    def _injection(self, pack: Packing = "") -> tuple[Product, Tensor]:
         """k_proj and v_proj of all layers as one product, and the weights of their k_norm [D, 1, head_dim]."""
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         parts = [a.k_proj for a in attentions] + [a.v_proj for a in attentions]

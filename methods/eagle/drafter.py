@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
-from specbench_ss.decoding.products import Product
+from specbench_ss.decoding.products import Packing, Product
 from specbench_ss.decoding.target import AnyCache, Target
 from specbench_ss.methods._shared.rotary import Rotary, check_rope
 
@@ -95,7 +95,7 @@ class Layer(nn.Module):
             nn.Identity(), self.self_attn, self.post_attention_layernorm, self.mlp, False, "past_key_values", None
         )
 
-    def settle(self, rotary: Rotary, pack: bool) -> None:
+    def settle(self, rotary: Rotary, pack: Packing) -> None:
         """Compute lean in inference from now on. pack: the weights are final, and products by a second copy pay."""
         if not isinstance(self.block, LeanBlock):
             device, dtype = self.self_attn.q_proj.weight.device, self.self_attn.q_proj.weight.dtype
@@ -127,7 +127,7 @@ class Drafter(nn.Module, ABC):
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if shape.vocab else None
 
-    def settle(self, rotary: Rotary, pack: bool) -> None:
+    def settle(self, rotary: Rotary, pack: Packing) -> None:
         """Prepare for inference: the weights are final. pack: as in `Layer.settle`."""
         self.layer.settle(rotary, pack)
 
@@ -229,7 +229,7 @@ class Eagle3Drafter(Drafter):
         if marked:
             self.register_buffer("t2d", torch.zeros(marked, dtype=torch.bool))
 
-    def settle(self, rotary: Rotary, pack: bool) -> None:
+    def settle(self, rotary: Rotary, pack: Packing) -> None:
         """Prepare for inference: the weights are final. pack: as in `Layer.settle`."""
         super().settle(rotary, pack)
         if self.head is None:  # a drafter with other options shares this one

@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
+from specbench_ss.decoding.products import Packing
 from specbench_ss.decoding.target import AnyCache
 from specbench_ss.methods._shared.own_words import OwnWords
 from specbench_ss.methods._shared.rotary import Rotary
@@ -75,7 +76,7 @@ class Drafter(OwnWords):
         self.make_head(h, shape.draft_vocab, words, shape.mapped, shape.marked)
         self.blocks = [_block(layer, nn.Identity() if i == 0 else None) for i, layer in enumerate(self.layers)]
 
-    def settle(self, rotary: Rotary, pack: bool) -> None:
+    def settle(self, rotary: Rotary, pack: Packing) -> None:
         """Prepare for inference: the weights are final. pack: products by a second copy of weights pay."""
         if self.head is not None:  # a drafter with other options shares this one
             return

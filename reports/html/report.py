@@ -37,7 +37,7 @@ from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import frames, verdict_text, what_if
 from specbench_ss.results.budgets import budgets as what_each_had
-from specbench_ss.results.budgets import trained
+from specbench_ss.results.budgets import tokens_read, trained
 from specbench_ss.results.disturbances import often_disturbed
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
@@ -160,7 +160,7 @@ def _first_screen(
     made: Sequence[Check],
 ) -> dict[str, Any]:
     axis = ranking.axis_of(list(overall.values()), look)
-    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), made)
+    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), made, tokens_read(run))
     notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
         "ranking": rows,

@@ -72,7 +72,7 @@ def _drawn(one: Waterfall) -> list[tuple[str, float, float, str, str]]:
         signed = f"{part:+.2f}".replace("-", "−")
         bars.append((name, at, at + part, "more" if part > 0 else "less", signed))
         at += part
-    bars.append((one.method, 0.0, one.method_ms, "total", number(one.method_ms)))
+    bars.append(("in all", 0.0, one.method_ms, "total", number(one.method_ms)))
     return bars
 
 

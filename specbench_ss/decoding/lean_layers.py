@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbench_ss.decoding.architectures import Block, Family, rotary_table
 from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.products import Product
+from specbench_ss.decoding.products import Packing, Product
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +109,7 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     return x if norm is None else F.rms_norm(x, (x.shape[-1],), norm[0], norm[1])
 
 
-def lean_blocks(family: Family, pack: bool) -> list[Block]:
+def lean_blocks(family: Family, pack: Packing) -> list[Block]:
     """Return the blocks of a family, lean where that is possible and agrees with the modules.
 
     It changes no weight and draws no random number. pack: whether to keep a second copy of weights (`Product`).
@@ -144,7 +144,7 @@ def in_words(blocks: Sequence[Block], head: Any) -> str:
     return f"{layers}; products{of} of few rows by {by}{one}"
 
 
-def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: bool) -> Block:
+def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: Packing) -> Block:
     """Return the lean form of a block, or the block itself. rotary: cos, sin [1, ROWS, head_dim] to compare with.
 
     Weights without data, on the meta device, cannot be compared: their block stays.
@@ -161,7 +161,7 @@ def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: bool) ->
     return made if _agree(block, made, rotary) else block
 
 
-def _joined(block: Block, turned: int, pack: bool) -> Joined | None:
+def _joined(block: Block, turned: int, pack: Packing) -> Joined | None:
     """Join a layer's weights; None where it is not of this form. turned: width of cos and sin."""
     attention: Any = block.attention
     parts, norms, act = _parts(block), _norms(block), _activation(block.mlp)
@@ -216,7 +216,7 @@ def _holds_numbers(weight: Tensor) -> bool:
     return type(weight) is nn.Parameter and type(weight.data) is Tensor and weight.is_floating_point()
 
 
-def _product(modules: Sequence[nn.Linear], pack: bool) -> Product:
+def _product(modules: Sequence[nn.Linear], pack: Packing) -> Product:
     return Product(_one(modules, "weight"), None if modules[0].bias is None else _one(modules, "bias"), pack)
 
 

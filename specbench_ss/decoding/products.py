@@ -4,8 +4,11 @@ A pass over a draft has 2 to 32 rows. torch gives such a product to a library th
 takes as long as several rows. Two libraries that torch brings along take a matrix that was reordered once:
 
 - oneDNN, in float32: 8 rows take about 1.6 times as long as one, and not 2.2 times.
-- FBGEMM, where every weight is a float16 number: it reads half of the bytes and computes in float32, so the product is
-  the same but for the order of its sums. A pass of SmolLM2 took 0.7 of the time (docs/results).
+- FBGEMM, with weights rounded to float16 numbers: it reads half of the bytes and computes in float32, so the product is
+  that of the rounded weights but for the order of its sums. A pass of SmolLM2 took 0.7 of the time (docs/results).
+
+Which of them is the model's number format, never how a weight happens to be: where the base alone read half of its
+bytes, since it was published in float16, a method that changes the base would be held against a model it cannot have.
 
 The copy adds a half to the memory of the weights, or doubles it; it is made only where the machine has plenty.
 """
@@ -16,7 +19,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
@@ -32,31 +35,37 @@ SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
 
 
+Packing = Literal["", "whole", "half"]  # the second copy of weights: none, reordered in float32, in float16
+
 _HALVED: WeakSet[Product] = WeakSet()
-_one_row: dict[tuple[torch.Size, int, int], int] = {}  # shape, how many, threads -> fewest rows of the copy
+_one_row: dict[tuple[torch.Size, int], int] = {}  # shape, threads -> fewest rows of the copy, as measured
 
 
 class Product:
     """x [.., in] -> x weight^T + bias [.., out], for inference. weight: [out, in].
 
-    parts: the weights that this one is a copy of, where it is one.
+    pack: `half` multiplies by the weights rounded to float16, unless float16 does not hold them. parts: the weights
+    that this one is a copy of, where it is one.
     """
 
     __slots__ = ("__weakref__", "bias", "half", "least", "most", "packed", "parts", "weight")
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, pack: bool = False, parts: Sequence[Tensor] = ()
+        self, weight: Tensor, bias: Tensor | None = None, pack: Packing = "", parts: Sequence[Tensor] = ()
     ) -> None:
-        self.weight, self.bias, self.parts = weight, bias, (*parts, weight)
+        rounded = halved(weight) if pack == "half" else None
+        self.half = rounded is not None  # whether the copy is FBGEMM's
+        weight, self.parts = weight if rounded is None else rounded, (*parts, weight)
+        self.weight, self.bias = weight, bias
         self.packed: Any = None  # the copy, where there is one
-        self.half = pack and is_half(weight) and may_halve()  # whether it is FBGEMM's
         self.least, self.most = 1, MOST_ROWS_HALF  # rows that go through the copy
         if self.half:
             self.packed = _packed_half(weight, bias)
             _HALVED.add(self)
         elif pack and _works():
             self.packed = _packed(weight)
-            self.least, self.most = 1 if weight.numel() >= LARGE else LEAST_ROWS, MOST_ROWS
+            by_size = 1 if weight.numel() >= LARGE else LEAST_ROWS
+            self.least, self.most = _one_row.get(_key(weight), by_size), MOST_ROWS
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
@@ -76,18 +85,22 @@ def measure_one_row(products: Iterable[Product]) -> None:
     All products of a shape run one after the other, so that weights come from where they come from in a pass. A
     baseline whose one row is slower than it has to be flatters every method: with AVX-512, without this, a pass of
     SmolLM2 over one row took 1.3 times as long as one over five (docs/log.md). Once measured, a shape keeps its way in
-    this process.
+    this process: a changed model and a drafter's layer of the same shapes go the base's.
     """
     shapes: dict[torch.Size, list[Product]] = {}
     for product in products:
         if product.packed is not None and not product.half:
             shapes.setdefault(product.weight.shape, []).append(product)
-    for shape, same in shapes.items():
-        key = shape, len(same), torch.get_num_threads()
+    for same in shapes.values():
+        key = _key(same[0].weight)
         if key not in _one_row:
             _one_row[key] = _faster(same)
         for product in same:
             product.least = _one_row[key]
+
+
+def _key(weight: Tensor) -> tuple[torch.Size, int]:
+    return weight.shape, torch.get_num_threads()
 
 
 def _faster(same: Sequence[Product]) -> int:
@@ -112,14 +125,16 @@ def _seconds(same: Sequence[Product], least: int) -> float:
     return time.perf_counter() - start
 
 
-def may_pack(weight: Tensor, weights_bytes: int) -> bool:
-    """Say whether products with weights like this one gain by a second copy of them, and there is room for it.
+def packing(weight: Tensor, weights_bytes: int, rounded: bool) -> Packing:
+    """Return by which second copy products with weights like this one gain, where there is room for one.
 
-    weights_bytes: of all weights of the model.
+    weights_bytes: of all weights of the model. rounded: the model's number format is float16 weights.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return False
-    return has_room(weights_bytes) and (_works() or may_halve())
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not has_room(weights_bytes):
+        return ""
+    if rounded and may_halve():
+        return "half"
+    return "whole" if _works() else ""
 
 
 def has_room(weights_bytes: int) -> bool:
@@ -156,6 +171,16 @@ def is_half(weight: Tensor) -> bool:
     if weight.dtype != torch.float32 or weight.is_meta:
         return False
     return bool((weight.half().float() == weight).all())
+
+
+def halved(weight: Tensor) -> Tensor | None:
+    """Return float32 weights rounded to float16 numbers, itself where they are; None where float16 cannot hold them."""
+    if weight.dtype != torch.float32 or weight.is_meta:
+        return None
+    if is_half(weight):
+        return weight
+    rounded = weight.detach().half().float()
+    return rounded if bool(rounded.isfinite().all()) else None
 
 
 def _packed(weight: Tensor) -> Tensor:

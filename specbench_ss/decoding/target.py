@@ -78,7 +78,7 @@ class Target(Outline):
         super().__init__(model.config, tokenizer, name, folder)
         from specbench_ss.decoding.grouped_attention import set_attention
         from specbench_ss.decoding.half_weights import round_matrices
-        from specbench_ss.decoding.products import may_pack
+        from specbench_ss.decoding.products import packing
 
         self.model = model.eval().requires_grad_(False)
         self.rounded = rounded
@@ -95,7 +95,7 @@ class Target(Outline):
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
-        self.packs = may_pack(weight, self.parameter_count * weight.element_size())
+        self.packs = packing(weight, self.parameter_count * weight.element_size(), rounded)
         self._settle()
         self.eos_ids = self._eos_ids()
         self.passes: StaticPasses | None = None  # how steps are replayed, where they are

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from specbench_ss.decoding.architectures import LLAMA_LIKE
-from specbench_ss.decoding.products import Product, has_room, may_halve, may_pack, measure_one_row
+from specbench_ss.decoding.products import Product, has_room, may_halve, measure_one_row, packing
 from specbench_ss.files import crash_safe, records
 from specbench_ss.files.cache_folder import cache_folder
 from specbench_ss.models.devices import resolve_dtype
@@ -141,7 +141,7 @@ def _pass_ms(form: str, matrices: int, hidden: int, inner: int, weights_bytes: i
     """Return milliseconds of multiplying rows by all matrices [inner, hidden], by the number of rows."""
     dtype, value = getattr(torch, arithmetic(form)), HALF_NUMBER if form == HALF_WEIGHTS else 0.01
     weights = [torch.full((inner, hidden), value, dtype=dtype) for _ in range(matrices)]
-    pack = may_pack(weights[0], weights_bytes)
+    pack = packing(weights[0], weights_bytes, form == HALF_WEIGHTS)
     products = [Product(weight, None, pack) for weight in weights]
     measure_one_row(products)
 

@@ -50,6 +50,12 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
     return found
 
 
+def tokens_read(run: Run) -> dict[str, int]:
+    """Return how many tokens of text each trained drafter of a run learnt from, repeats counted, where it is known."""
+    learnt = {method["label"]: method.get("learnt") or {} for method in run.manifest["methods"]}
+    return {label: own["tokens"] for label, own in learnt.items() if own.get("tokens") and "searched" not in own}
+
+
 def unequal(found: Sequence[Budget]) -> str:
     """Say whether the methods that learnt had equal budgets, and of which that is not known; '' where none learnt."""
     trained = {one.method: one.learnt for one in found if one.learnt and "searched" not in one.learnt}

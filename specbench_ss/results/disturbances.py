@@ -14,9 +14,9 @@ OF_SESSION = 0.5  # the same of a session
 OF_METHOD = 0.1  # of a method's samples: a share of disturbed ones with which its speed is marked
 
 
-def gathered(run: Run) -> str:
-    """Name the session and the question that have many of the disturbed samples; '' where there is neither."""
-    return _session(run) + _question(run)
+def gathered(run: Run) -> list[str]:
+    """Name the session and the question that have many of the disturbed samples, a line each."""
+    return [line for line in (_session(run), _question(run)) if line]
 
 
 def often_disturbed(run: Run) -> set[str]:
@@ -47,8 +47,8 @@ def _session(run: Run) -> str:
     if share < OF_SESSION or share <= len(rows[worst]) / len(run.rows):
         return ""
     rest = [row for began in begun if began != worst for row in rows[began]]
-    said = f" {bad[worst]:,} of the {of:,} are of the session that began at {began_at(worst)}"
-    return said + _pace(run.baseline, rows[worst], rest) + "."
+    said = f"{bad[worst]:,} of the {of:,} are of the session that began at {began_at(worst)}"
+    return said + _pace(run.baseline, rows[worst], rest)
 
 
 def _began(row: Row, begun: Sequence[str]) -> str:
@@ -79,4 +79,4 @@ def _question(run: Run) -> str:
     question, n = of.most_common(1)[0]
     if len(of) == 1 or n == 1 or n < OF_QUESTION * of.total():
         return ""
-    return f" {n:,} of these are of question {question}: what it says of single methods may be the disturbance."
+    return f"{n:,} of these are of question {question}: what it says of single methods may be the disturbance"

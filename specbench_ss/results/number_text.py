@@ -72,6 +72,15 @@ def parameters(count: int) -> str:
     return f"{count:,} parameters"
 
 
+def short(count: int) -> str:
+    """Return a count in few digits, as in '0.43 M', '24 M', '12 k'."""
+    for least, size, unit in ((1e9, 1e9, "B"), (1e5, 1e6, "M"), (1e3, 1e3, "k")):
+        if count >= least:
+            scaled = count / size
+            return f"{scaled:.0f} {unit}" if scaled >= 10 else f"{scaled:.2g} {unit}"
+    return str(count)
+
+
 def title(name: str) -> str:
     """Return a name as a title: 'math_reasoning' becomes 'math reasoning'."""
     return name.replace("_", " ")

@@ -29,8 +29,5 @@ def poor_answers(run: Run, summaries: Sequence[SummaryRow]) -> tuple[str, Withou
         return "", Without()
     named = ", ".join(f"{title(task)} ({number(quality)} of 1)" for task, quality in tasks.items())
     without = without_tasks(run, summaries, tasks)
-    said = (
-        f"Answers of {run.baseline} are poor in {named}: the model is weak there, or the limit cut them too early. "
-        f"What a method gains on such answers, by copying for instance, may be of no use.{without.sentence}"
-    )
-    return said, without
+    said = f"Answers of {run.baseline} are poor in {named}: the model is weak there, or the limit cut them too early"
+    return "; ".join(filter(None, [said, without.verdict])) + ".", without

@@ -31,6 +31,8 @@ State = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[State, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
 MEMORY = "only where prompts are answered greedily, twice or more, does it show."
+USELESS = "what a method gains on such answers, by copying for instance, may be of no use"
+KINDS = 3  # of warnings, that are named in one sentence
 NUMBERS = re.compile(r"[\d.,]*\d")
 
 FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how bad it is, and what is said
@@ -107,17 +109,26 @@ def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say in which tasks the reference's own answers are poor."""
     said, without = poor_answers(run, summaries)
     if said:
-        yield Check("poor", "warning", said, tuple(filter(None, [without.line])), changed=tuple(without.changed))
+        lines = (USELESS, *filter(None, [without.line]))
+        yield Check("poor", "warning", said, lines, changed=tuple(without.changed))
 
 
 def _warned(run: Run) -> Iterator[Check]:
     said = tuple(f"{text}{_in_sessions(run, text)}" for text in run.manifest.get("warnings", []))
     if said:
-        yield Check("warnings", "warning", f"{len(said)} warning{'s' * (len(said) > 1)} of the run.", said)
+        yield Check("warnings", "warning", _kinds(run.manifest["warnings"]), said)
     changed = between_sessions(run.manifest)
     if changed:
         what = ", ".join(changed)
         yield Check("sessions", "warning", f"Not all sessions had the same {what}: their times do not compare.")
+
+
+def _kinds(warnings: Sequence[str]) -> str:
+    """Say how many warnings there are, and of what: the words before their first colon."""
+    kinds = list(dict.fromkeys(text.partition(":")[0] for text in warnings))
+    more = [f"{len(kinds) - KINDS} more"] if len(kinds) > KINDS else []
+    many = f"{len(warnings)} warning{'s' * (len(warnings) > 1)} of the run"
+    return f"{many}: {'; '.join([*kinds[:KINDS], *more])}."
 
 
 def _in_sessions(run: Run, text: str) -> str:
@@ -131,14 +142,14 @@ def _disturbed(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     bad = [row.disturbed for row in run.rows if row.disturbed]
     good = [row for row in run.rows if row.ok]
     unseen = [row for row in good if not row.disturbed and not _seen(row, run.manifest)]
-    rest = f" Of {len(unseen):,} it is not known: not all of the machine was read." if unseen else ""
     if bad:
-        again = sum(row.remade or 0 for row in run.rows)
-        remade = f" {again} times one was made again." if again else ""
-        said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine."
+        said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine"
         without = without_disturbed(run, rows)
-        said += remade + gathered(run) + rest + without.sentence
-        lines = (*filter(None, [without.line]), *_alike(bad))
+        again = sum(row.remade or 0 for row in run.rows)
+        remade = f"{again} times one was made again" if again else ""
+        rest = f"of {len(unseen):,} it is not known: not all of the machine was read" if unseen else ""
+        lines = (*filter(None, [remade, *gathered(run), rest, without.line]), *_alike(bad))
+        said = "; ".join(filter(None, [said, without.verdict])) + "."
         yield Check("disturbed", "warning", said, lines, changed=tuple(without.changed))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""

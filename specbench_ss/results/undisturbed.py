@@ -19,11 +19,11 @@ Found = tuple[float, Interval, str]  # speedup, its interval, method
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """What would be found then. sentence: the fastest method, and which verdicts would be others; '' where too little
-    would be left. line: every method. changed: what methods would be called that are called something else now.
+    """What would be found then. verdict: which methods would be called something else, as half a sentence; '' where too
+    little would be left. line: every method. changed: what methods would be called that are called something else now.
     """
 
-    sentence: str = ""
+    verdict: str = ""
     line: str = ""
     changed: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,10 +60,8 @@ def _told(left: Sequence[Found], summaries: Sequence[SummaryRow], where: str) ->
     told = [f"{label} {times(value)} ({interval(around)})" for value, around, label in sorted(left, reverse=True)]
     now = {row.method: row.comparison for row in summaries if row.category == OVERALL}
     other = {label: compare(around) for _, around, label in sorted(left, reverse=True) if compare(around) != now[label]}
-    verdicts = "; ".join(_changed(other, now)) or "no method would be called otherwise than it is"
-    first = f"{told[0]} is the fastest of {len(told)}" if len(told) > 1 else told[0]
-    line = f"without them: {', '.join(told)}" if len(told) > 1 else ""
-    return Without(f" Without them, on {where}, {first}; {verdicts}.", line, other)
+    verdicts = " and ".join(_changed(other, now)) or "no method would be called otherwise than it is"
+    return Without(f"without them {verdicts}", f"without them, on {where}: {', '.join(told)}", other)
 
 
 def _changed(other: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

@@ -123,17 +123,18 @@ def test_a_packed_product_is_the_product(rows: int, bias: bool) -> None:
     x, weight = torch.randn(1, rows, 48), torch.randn(80, 48)
     extra = torch.randn(80) if bias else None
     with torch.inference_mode():
-        made = Product(weight, extra, pack=True)(x)
+        made = Product(weight, extra, pack="whole")(x)
     assert made.shape == (1, rows, 80) and torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
 
 
 @needs_packing
 def test_a_single_row_goes_through_a_large_packed_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "LARGE", 80 * 48)
+    monkeypatch.setattr(products, "_one_row", {})
     x, large, small = torch.randn(1, 1, 48), torch.randn(80, 48), torch.randn(79, 48)
     with torch.inference_mode():
-        assert torch.allclose(Product(large, None, pack=True)(x), F.linear(x, large), atol=1e-4)
-    assert (Product(large, None, pack=True).least, Product(small, None, pack=True).least) == (1, 2)
+        assert torch.allclose(Product(large, None, pack="whole")(x), F.linear(x, large), atol=1e-4)
+    assert (Product(large, None, pack="whole").least, Product(small, None, pack="whole").least) == (1, 2)
 
 
 @needs_packing
@@ -144,16 +145,18 @@ def test_one_row_takes_the_way_that_is_clearly_faster(
     monkeypatch.setattr(products, "LARGE", 80 * 48 if usual == 1 else 80 * 48 + 1)
     monkeypatch.setattr(products, "_one_row", {})
     monkeypatch.setattr(products, "_seconds", lambda same, way: 1.0 if way == usual else seconds)
-    made = [Product(torch.randn(80, 48), None, pack=True) for _ in range(3)]
+    made = [Product(torch.randn(80, 48), None, pack="whole") for _ in range(3)]
     products.measure_one_row(made)
     assert [product.least for product in made] == [least] * 3
     monkeypatch.setattr(products, "_seconds", None)  # not measured again
     products.measure_one_row(made)
+    assert Product(torch.randn(80, 48), None, pack="whole").least == least, "another model's, of the same shape"
 
 
 @needs_packing
-def test_measuring_one_row_leaves_every_product_on_one_of_both_ways() -> None:
-    x, made = torch.randn(1, 1, 48), [Product(torch.randn(80, 48), None, pack=True) for _ in range(2)]
+def test_measuring_one_row_leaves_every_product_on_one_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_one_row", {})
+    x, made = torch.randn(1, 1, 48), [Product(torch.randn(80, 48), None, pack="whole") for _ in range(2)]
     products.measure_one_row(made)
     assert made[0].least == made[1].least and made[0].least in (1, products.LEAST_ROWS)
     with torch.inference_mode():
@@ -163,14 +166,16 @@ def test_measuring_one_row_leaves_every_product_on_one_of_both_ways() -> None:
 @needs_packing
 def test_only_float32_weights_that_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(4, 4)
-    assert products.may_pack(weight, 1000)
-    assert not products.may_pack(weight.bfloat16(), 1000)
+    assert products.packing(weight, 1000, False) == "whole"
+    assert not products.packing(weight.bfloat16(), 1000, False)
     monkeypatch.setattr(products, "_memory", lambda: 3999)
-    assert not products.may_pack(weight, 1000)
+    assert not products.packing(weight, 1000, False)
     monkeypatch.setattr(products, "_memory", lambda: 10**12)
     monkeypatch.setattr(products, "_works", lambda: False)
+    monkeypatch.setattr(products, "may_halve", lambda: True)
+    assert products.packing(weight, 1000, True) == "half"
     monkeypatch.setattr(products, "may_halve", lambda: False)
-    assert not products.may_pack(weight, 1000), "a build of torch without these operators"
+    assert not products.packing(weight, 1000, False), "a build of torch without these operators"
 
 
 def test_a_build_without_an_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,29 +195,31 @@ def test_a_product_with_float16_numbers_is_the_product(rows: int, bias: bool) ->
     x, weight = torch.randn(1, rows, 48), torch.randn(80, 48).half().float()
     extra = torch.randn(80) if bias else None
     with torch.inference_mode():
-        product = Product(weight, extra, pack=True)
+        product = Product(weight, extra, pack="half")
         made = product(x)
     assert product.half and made.shape == (1, rows, 80)
     assert torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
 
 
 @needs_halves
-def test_one_other_number_keeps_all_weights_in_float32() -> None:
+def test_the_number_format_decides_and_not_how_a_weight_happens_to_be() -> None:
     weight = torch.randn(80, 48).half().float()
-    assert Product(weight, pack=True).half
+    assert not Product(weight, pack="whole").half, "float32 is read where float32 was asked for, of every model"
+    assert Product(weight, pack="half").weight is weight
     weight[3, 5] += 1e-5
-    assert not Product(weight, pack=True).half
+    rounded = Product(weight, pack="half")
+    assert rounded.half and torch.equal(rounded.weight, weight.half().float())
     weight[3, 5] = 1e5  # float16 has no such number
-    assert not Product(weight, pack=True).half
+    assert not Product(weight, pack="half").half
 
 
 @needs_halves
 def test_bytes_are_counted_as_they_are_read() -> None:
     halved, whole = torch.randn(8, 16).half().float(), torch.randn(8, 16)
-    kept = [Product(w, pack=True) for w in (halved, whole)]
+    kept = [Product(halved, pack="half"), Product(whole, pack="whole")]
     assert products.bytes_read([halved, whole]) == 2 * 128 + 4 * 128
     assert products.bytes_read([halved[2:4]]) == 2 * 32, "a part of a joined matrix"
-    again = Product(halved, pack=True)
+    again = Product(halved, pack="half")
     del again
     assert products.bytes_read([halved]) == 2 * 128, "another product of the same weight is still there"
     del kept
@@ -222,7 +229,7 @@ def test_bytes_are_counted_as_they_are_read() -> None:
 @needs_halves
 def test_bytes_of_weights_that_were_copied_into_one_product() -> None:
     parts = [torch.randn(4, 16).half().float() for _ in range(2)]
-    product = Product(torch.cat(parts), pack=True, parts=parts)
+    product = Product(torch.cat(parts), pack="half", parts=parts)
     assert product.half and products.bytes_read(parts) == 2 * 128
 
 
@@ -230,7 +237,7 @@ def test_bytes_of_weights_that_were_copied_into_one_product() -> None:
 def test_a_single_state_without_rows_is_multiplied_too() -> None:
     weight = torch.randn(8, 16).half().float()
     with torch.inference_mode():
-        made = Product(weight, pack=True)(x := torch.randn(16))
+        made = Product(weight, pack="half")(x := torch.randn(16))
     assert torch.allclose(made, F.linear(x, weight), atol=1e-5)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from specbench_ss import UserError, load_run
 from specbench_ss.benchmark import quiet_timing
 from specbench_ss.reports.html.report import page as page_of
-from specbench_ss.results.disturbances import often_disturbed
+from specbench_ss.results.disturbances import gathered, often_disturbed
 from specbench_ss.results.finding import finding
 from specbench_ss.results.health import spread, unstable
 from specbench_ss.results.intervals import compare
@@ -185,10 +185,12 @@ def test_a_question_that_has_many_of_the_disturbed_samples_is_named(steady: Run)
     )
     for row in steady.rows:
         row.disturbed = "other processes took 12% of the processor" if row.question_id == many else ""
-    assert "these are of question" not in made_of(steady)["disturbed"].sentence, "there is no other to be many against"
+    assert not any("these are of question" in line for line in made_of(steady)["disturbed"].lines), (
+        "there is no other to be many against"
+    )
     other.disturbed = "other processes took 42% of the processor"
     check = made_of(steady)["disturbed"]
-    assert f"of these are of question {many}:" in check.sentence
+    assert any(f"of these are of question {many}:" in line for line in check.lines)
     assert any(
         "from “other processes took 12%" in line and "to “other processes took 42%" in line for line in check.lines
     )
@@ -242,8 +244,8 @@ def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
     rows = summarise(run)
     before = without_disturbed(run, rows)
-    assert "left to all, ss 2." in before.sentence and not before.changed and not before.line
-    assert before.sentence.endswith("no method would be called otherwise than it is.")
+    assert "left to all: ss 2." in before.line and not before.changed
+    assert before.verdict == "without them no method would be called otherwise than it is"
     slow = [row for row in run.rows if row.method == "ss"][:2]
     for row in slow:  # these two alone make the method slow
         row.wall_s, row.disturbed = 60 * (row.wall_s or 0), "other processes took 90% of the processor"
@@ -251,7 +253,7 @@ def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(
     assert bounds and bounds[0] < 1
     rows = [replace(r, comparison=compare(bounds)) if r.method == "ss" else r for r in rows]
     found = without_disturbed(run, rows)
-    assert "; ss would be called faster instead of " in found.sentence and found.changed == {"ss": "faster"}
+    assert " ss would be called faster instead of " in found.verdict and found.changed == {"ss": "faster"}
     assert {check.name: check.changed for check in checks(run, rows)}["disturbed"] == ("ss",)
     for row in run.rows:
         row.disturbed = "all of them" if row.method == "ar" else row.disturbed
@@ -265,19 +267,18 @@ def test_methods_are_compared_on_the_prompts_that_nothing_disturbed_for_any_of_t
     own["medusa"][0].disturbed = "other processes took 90% of the processor"
     own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) / 1000  # of the same prompt, which counts for neither
     said = without_disturbed(run, rows)
-    assert "on the 7 of 8 prompts that are left to all, " in said.sentence and "fastest of 2;" in said.sentence
+    assert "on the 7 of 8 prompts that are left to all: " in said.line
     assert "ss 1." in said.line and "medusa " in said.line
     own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) * 1000
     assert without_disturbed(run, rows) == said
     for i in range(1, 8):
         own["ss" if i % 2 else "medusa"][i].disturbed = "other processes took 90% of the processor"
-    assert "on the prompts left to each" in without_disturbed(run, rows).sentence
+    assert "on the prompts left to each" in without_disturbed(run, rows).line
 
 
 def test_every_method_is_told_without_the_disturbed_samples(make_run: MakeRun) -> None:
     labels = ("ar", "ss", "ss[gamma=2]", "ss[gamma=3]", "medusa")
     said = without_disturbed(run := read_run(make_run(labels=labels, categories=("qa",))), summarise(run))
-    assert " is the fastest of 4; " in said.sentence
     assert all(f"{label} " in said.line for label in labels[1:])
 
 
@@ -288,10 +289,11 @@ def test_tasks_with_poor_answers_are_named_and_left_out(make_run: MakeRun) -> No
         row.quality = 0.03 if row.category == "translation" else 0.9
     found = made_of(run)["poor"]
     assert found.state == "warning" and "poor in translation (0.03 of 1)" in found.sentence
-    assert "on the 8 of 16 other prompts, " in found.sentence and "medusa " in found.lines[0]
+    assert "; without them no method would be called otherwise" in found.sentence
+    assert "on the 8 of 16 other prompts: " in found.lines[1] and "medusa " in found.lines[1]
     for row in run.rows:
         row.quality = 0.0
-    assert "Without" not in made_of(run)["poor"].sentence, "nothing is left"
+    assert "without" not in made_of(run)["poor"].sentence, "nothing is left"
 
 
 def test_context_that_differs_is_no_unstable_timing(make_run: MakeRun) -> None:
@@ -325,14 +327,14 @@ def test_a_session_that_has_most_of_the_disturbed_samples_is_named(steady: Run) 
         row.started = hour + (4 * 3600 if row.question_id in late else 60)
         row.disturbed = "other processes took 12% of the processor" if row.question_id in late else ""
         row.decode_s = (0.02 if row.question_id in late else 0.01) * (row.steps or 0)
-    said = made_of(steady)["disturbed"].sentence
+    said = " ".join(made_of(steady)["disturbed"].lines)
     assert "4 of the 4 are of the session that began at 03:04 on 2026-01-02" in said
-    assert "a step of ar took 20 ms there and 10 ms in the others (medians)." in said
+    assert "a step of ar took 20 ms there and 10 ms in the others (medians)" in said
     for row in steady.rows:
         row.disturbed = "other processes took 12% of the processor"
-    assert "of the session" not in made_of(steady)["disturbed"].sentence, "it has no more of them than of all samples"
+    assert not gathered(steady), "it has no more of them than of all samples"
     steady.manifest["sessions"] = steady.manifest["sessions"][:1]
-    assert "of the session" not in made_of(steady)["disturbed"].sentence
+    assert not gathered(steady)
 
 
 def test_methods_with_many_disturbed_samples_are_marked(steady: Run) -> None:
