@@ -125,6 +125,10 @@ class RunLoop(ABC):
         if not self.run_dir.rows:
             return
         self.events.on_warning(f"resuming: {total - todo} of {total} samples are already there")
+        if not todo and self.goal is None:  # second passes at most, which are not timed
+            *before, last = self.run_dir.manifest["sessions"]
+            self.run_dir.update(sessions=[*before, {**last, "measures": False}])
+            return
         if changed := self.changes():
             what = ", ".join(changed)
             self.warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")

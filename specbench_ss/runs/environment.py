@@ -51,7 +51,7 @@ def machine_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def changed_since(manifest: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Name the parts that differ between this machine now and any earlier session of a run."""
-    earlier = [manifest.get("environment", {}), *(s["environment"] for s in manifest.get("sessions", []))]
+    earlier = [manifest.get("environment", {}), *(s["environment"] for s in _measuring(manifest))]
     changed = {name for old in earlier for name in machine_changes(old, here)}
     return [name for name in CONDITIONS if name in changed]
 
@@ -70,8 +70,13 @@ def is_of_times(warning: str) -> bool:
 
 def between_sessions(manifest: dict[str, Any]) -> list[str]:
     """Name the parts that differ between the sessions of a run, so that its times do not compare."""
-    later = [machine_changes(manifest["environment"], s["environment"]) for s in manifest.get("sessions", [])]
+    later = [machine_changes(manifest["environment"], s["environment"]) for s in _measuring(manifest)]
     return [name for name in CONDITIONS if any(name in changed for changed in later)]
+
+
+def _measuring(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the sessions in which something was measured: others may have recorded drafts of what was there."""
+    return [session for session in manifest.get("sessions", []) if session.get("measures", True)]
 
 
 def busy() -> str:

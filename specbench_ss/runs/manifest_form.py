@@ -112,6 +112,7 @@ class _Session(Struct):
     started: str
     environment: _Environment
     workers: list[_Worker] = []
+    measures: bool = True
 
 
 class ManifestForm(Struct):

@@ -357,11 +357,32 @@ def test_a_run_records_its_drafters_and_is_not_resumed_with_others(tmp_path: Pat
 
 
 def test_resuming_under_other_conditions_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Bench(tmp_path)
+
+    def interrupt(label: str, prompt: str) -> None:
+        if len(cut.calls) > 3:
+            raise KeyboardInterrupt
+
+    cut.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        cut.run()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    again = Bench(tmp_path)
+    made = again.run(resume=True)
+    assert any("other conditions: threads; times do not compare" in w for w in again.events.warnings)
+    assert environment.between_sessions(made.manifest) == ["threads"]
+
+
+def test_conditions_of_a_session_that_measured_nothing_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Bench(tmp_path).run()
     again = Bench(tmp_path)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    again.run(resume=True)
-    assert any("other conditions: threads; times do not compare" in w for w in again.events.warnings)
+    made = again.run(resume=True)
+    assert not any("other conditions" in w for w in [*again.events.warnings, *made.manifest.get("warnings", [])])
+    assert len(made.manifest["sessions"]) == 2 and not environment.between_sessions(made.manifest)
+    assert not environment.changed_since(made.manifest, made.manifest["environment"])
 
 
 def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
