@@ -17,12 +17,13 @@ from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import error_text
 from specbench_ss.files import crash_safe, records
 from specbench_ss.models.model_folder import check_model
-from specbench_ss.results.experiment import VERDICTS, Claim, Experiment, Request
-from specbench_ss.results.experiment_output import FIGURE, RESULT
+from specbench_ss.results.experiment import CLAIMS, VERDICTS, Claim, Experiment, Grid, Request, Result, Span
+from specbench_ss.results.experiment_output import FIGURE, RESULT, markdown
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest import plain
 
 PAGE = "paper.md"
+ROWS = 40  # of a table on the page
 
 
 class _Stored(msgspec.Struct):
@@ -30,6 +31,9 @@ class _Stored(msgspec.Struct):
 
     request: dict[str, Any]
     claims: list[Claim] = []
+    grids: tuple[Grid, ...] = ()
+    lines: tuple[tuple[Span, ...], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Item:
     title: str
     source: str
     claims: tuple[Claim, ...] = ()
+    result: Result | None = None
     lacking: tuple[str, ...] = ()
     problem: str = ""
 
@@ -94,7 +99,8 @@ def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
         return replace(item, problem=f"{folder / RESULT} cannot be read")
     if stored.request != plain(asdict(own)):
         return replace(item, problem=f"{folder} has a result of another request: give another --out")
-    return replace(item, claims=tuple(stored.claims))
+    grids = tuple(grid for grid in stored.grids if grid.name != CLAIMS)
+    return replace(item, claims=tuple(stored.claims), result=Result(grids, (), stored.lines, stored.notes))
 
 
 def _used(experiment: Experiment, request: Request) -> Request:
@@ -143,9 +149,11 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
             yield from ("| the paper says | here | found |", "|---|---|---|")
             yield from (f"| {_cell(c.says)} | {c.verdict} | {_cell(c.found)} |" for c in item.claims)
         else:
-            yield f"The paper says nothing of it that a result could be held against; {FIGURE} shows what was found."
+            yield "The paper says nothing of it that a result could be held against."
         if item.lacking and not item.problem:
             yield from ("", f"Left out: {'; '.join(item.lacking)}.")
+        if item.result is not None:
+            yield from ("", "<details><summary>The numbers</summary>", *markdown(item.result, ROWS), "", "</details>")
 
 
 def _page(item: Item) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Value = str | float | int | None
 Form = Literal["text", "count", "number", "times", "percent", "scientific"]
+CLAIMS = "claims"  # name of the table of claims in a result
 VERDICTS = ("agrees", "tends to agree", "open", "tends not to", "does not agree")
 Mark = Literal["plain", "accepted", "rejected", "next"]
 
@@ -131,7 +132,7 @@ class Result:
         columns = (Column("the paper says", "text"), Column("here", "text"), Column("found", "text"))
         rows = tuple((claim.says, claim.verdict, claim.found) for claim in claims)
         return replace(
-            self, grids=(*self.all_grids(), Grid("claims", columns, rows, "What the paper says, and what was found"))
+            self, grids=(*self.all_grids(), Grid(CLAIMS, columns, rows, "What the paper says, and what was found"))
         )
 
     def all_grids(self) -> list[Grid]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,27 @@ def _table(grid: Grid) -> Table:
     for row in grid.rows:
         table.add_row(*(escape(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)))
     return table
+
+
+def markdown(result: Result, most: int) -> Iterator[str]:
+    """Yield the lines of a result as Markdown: marked text, tables of `most` rows each, and notes."""
+    if result.lines:
+        yield from ("", "```text", *(marked(line, False).plain for line in result.lines), "```")
+    for grid in result.all_grids():
+        yield from ("", f"{grid.caption or grid.name}:", "")
+        yield f"| {' | '.join(_of_markdown(c.title) for c in grid.columns)} |"
+        yield f"|{'|'.join('---' if c.form == 'text' else '---:' for c in grid.columns)}|"
+        for row in grid.rows[:most]:
+            texts = [_of_markdown(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)]
+            yield f"| {' | '.join(texts)} |"
+        if len(grid.rows) > most:
+            yield from ("", f"These are the first {most} of {len(grid.rows):,} rows.")
+    if result.notes:
+        yield from ("", *(f"- {_of_markdown(note)}" for note in result.notes))
+
+
+def _of_markdown(text: str) -> str:
+    return text.replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 
 def status(parts: Sequence[Part]) -> list[str]:
