@@ -71,9 +71,10 @@ VARIANTS = (
     Variant("P_j's rate 0.01", options="embedding_lr=0.01"),
     Variant("P_j's rate 0.2", options="embedding_lr=0.2"),
     Variant(MEDUSA, "medusa"),
+    Variant(f"{MEDUSA}, the base's LM head", "medusa", "own_unembed=off"),
     Variant(f"{CENTRE}, twice the steps", longer=2),
     Variant("root known, twice the steps", options="root_rank=64", longer=2),
-    Variant(f"{MEDUSA}, twice the steps", "medusa", longer=2),
+    Variant(f"{MEDUSA}, the base's LM head, twice the steps", "medusa", "own_unembed=off", longer=2),
 )
 
 
