@@ -27,7 +27,7 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.drafter_training import LOG
 
-SEEDS, STEPS, ROWS, LENGTH, ANCHORS, TALKS = 3, 300, 4, 256, 64, 4000
+SEEDS, STEPS, ROWS, LENGTH, ANCHORS, TALKS = 3, 300, 4, 256, 32, 4000
 NODES = 8  # of every draft
 CENTRE, MEDUSA, SMALL = "N_s 4, R_s 32", "Medusa's heads", "R_s 8"
 GAMMA, LR = 4, 0.01
