@@ -15,6 +15,7 @@ import torch
 from annotated_types import Ge
 
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.own_work import OwnWork, of_head, of_layers
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
@@ -96,6 +97,11 @@ class Lookahead(Decoder):
         """Tree and window."""
         rows: int = self.options.most_rows()
         return rows
+
+    def own_work(self) -> OwnWork:
+        """The whole window without its root in every layer, and its newest level in the LM head."""
+        o = self.options
+        return OwnWork(step=((o.level - 1) * o.window - 1) * of_layers(self.target) + o.window * of_head(self.target))
 
     def begin(self, state: State) -> None:
         """An empty pool; a window of one level, random tokens of the prompt, wide enough to fill N - 1 levels."""

@@ -94,6 +94,7 @@ def _train_base(
     else:
         model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     BaseTrainer(model, size, rows, special, lab.device, lab.folder(stage), lab.compile).train(lab.log)
+    model.config.ssbench = {"trained": {"tokens": size.tokens}}
     save_model(model, tokenizer, lab.folder(stage) / "model")
 
 
@@ -145,7 +146,7 @@ def train_shared(lab: LabTraining, target: Target, trainees: Sequence[SharedTrai
     """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
     budget = _tune(lab, target, trainees, stage)
     for trainee in trainees:
-        trained = {"steps": budget.steps, "alpha_j": trainee.alpha_j}
+        trained = {**_trained(lab, budget), "alpha_j": trainee.alpha_j}
         about = {**belongs_to(target), "trained": trained, "advice": SS_ADVICE}
         save_shared(lab.folder(trainee.name), trainee, about)
 
@@ -159,7 +160,7 @@ def medusa2(lab: LabTraining) -> None:
     batches = lab.scaled(CALIBRATION_BATCHES, 1)
     accuracies = mean_accuracies(target, trainee, drafter_text(lab, "calibration"), budget, batches, lab.machine)
     config = {
-        **belongs_to(target), "trained": {"steps": budget.steps}, "accuracies": accuracies, "nodes": MEDUSA_NODES,
+        **belongs_to(target), "trained": _trained(lab, budget), "accuracies": accuracies, "nodes": MEDUSA_NODES,
     }  # fmt: skip
     save_joint(lab.folder("medusa2/weights"), trainee, config)
 
@@ -175,13 +176,19 @@ def _tune(lab: LabTraining, target: Target, trainees: Sequence[Trainee], stage: 
     return budget
 
 
+def _trained(lab: LabTraining, budget: Budget) -> dict[str, int]:
+    """What a folder's config says of such a training."""
+    tokens = budget.steps * budget.rows_per_step * lab.base_size(lab.size).row_length
+    return {"steps": budget.steps, "tokens": tokens}
+
+
 def space(lab: LabTraining) -> None:
     """SPACE's LoRA and mask, on the batches of stage `shared`."""
     target = lab.base_target()
     torch.manual_seed(lab.seed + 5)
     trainee = SPACETrainee(target, SPACE_MASKS, SHARED_STREAMS.lora_rank, SHARED_LR, mask_lr=SPACE_MASK_LR)
     budget = _tune(lab, target, [trainee], "space")
-    about = {**belongs_to(target), "trained": {"steps": budget.steps}}
+    about = {**belongs_to(target), "trained": _trained(lab, budget)}
     save_space(lab.folder("space/weights"), trainee.mask, trainee.tuned, about)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.own_work import OwnWork, of_head, of_layers
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree, visibility
 from specbench_ss.decoding.verify import Verdict
@@ -22,7 +23,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
-from specbench_ss.methods.space.model import check_model, is_target, load_model
+from specbench_ss.methods.space.model import check_model, is_target, learnt_of, load_model
 from specbench_ss.methods.space.rows import MASKS, rows_of
 from specbench_ss.models.weight_hash import hash_weights
 
@@ -105,7 +106,9 @@ class SPACE(OwnModel):
     def load(cls, target: Target, options: Any) -> SPACE:
         """The fine-tuned model and its mask."""
         own, mask = load_model(options, target)
-        return cls(own, options, mask)
+        found = cls(own, options, mask)
+        found.learnt = learnt_of(options, target)
+        return found
 
     @staticmethod
     def settle(options: SPACEOptions, mask: MaskToken) -> int:
@@ -147,6 +150,10 @@ class SPACE(OwnModel):
     def max_rows(self) -> int:
         """Root and candidates, and k masks behind each."""
         return (self.k + 1) ** 2
+
+    def own_work(self) -> OwnWork:
+        """Masks behind every row; those behind the last accepted one reach the LM head."""
+        return OwnWork(step=self.k * of_head(self.target), node=self.k * of_layers(self.target))
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 

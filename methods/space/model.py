@@ -20,6 +20,7 @@ from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
     drafter_here,
+    learnt,
     load_into,
     read_config,
     read_shapes,
@@ -88,6 +89,11 @@ def load_model(options: Chosen, target: Target) -> tuple[Target, MaskToken]:
     mask, config = _read(folder, target, read_tensors)
     check_base(config, target, "space")
     return merged_target(target, folder, "space"), mask
+
+
+def learnt_of(options: Chosen, target: Target) -> dict[str, Any]:
+    """What is known of the training of such a model; of the target itself nothing."""
+    return {} if is_target(options) else learnt(read_config(drafter_folder(options.weights, "space", target)))
 
 
 def save(folder: Path, mask: MaskToken, tuned: Target, about: dict[str, Any]) -> None:

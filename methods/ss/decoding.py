@@ -16,6 +16,7 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.own_work import OwnWork, of_attention, of_head, of_layers
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
@@ -187,6 +188,21 @@ class SpeculativeStreaming(Decoder):
         return type(self)(self.target, options, self.streams, self.advice)
 
     # -- rows and masks -----------------------------------------------------------------------------------------
+
+    def own_work(self) -> OwnWork:
+        """The streams of every row; the LM head of all of them in one product, or of the accepted row's alone."""
+        head, lower = self.gamma * of_head(self.target), slice(0, self.settings.prune_layer)
+        step, node = (0, head) if self.fuses else (head, 0)
+        below = of_layers(self.target, lower) if self.settings.prune else 0
+        return OwnWork(step, node + self.stream_work(), below)
+
+    def stream_work(self) -> int:
+        """Entries of the matrices that one row's streams pass: attention, adapters, MLPs where they pass these."""
+        target, c = self.target, self.streams.config
+        upper, adapters = slice(c.check_layers(target.n_layers), None), 2 * target.hidden_size * c.adapter_rank
+        with_mlp = c.keep_mlp or not c.adapter_rank
+        own = of_layers(target, upper) if with_mlp else of_attention(target, upper)
+        return self.gamma * (own + c.n_msa_layers * adapters) + 2 * target.hidden_size * c.init_rank
 
     def max_rows(self) -> int:
         """The most rows of a step."""

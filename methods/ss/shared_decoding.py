@@ -15,6 +15,7 @@ import torch
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.own_work import OwnWork
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
@@ -88,7 +89,7 @@ class SharedAutoregressive(SharedStreaming):
     """One token a step. Where the main stream sees its streams (eq. 3) they run along, unread."""
 
     name = "ss-shared-ar"
-    summary = "plain decoding of the model of ss-shared: its reference"
+    summary = "plain decoding of the model of ss-shared, whose rows see streams that run along: its reference"
     lossless = False
     Options = SharedAROptions
     most_fused = 0  # nothing is drafted
@@ -122,6 +123,10 @@ class SharedAutoregressive(SharedStreaming):
     def max_rows(self) -> int:
         """The root, and its streams where they run along."""
         return 1 + (self.gamma if self.attending else 0)
+
+    def own_work(self) -> OwnWork:
+        """The streams, where they run along."""
+        return OwnWork(node=self.stream_work() if self.attending else 0)
 
     def prefill(self, state: State, ids: Tensor) -> Output:
         """As the model was trained."""

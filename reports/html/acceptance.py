@@ -90,6 +90,7 @@ def by_position(
         panels=panels,
         note="Dots: share of steps, from 0 to 100 %, that accept a draft position once the one before is accepted; "
         f"pale where fewer than {FEW} steps are behind it. Grey bars: share of all steps whose draft is that long."
+        " Tokens behind an answer's end are accepted here and count in no τ."
         + (f" Positions beyond {most} are in the table." if longest > most else ""),
     )
 

@@ -31,6 +31,7 @@ RESTS_ON: dict[str, Badge] = {  # name of a check without whose findings a metho
     "poor": ("rests on poor answers", "note"),
 }
 LEARNT = "learnt from"
+UNKNOWN: Badge = ("training not recorded", "note")
 LEGEND = {  # tags that need a word more, in the order in which they are explained
     "not distinguishable": "the interval covers 1",
     "may be noise": "it begins below what plain decoding itself seems to gain in this run",
@@ -102,7 +103,7 @@ def ranking(
     placed: Mapping[str, Standing],
     disturbed: Collection[str] = (),
     checks: Sequence[Check] = (),
-    read: Mapping[str, int] | None = None,
+    read: Mapping[str, int | None] | None = None,
 ) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them.
 
@@ -119,7 +120,7 @@ def ranking(
             rows[label] = replace(rows[label], badges=[*rows[label].badges, RESTS_ON[check.name]])
     for label, tokens in (read or {}).items():
         if label in rows:
-            learnt = (f"{LEARNT} {short(tokens)} tokens", "flat")
+            learnt = UNKNOWN if tokens is None else (f"{LEARNT} {short(tokens)} tokens", "flat")
             rows[label] = replace(rows[label], badges=[*rows[label].badges, learnt])
     places, folded, made = 0, controls(overall), []
     left = set(folded)

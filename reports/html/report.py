@@ -37,7 +37,7 @@ from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import frames, verdict_text, what_if
 from specbench_ss.results.budgets import budgets as what_each_had
-from specbench_ss.results.budgets import tokens_read, trained
+from specbench_ss.results.budgets import tokens_read, told_scope, trained
 from specbench_ss.results.disturbances import often_disturbed
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
@@ -123,6 +123,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         **_why(run, look, contestants, worked),
         "budgets": budgets.table(had, look),
         "trained": trained(had),
+        "scope": told_scope(run, had),
         "matrix": matrix.matrix(cells, look, contestants),
         "of_a_task": _of_a_task(summaries),
         "speedups": matrix.by_task(cells, look, contestants),

@@ -170,6 +170,9 @@ def _sessions(manifest: Mapping[str, Any]) -> str:
     sessions = manifest.get("sessions", [])
     told = []
     for session in sessions if len(sessions) > 1 else ():
+        if not session.get("measures", True):
+            told.append(f"{session['started']} (nothing was measured in it)")
+            continue
         changed = machine_changes(manifest["environment"], session["environment"])
         told.append(session["started"] + (f" (other {', '.join(changed)}: times do not compare)" if changed else ""))
     return "; ".join(told)

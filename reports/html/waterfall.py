@@ -18,7 +18,8 @@ HELP = {
     "passes saved": f"The pass of {REFERENCE}, made less often",
     "verifying widened": f"What the method's passes take beyond those of {REFERENCE}, drafts made within them included",
     "drafting added": "Making drafts",
-    "other": "Accepting, what else a step takes, reading the prompt",
+    "reading the prompt": "Prefill, and what the method does besides with the prompt",
+    "other": "Accepting, and what else a step takes",
 }
 
 

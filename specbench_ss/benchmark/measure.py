@@ -118,7 +118,11 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
 
     limits = known_limits(target.device)
     shapes = {
-        label: model_shape(decoder.target) | {"drafter": drafter_shape(decoder.drafter_weights(), decoder.target)}
+        label: {
+            **model_shape(decoder.target),
+            "drafter": drafter_shape(decoder.drafter_weights(), decoder.target),
+            "own": decoder.own_work().as_dict(),
+        }
         for label, decoder in decoders.items()
     }
     return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from specbench_ss.decoding.model_shape import read_by_a_pass
+from specbench_ss.decoding.own_work import OwnWork
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
@@ -156,6 +157,10 @@ class Decoder(ABC):
         """
         modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
         return [weight for module in modules for weight in read_by_a_pass(module)]
+
+    def own_work(self) -> OwnWork:
+        """What rows of the method's own are multiplied by besides its nodes, for counting what a step costs."""
+        return OwnWork()
 
     def prefill(self, state: State, ids: Tensor) -> Output:
         """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""

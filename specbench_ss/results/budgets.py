@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench_ss.method_spec import MethodSpec
+from specbench_ss.results.number_text import short
 from specbench_ss.results.paired_times import over
 from specbench_ss.runs.rows import Run
 
@@ -50,10 +51,27 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
     return found
 
 
-def tokens_read(run: Run) -> dict[str, int]:
-    """Return how many tokens of text each trained drafter of a run learnt from, repeats counted, where it is known."""
+def tokens_read(run: Run) -> dict[str, int | None]:
+    """Return how many tokens of text each trained drafter of a run learnt from, repeats counted; None: not recorded."""
     learnt = {method["label"]: method.get("learnt") or {} for method in run.manifest["methods"]}
-    return {label: own["tokens"] for label, own in learnt.items() if own.get("tokens") and "searched" not in own}
+    return {label: own.get("tokens") for label, own in learnt.items() if own and "searched" not in own}
+
+
+def told_scope(run: Run, found: Sequence[Budget]) -> str:
+    """Say in one sentence what a run's ranking holds for, and where its sides were not equal."""
+    prompts, questions = len({(row.question_id, row.turn) for row in run.rows}), len(run.questions)
+    made = " made up by a generator" if run.manifest["suite"].get("edition") == "generated" else ""
+    often = "once" if run.repeats == 1 else f"{run.repeats} times"
+    asked = f"{prompts:,} prompts ({questions:,} questions{made})"
+    said = f"It holds for this model, this machine and {asked}, measured {often}"
+    nodes = sorted(one.drafted for one in found if one.drafted)
+    read = sorted(one.learnt["tokens"] for one in found if one.learnt and one.learnt.get("tokens"))
+    unequal = []
+    if nodes and nodes[-1] > 1.05 * nodes[0]:
+        unequal.append(f"methods draft {nodes[0]:.1f} to {nodes[-1]:.1f} nodes a step")
+    if read and read[-1] > 1.05 * read[0]:
+        unequal.append(f"drafters learnt from {short(read[0])} to {short(read[-1])} tokens")
+    return "; ".join([said, " and ".join(unequal)] if unequal else [said]) + "."
 
 
 def unequal(found: Sequence[Budget]) -> str:

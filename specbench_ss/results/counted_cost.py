@@ -1,7 +1,8 @@
 """Bytes and floating-point operations of a method's steps, counted from shapes, and what limits make of them.
 
-A floor: weights are read once a step, keys and values of the context once, and activations are not counted. Rows that a
-method drops before the last layer, and rows of its own that it carries along, are not counted either.
+A floor: weights are read once a step, keys and values of the context once, and activations are not counted. Of rows of
+a method's own, and of those that it drops before the last layer, the products with matrices are counted
+(`Decoder.own_work`), their attention is not.
 """
 
 from __future__ import annotations
@@ -41,18 +42,22 @@ class Cost:
 def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
     """Return the cost of all steps of these samples; None where there are none, or where shapes do not tell it.
 
-    shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter`. The context of a step is taken
+    shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter` and the rows of
+    the method's own under `own`. The context of a step is taken
     as the mean of its lengths at the beginning and the end of the answer.
     """
     good = [row for row in rows if row.ok and row.steps]
     if not good or shape["weight_bytes"] is None:
         return None
     steps = sum(row.steps or 0 for row in good)
-    flops = moved = 0.0
+    own = shape.get("own") or {}
+    dropped = sum(max(0, (row.drafted or 0) - (row.verified or 0)) for row in good)
+    flops = 2.0 * (steps * own.get("step", 0.0) + dropped * own.get("dropped", 0.0))
+    moved = 0.0
     for row in good:
         made, passed = _rows_of(row), _context_of(row)
         seen = sum(passed if window is None else min(passed, window) for window in shape["windows"])
-        flops += made * (2 * shape["matrix_parameters"] + shape["attention_flops"] * seen)
+        flops += made * (2 * (shape["matrix_parameters"] + own.get("node", 0.0)) + shape["attention_flops"] * seen)
         moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
     drafter = shape.get("drafter")
     if drafter is None or (not drafter["weight_bytes"] and any(row.draft_calls for row in good)):

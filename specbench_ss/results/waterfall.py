@@ -15,11 +15,11 @@ from specbench_ss.runs.rows import Run
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Milliseconds per kept token on the prompts that both answered: reference_ms + the four parts = method_ms.
+    """Milliseconds per kept token on the prompts that both answered: reference_ms + the five parts = method_ms.
 
     passes_saved: the reference's pass, made less often. verifying: what the method's passes take beyond that.
-    drafting: making drafts. other: accepting, the host, prefill. tau: kept tokens a step. pass_ratio: the method's pass
-    over the reference's.
+    drafting: making drafts. reading: the prompt. other: accepting, the host. tau: kept tokens a step. pass_ratio: the
+    method's pass over the reference's.
     """
 
     method: str
@@ -27,6 +27,7 @@ class Waterfall:
     passes_saved: float
     verifying: float
     drafting: float
+    reading: float
     other: float
     method_ms: float
     tau: float
@@ -34,11 +35,12 @@ class Waterfall:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return the four parts by what they are called, in order."""
+        """Return the five parts by what they are called, in order."""
         return {
             "passes saved": self.passes_saved,
             "verifying widened": self.verifying,
             "drafting added": self.drafting,
+            "reading the prompt": self.reading,
             "other": self.other,
         }
 
@@ -53,7 +55,8 @@ class Waterfall:
 
     def _costs(self) -> str:
         wide = f" (its passes take {number(self.pass_ratio)} times as long as plain ones)" if self.pass_ratio else ""
-        others = f"drafting {_adds(self.drafting)}, the other work {_adds(self.other)}:"
+        rest = self.reading + self.other
+        others = f"drafting {_adds(self.drafting)}, reading the prompt and other work {_adds(rest)}:"
         return f"Verifying {_adds(self.verifying)}{wide}, {others}"
 
 
@@ -86,13 +89,16 @@ def _waterfall(pair: Pair) -> Waterfall | None:
     saved = verify_ref * (passes - passes_ref)
     wider = (verify - verify_ref) * passes
     drafting = mine.sums["draft_s"] / tokens - theirs.sums["draft_s"] / tokens_ref
+    prefill, prefill_ref = (sum(row.prefill_s or 0.0 for row in work.rows) for work in (pair.own, pair.plain))
+    reading = prefill / tokens - prefill_ref / tokens_ref
     return Waterfall(
         pair.own.method,
         reference_ms=1000 * start,
         passes_saved=1000 * saved,
         verifying=1000 * wider,
         drafting=1000 * drafting,
-        other=1000 * (end - start - saved - wider - drafting),
+        reading=1000 * reading,
+        other=1000 * (end - start - saved - wider - drafting - reading),
         method_ms=1000 * end,
         tau=mine.tau,
         pass_ratio=over(verify, verify_ref),

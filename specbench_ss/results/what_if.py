@@ -73,7 +73,7 @@ def parts(run: Run, worked: Sequence[Pair] | None = None) -> list[Sides]:
     both = [
         (pair, _parts(pair.own, roof), _parts(pair.plain, roof)) for pair in (pairs(run) if worked is None else worked)
     ]
-    return [Sides(_widened(own, plain, pair), plain) for pair, own, plain in both if own and plain]
+    return [Sides(_widened(own, roof, pair), plain) for pair, own, plain in both if own and plain]
 
 
 def _parts(work: Work, roof: Roof) -> Parts | None:
@@ -85,12 +85,20 @@ def _parts(work: Work, roof: Roof) -> Parts | None:
     return Parts(work.method, own.tau, depth, work.nodes, read, product, own.step_s - max(read, product))
 
 
-def _widened(own: Parts, plain: Parts, pair: Pair) -> Parts:
-    """Return the method's parts with what its rows add to the overhead of verifying."""
+def _widened(own: Parts, roof: Roof, pair: Pair) -> Parts:
+    """Return the method's parts with what its rows add to the overhead of verifying, drafting left aside."""
     verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))
-    counted = max(own.read_s, own.product_s) - max(plain.read_s, plain.product_s)
+    counted = _verifying_s(pair.own, roof) - _verifying_s(pair.plain, roof)
     added = verify - verify_plain - max(0.0, counted)
     return replace(own, rows_s=min(max(0.0, added), max(0.0, own.overhead_s)))
+
+
+def _verifying_s(work: Work, roof: Roof) -> float:
+    """Return the seconds that the model's part of a step takes at the limits, without the drafter's."""
+    cost = work.cost
+    assert cost is not None
+    moved, flops = cost.bytes - (cost.drafter_bytes or 0.0), cost.flops - cost.drafter_flops
+    return max(moved / roof.read, flops / roof.products) / cost.steps
 
 
 def step_s(one: Parts, change: Change) -> float:

@@ -36,12 +36,27 @@ def test_passes_saved_are_the_references_passes_less_often_made(make_run: MakeRu
     assert one.pass_ratio == pytest.approx(verify["ss"] / verify["ar"])
 
 
+def test_reading_the_prompt_is_a_part_of_its_own(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss")))
+    before = waterfalls(run)["ss"]
+    for row in run.rows:
+        if row.method == "ss":
+            row.prefill_s, row.wall_s = (row.prefill_s or 0) + 0.1, (row.wall_s or 0) + 0.1
+    after = waterfalls(run)["ss"]
+    per_token = 100 * sum(r.method == "ss" for r in run.rows) / sum(r.tokens or 0 for r in run.rows if r.method == "ss")
+    assert (
+        after.reading - before.reading == pytest.approx(per_token) == pytest.approx(after.method_ms - before.method_ms)
+    )
+    assert after.other == pytest.approx(before.other)
+
+
 def test_the_sentence_has_the_numbers_of_the_drawing(make_run: MakeRun) -> None:
     one = waterfalls(read_run(make_run(labels=("ar", "ss"))))["ss"]
     said = one.sentence()
     assert said.startswith(f"ss keeps {one.tau:.2f} tokens a pass, which saves {-one.passes_saved:.2f} ms a token")
     assert said.endswith(f"{one.reference_ms:.2f} ms a token become {one.method_ms:.2f}.")
-    for name, part in (("Verifying", one.verifying), ("drafting", one.drafting), ("the other work", one.other)):
+    rest = ("reading the prompt and other work", one.reading + one.other)
+    for name, part in (("Verifying", one.verifying), ("drafting", one.drafting), rest):
         told = re.search(rf"{name} (adds nothing|adds|saves)", said)
         assert told is not None
         assert told[1] == ("adds nothing" if abs(part) < 0.005 else "adds" if part > 0 else "saves")

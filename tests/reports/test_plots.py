@@ -73,7 +73,7 @@ def test_bars_of_a_waterfall_end_where_the_next_begins(make_run: MakeRun) -> Non
     KINDS["waterfall"].draw(figure, numbers_of(run))
     axes = figure.axes[0]
     bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
-    assert len(bars) == 6
+    assert len(bars) == 7
     for (_, end), (start, _) in zip(bars[:4], bars[1:5], strict=True):
         assert start == pytest.approx(end)
     assert bars[-1][1] == pytest.approx(bars[-2][1]) == pytest.approx(waterfalls(run)["ss"].method_ms)

@@ -145,8 +145,11 @@ const Explorer = (() => {
   filled(form.method, methods.map((m, i) => [i, m.label]));
   filled(form.task, [["", "all"], ...[...new Set(prompts.task)].map((t) => [t, t])]);
   filled(form.sort, Object.entries(SORTS).map(([key, [text]]) => [key, text]));
-  form.addEventListener("change", () => change({ method: Number(form.method.value), task: form.task.value,
-    verdict: form.verdict.value, sort: form.sort.value, view: "all" }));
+  form.addEventListener("change", () => {
+    const first = form.sort.value !== state.sort ? { sample: null } : {}; // another order is read from its beginning
+    if (first.sample === null) list.scrollTop = 0;
+    change({ method: Number(form.method.value), task: form.task.value, verdict: form.verdict.value, sort: form.sort.value, view: "all", ...first });
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("click", (event) => {
     const view = event.target.dataset.view;

@@ -1,0 +1,67 @@
+"""Rows of a method's own are counted as torch counts what they compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from specbench_ss.benchmark.measure import machine_of
+from specbench_ss.decoding import products
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.loop import Limits, Session
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods.lookahead import Lookahead
+from specbench_ss.methods.space.decoding import SPACE
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
+from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
+from specbench_ss.registry import method_class
+from specbench_ss.results.counted_cost import counted
+from specbench_ss.runs.rows import Row
+from tests.tiny import tiny_model
+
+SHAPES: list[tuple[type[Decoder], str]] = [
+    (method_class("ar"), "default"),
+    (method_class("pld"), next(iter(method_class("pld").examples(Target(tiny_model("llama")))))),
+    (Lookahead, "default"),
+    (SPACE, "default"),
+    (SPACE, "one"),
+    (SpeculativeStreaming, "unpruned"),
+    (SpeculativeStreaming, "chain"),
+    (SpeculativeStreaming, "tree"),
+    (SpeculativeStreaming, "best-nodes"),
+    (SpeculativeStreaming, "fewer-streams"),
+    (SpeculativeStreaming, "beside-mlp"),
+    (SharedStreaming, "tree"),
+    (SharedAutoregressive, "eq-3"),
+]
+
+
+@pytest.mark.parametrize(("method", "shape"), SHAPES, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_counted_operations_are_those_that_torch_counts(
+    method: type[Decoder], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch counts none for attention on a CPU, and none for products of packed weights."""
+    monkeypatch.setattr(products, "_works", lambda: False)
+    target = Target(tiny_model("llama"))
+    decoder = method.examples(target)[shape]()
+    own = decoder.target
+    prompt = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 10]
+    session = Session(decoder, prompt, Limits(60), Sampling(), own.new_cache(own.context_length))
+    with torch.inference_mode():
+        state, _ = session.prefill()
+        steps = [session.step(state) for _ in range(8)]  # the window of lookahead is full then
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(6):
+                if session.finish is None:
+                    steps.append(session.step(state))
+    last = steps[8:]
+    assert last
+    row = Row("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
+    row.prompt_tokens = row.tokens = row.draft_calls = 0
+    row.steps, row.drafted, row.verified = len(last), sum(s.nodes for s in last), sum(s.verified for s in last)
+    about = machine_of(own, {"m": decoder})["shapes"]["m"] | {"attention_flops": 0, "drafter": None}
+    cost = counted([row], about)
+    assert cost is not None
+    assert cost.flops == pytest.approx(counter.get_total_flops(), rel=0.05)
