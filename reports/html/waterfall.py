@@ -18,7 +18,7 @@ HELP = {
     "passes saved": f"The pass of {REFERENCE}, made less often",
     "verifying widened": f"What the method's passes take beyond those of {REFERENCE}, drafts made within them included",
     "drafting added": "Making drafts",
-    "reading the prompt": "Prefill, and what the method does besides with the prompt",
+    "reading prompts": "Prefill, and what the method does besides with the prompt",
     "other": "Accepting, and what else a step takes",
 }
 

@@ -23,6 +23,7 @@ from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.served_health import served_findings
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.undisturbed import without_disturbed
+from specbench_ss.results.wavering import faster_steps
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.losses import losses
 from specbench_ss.runs.rows import Row, Run
@@ -84,7 +85,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_disturbed(run, rows),
         *{**passed, **bad}.values(),
         *(Check(name, state, said, lines) for name, state, said, lines in served_findings(run)),
-        *_bound(rows),
+        *_bound(run, rows),
         *_noise(rows),
         *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
         *_poor(run, summaries),
@@ -232,7 +233,7 @@ def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
     return Check("unstable", "ok", f"Timing is stable: the times of {work} differ by less than a tenth.")
 
 
-def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
+def _bound(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
     plain = next((row.verify_s for row in rows if row.comparison == "reference"), None)
     rows = [row for row in rows if row.comparison != "reference"]
@@ -242,7 +243,8 @@ def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
         what = "Whether a method is faster than its steps allow was not checked"
         yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
     elif rows and all(row.within_tau for row in rows):
-        yield Check("tau", "ok", "No method is faster than its steps allow.", tuple(_cheaper(rows, plain)))
+        lines = (*_cheaper(rows, plain), *faster_steps(run, [row.method for row in rows]))
+        yield Check("tau", "ok", "Over all prompts no method is faster than its steps allow.", lines)
 
 
 def _cheaper(rows: Sequence[SummaryRow], plain: float | None) -> Iterator[str]:

@@ -60,7 +60,7 @@ def _told(left: Sequence[Found], summaries: Sequence[SummaryRow], where: str) ->
     told = [f"{label} {times(value)} ({interval(around)})" for value, around, label in sorted(left, reverse=True)]
     now = {row.method: row.comparison for row in summaries if row.category == OVERALL}
     other = {label: compare(around) for _, around, label in sorted(left, reverse=True) if compare(around) != now[label]}
-    verdicts = " and ".join(_changed(other, now)) or "no method would be called otherwise than it is"
+    verdicts = " and ".join(_changed(other, now)) or "every verdict stays the same"
     return Without(f"without them {verdicts}", f"without them, on {where}: {', '.join(told)}", other)
 
 

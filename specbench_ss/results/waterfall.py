@@ -40,7 +40,7 @@ class Waterfall:
             "passes saved": self.passes_saved,
             "verifying widened": self.verifying,
             "drafting added": self.drafting,
-            "reading the prompt": self.reading,
+            "reading prompts": self.reading,
             "other": self.other,
         }
 

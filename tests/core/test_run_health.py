@@ -25,6 +25,7 @@ from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal_table import print_tables
 from specbench_ss.results.undisturbed import Without, without_disturbed
+from specbench_ss.results.wavering import faster_steps
 from specbench_ss.runs.environment import is_of_times
 from specbench_ss.runs.losses import without_verdict
 from specbench_ss.runs.rows import Run
@@ -245,7 +246,7 @@ def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(
     rows = summarise(run)
     before = without_disturbed(run, rows)
     assert "left to all: ss 2." in before.line and not before.changed
-    assert before.verdict == "without them no method would be called otherwise than it is"
+    assert before.verdict == "without them every verdict stays the same"
     slow = [row for row in run.rows if row.method == "ss"][:2]
     for row in slow:  # these two alone make the method slow
         row.wall_s, row.disturbed = 60 * (row.wall_s or 0), "other processes took 90% of the processor"
@@ -289,7 +290,7 @@ def test_tasks_with_poor_answers_are_named_and_left_out(make_run: MakeRun) -> No
         row.quality = 0.03 if row.category == "translation" else 0.9
     found = made_of(run)["poor"]
     assert found.state == "warning" and "poor in translation (0.03 of 1)" in found.sentence
-    assert "; without them no method would be called otherwise" in found.sentence
+    assert "; without them every verdict stays the same" in found.sentence
     assert "on the 8 of 16 other prompts: " in found.lines[1] and "medusa " in found.lines[1]
     for row in run.rows:
         row.quality = 0.0
@@ -395,3 +396,15 @@ def test_a_warning_names_its_sessions_where_there_are_several(steady: Run) -> No
     )
     steady.manifest["sessions"] = steady.manifest["sessions"][1:]
     assert made_of(steady)["warnings"].lines[1] == "x"
+
+
+def test_prompts_on_which_steps_took_less_than_plain_ones_are_counted(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
+    assert not [line for line in made_of(run)["tau"].lines if "single prompts" in line]
+    slow = [row for row in run.rows if row.method == "ar"][:2]
+    for row in slow:
+        row.decode_s = 50 * (row.decode_s or 0)
+    assert list(faster_steps(run, ["ss"])) == [
+        "ss: on 2 of 8 single prompts its steps took less than those of ar, by 5 % or more: "
+        "so far do the times of one prompt waver"
+    ]

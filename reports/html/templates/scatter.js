@@ -1,5 +1,5 @@
 "use strict";
-// Latency against acceptance: a dot for each prompt of the list, linked to it.
+// Speedup against acceptance: a dot for each prompt of the list, linked to it; of the reference milliseconds per token.
 (() => {
   const { make } = Page, { data } = Explorer;
   const box = document.getElementById("scatter"), note = document.getElementById("scatter-note");
@@ -16,19 +16,20 @@
   const dotless = () => (Explorer.found().length ? "No sample of this method has times." : "No sample is like this.");
   const draw = () => {
     const m = Explorer.method(), reference = data.methods[data.reference];
-    dots = Explorer.found().filter((p) => m.tau[p] !== null && m.ms[p] !== null).sort((a, b) => m.tau[a] - m.tau[b] || m.ms[a] - m.ms[b]);
-    const plain = reference ? median(dots.map((p) => reference.ms[p]).filter((ms) => ms !== null)) : undefined;
+    const compared = reference && m !== reference, value = (p) => (compared ? Explorer.speedup(m, p) : m.ms[p]);
+    dots = Explorer.found().filter((p) => m.tau[p] !== null && value(p) !== null).sort((a, b) => m.tau[a] - m.tau[b] || value(a) - value(b));
+    const plain = compared ? 1 : reference ? median(dots.map((p) => reference.ms[p]).filter((ms) => ms !== null)) : undefined;
     const wide = box.clientWidth - 32, high = box.clientHeight;
     if (!dots.length) { box.replaceChildren(make("p", { class: "nothing", role: "option" }, dotless())); note.textContent = ""; return; }
-    const leastX = Math.min(1, ...dots.map((p) => m.tau[p])), mostX = Math.max(1.5, ...dots.map((p) => m.tau[p])) * 1.05, mostY = Math.max(...dots.map((p) => m.ms[p]), plain ?? 0) * 1.08;
+    const leastX = Math.min(1, ...dots.map((p) => m.tau[p])), mostX = Math.max(1.5, ...dots.map((p) => m.tau[p])) * 1.05, mostY = Math.max(...dots.map(value), plain ?? 0) * 1.08;
     const x = (tau) => LEFT + ((tau - leastX) / (mostX - leastX)) * (wide - LEFT), y = (ms) => TOP + (1 - ms / mostY) * (high - TOP - BOTTOM);
     const across = (at, kind) => svg("line", { class: kind, x1: LEFT, x2: wide, y1: y(at), y2: y(at) });
     const texts = [
       ...ticks(mostX).filter((t) => t >= leastX).map((t) => svg("text", { x: x(t), y: high - 14, "text-anchor": "middle" }, `${t}`)),
       ...ticks(mostY).map((t) => svg("text", { x: LEFT - 6, y: y(t) + 4, "text-anchor": "end" }, `${t}`)),
-      svg("text", { x: wide, y: high - 1, "text-anchor": "end" }, "tokens per step, τ"), svg("text", { x: 0, y: 8 }, "ms per token"),
+      svg("text", { x: wide, y: high - 1, "text-anchor": "end" }, "tokens per step, τ"), svg("text", { x: 0, y: 8 }, compared ? `speedup over ${reference.label}` : "ms per token, reading the prompt included"),
     ];
-    const marks = dots.map((p) => svg("use", { href: `#sy-${m.symbol}`, x: x(m.tau[p]), y: y(m.ms[p]), fill: `var(--${m.css})`, role: "option",
+    const marks = dots.map((p) => svg("use", { href: `#sy-${m.symbol}`, x: x(m.tau[p]), y: y(value(p)), fill: `var(--${m.css})`, role: "option",
       id: `dot-${p}`, "data-p": p, "aria-label": told(p), "aria-selected": p === Explorer.state.sample,
       class: [p === Explorer.state.sample ? "now" : "", Explorer.noisy(m, p) ? "noisy" : ""].join(" ").trim() }));
     box.replaceChildren(svg("svg", { role: "none" }, svg("g", { "aria-hidden": "true" }, ...ticks(mostY).map((t) => across(t, "grid")), ...texts,

@@ -85,7 +85,7 @@
   const only = () => {
     for (const row of matrix.rows) [...row.cells].slice(1).forEach((c, i) => c.classList.toggle("off", i !== Number(select.value)));
   };
-  select.addEventListener("change", () => { only(); heads[select.value].querySelector("button").click(); });
+  select.addEventListener("change", () => { note.textContent = ""; only(); heads[select.value].querySelector("button").click(); });
   const read = () => {
     const words = Page.parameters(), th = [...matrix.tHead.rows[0].cells].find((one) => one.textContent === words.get("by"));
     if (!th) return;

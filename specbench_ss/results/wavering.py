@@ -1,0 +1,34 @@
+"""How far the times of single prompts waver: steps that drafted, verified and still took less than plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from specbench_ss.runs.rows import Row, Run
+
+BEYOND = 1.05  # times as fast a step as the reference's, from where a prompt is counted
+
+
+def faster_steps(run: Run, labels: Sequence[str]) -> Iterator[str]:
+    """Yield on how many prompts a method's mean step took less than the reference's, a line a method."""
+    plain = {_prompt(row): row for row in run.rows if row.method == run.baseline and _timed(row)}
+    for label in labels:
+        own = [row for row in run.rows if row.method == label and _timed(row) and _prompt(row) in plain]
+        fast = sum(_step_s(plain[_prompt(row)]) > BEYOND * _step_s(row) for row in own)
+        if fast:
+            yield (
+                f"{label}: on {fast:,} of {len(own):,} single prompts its steps took less than those of {run.baseline}, "
+                "by 5 % or more: so far do the times of one prompt waver"
+            )
+
+
+def _timed(row: Row) -> bool:
+    return bool(row.ok and row.decode_s and row.steps)
+
+
+def _step_s(row: Row) -> float:
+    return (row.decode_s or 0.0) / (row.steps or 1)
+
+
+def _prompt(row: Row) -> tuple[str, int, int]:
+    return row.question_id, row.turn, row.repeat
