@@ -88,6 +88,18 @@ def with_setting(config: RunConfig, names: Sequence[str], value: Any) -> RunConf
     return None if name is None else replace(config, **{name: value})
 
 
+TREES = (  # what the papers draft: 4 streams with 3 candidates are 120 nodes, of which 32 are kept (ACL app. H)
+    *(f"{name}.{option}" for name in ("ss", "ss-shared") for option in ("gamma=4", "k=3", "n_draft=0", "n_keep=32",
+      "prune=on", "stream_attention_top_p=64")),
+    *(f"{name}.tree=published" for name in ("medusa", "medusa2", "hydra", "eagle")),
+)  # fmt: skip
+
+
+def as_published(request: Request) -> Request:
+    """Return the request with the papers' trees where it asks for them and does not say otherwise itself."""
+    return replace(request, settings=(*TREES, *request.settings)) if request.published else request
+
+
 def config_for(request: Request, methods: Sequence[str], **settings: Any) -> RunConfig:
     """Return a run of these methods, the reference first, with the request's settings.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from specbench_ss.reports.paper.claims import rising
 from specbench_ss.reports.paper.figures import A100, ACL, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import (
     METHODS,
     QUANTISATION,
+    as_published,
     config_for,
     model_parts,
     nothing_runs,
@@ -29,6 +31,7 @@ class Table4(Experiment):
     """The experiment `table-4`."""
 
     name = "table-4"
+    uses = tuple(f.name for f in fields(Request))
     title = "speedup and quality with a quantised base"
     source = source(ACL, "table", 4)
 
@@ -68,7 +71,7 @@ class Table4(Experiment):
 
 def _config(level: str, request: Request) -> RunConfig | None:
     able = [METHODS[m] for m in ROWS if not of_method(METHODS[m], request)]
-    config = config_for(request, able, suite="apps", categories=("sql",))
+    config = config_for(as_published(request), able, suite="apps", categories=("sql",))
     return config if level == "FP16" else with_setting(config, QUANTISATION, level.lower())
 
 
@@ -96,7 +99,7 @@ def _rows(runs: dict[str, Run]) -> list[tuple[Value, ...]]:
     for level in LEVELS:
         ours: dict[str, SummaryRow] = {}
         if level.lower() in runs:
-            ours = {r.method: r for r in summarise(runs[level.lower()]) if r.category == OVERALL}
+            ours = {r.method.partition("[")[0]: r for r in summarise(runs[level.lower()]) if r.category == OVERALL}
         for method in ROWS:
             own, entry = ours.get(METHODS[method]), printed.get((level, method))
             mine: tuple[Value, ...] = (None, None, None)

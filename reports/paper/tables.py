@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.paper.claims import number_or_none, same_order
 from specbench_ss.reports.paper.figures import A100, ACL, OLD, axes, bars, health, machine, source
-from specbench_ss.reports.paper.missing_parts import METHODS, config_for, model_parts, nothing_runs, of_method
+from specbench_ss.reports.paper.missing_parts import (
+    METHODS,
+    as_published,
+    config_for,
+    model_parts,
+    nothing_runs,
+    of_method,
+)
 from specbench_ss.reports.paper.overheads import parameter_grid
 from specbench_ss.reports.paper.published import Entry, published
 from specbench_ss.results.experiment import (
@@ -70,6 +77,7 @@ class RunTable(Experiment):
     metrics: ClassVar[tuple[Metric, ...]]
     beside: ClassVar[tuple[str, ...]] = ()  # rows that the paper has not, so that ours has a counterpart
     parameters: ClassVar[bool] = False
+    uses = tuple(f.name for f in fields(Request))
 
     def entries(self) -> tuple[Entry, ...]:
         """Return what is printed."""
@@ -87,7 +95,7 @@ class RunTable(Experiment):
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return one run with every method that can run."""
         able = [METHODS[m] for m in self.methods() if not of_method(METHODS[m], request)]
-        return {"run": config_for(request, able, suite=self.suite, categories=self.categories)}
+        return {"run": config_for(as_published(request), able, suite=self.suite, categories=self.categories)}
 
     def run(self, bench: Bench) -> Result:
         """Measure, and put each metric beside what was published."""
@@ -124,7 +132,7 @@ class RunTable(Experiment):
     def _grid(self, metric: Metric, run: Run) -> Grid:
         printed = {(e.task, e.method, e.model): e.number(metric.column) for e in self.entries()}
         models = list(dict.fromkeys(e.model for e in self.entries()))
-        ours = {(row.category, row.method): row for row in summarise(run)}
+        ours = {(row.category, row.method.partition("[")[0]): row for row in summarise(run)}  # whatever its options
         spread = metric is SPEEDUP
         rows: list[tuple[Value, ...]] = []
         for task in dict.fromkeys(e.task for e in self.entries()):

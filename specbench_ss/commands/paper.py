@@ -54,6 +54,15 @@ def command(
     ] = DEFAULT.seed,
     dtype: Annotated[Dtype, typer.Option(help=help_texts.DTYPE)] = "auto",
     device: Annotated[str, typer.Option(help=help_texts.DEVICE)] = DEFAULT.device,
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published",
+            help="In tables, draft as the papers do: streams with 120 nodes of which 32 are kept, which see the 64 "
+            "tokens that count most, and the published trees of Medusa, Hydra and EAGLE. Otherwise every drafter has "
+            "the tree that came with its weights.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder that the results are written to.  [default: runs/TIME-paper-NAME]")
     ] = None,
@@ -64,7 +73,7 @@ def command(
     from specbench_ss import registry
 
     given = None if data is None else str(data)
-    request = Request(model, limit, device, dtype, seed, given, chat_template, tuple(set_ or ()))
+    request = Request(model, limit, device, dtype, seed, given, chat_template, tuple(set_ or ()), published)
     if name == "list":
         _list(request)
         return

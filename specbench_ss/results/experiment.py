@@ -28,7 +28,7 @@ Mark = Literal["plain", "accepted", "rejected", "next"]
 class Request:
     """What the user asked of an experiment. The names are those of `RunConfig`. limit: None takes the experiment's own.
 
-    settings: METHOD.OPTION=VALUE, as `ssbench run --set` takes them.
+    settings: METHOD.OPTION=VALUE, as `ssbench run --set` takes them. published: draft as the papers print it.
     """
 
     model: str = "lab"
@@ -39,6 +39,7 @@ class Request:
     data: str | None = None
     chat_template: str | None = None
     settings: tuple[str, ...] = ()
+    published: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ class Experiment(ABC):
     source: ClassVar[str]  # the paper, and the table or figure in it
     trains: ClassVar[bool] = False  # whether its runs decode with weights that it makes itself
     recording: ClassVar[Recording] = Recording()  # what its runs record besides their samples
-    uses: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(Request))  # of the request; others are refused
+    # of the request; others are refused
+    uses: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(Request) if f.name != "published")
 
     @abstractmethod
     def parts(self, request: Request) -> Sequence[Part]:

@@ -17,7 +17,7 @@ def faster_steps(run: Run, labels: Sequence[str]) -> Iterator[str]:
         fast = sum(_step_s(plain[_prompt(row)]) > BEYOND * _step_s(row) for row in own)
         if fast:
             yield (
-                f"{label}: on {fast:,} of {len(own):,} single prompts its steps took less than those of {run.baseline}, "
+                f"{label}: on {fast:,} of {len(own):,} single prompts a step took less than one of {run.baseline}, "
                 "by 5 % or more: so far do the times of one prompt waver"
             )
 

@@ -405,6 +405,6 @@ def test_prompts_on_which_steps_took_less_than_plain_ones_are_counted(make_run: 
     for row in slow:
         row.decode_s = 50 * (row.decode_s or 0)
     assert list(faster_steps(run, ["ss"])) == [
-        "ss: on 2 of 8 single prompts its steps took less than those of ar, by 5 % or more: "
+        "ss: on 2 of 8 single prompts a step took less than one of ar, by 5 % or more: "
         "so far do the times of one prompt waver"
     ]

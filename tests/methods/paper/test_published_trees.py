@@ -1,0 +1,51 @@
+"""`ssbench paper TABLE --published`: the papers' trees, where the user does not say otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench_ss.benchmark import preflight
+from specbench_ss.cli import main
+from specbench_ss.reports.paper.quantised import Table4
+from specbench_ss.reports.paper.tables import Table1, Table6
+from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from tests.conftest import STEP_S
+
+
+def test_every_method_takes_the_papers_tree() -> None:
+    config = Table1().configs(Request(published=True))["run"]
+    given = {spec.name: spec.options for spec in config.methods}
+    assert given["ss"]["n_keep"] == "32" and given["ss-shared"]["stream_attention_top_p"] == "64"
+    assert {name for name, options in given.items() if options.get("tree") == "published"} == {
+        "medusa", "medusa2", "hydra", "eagle",
+    }  # fmt: skip
+    preflight.check_methods(config)
+    assert not any(spec.options for spec in Table1().configs(Request())["run"].methods)
+
+
+def test_what_the_user_sets_is_kept() -> None:
+    config = Table1().configs(Request(published=True, settings=("ss.n_keep=7",)))["run"]
+    assert next(spec.options["n_keep"] for spec in config.methods if spec.name == "ss") == "7"
+
+
+def test_rows_are_found_whatever_their_options(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    def measure(config: RunConfig, name: str) -> Run:
+        return read_run(make_run(labels=tuple(spec.label for spec in config.methods if spec.name in STEP_S)))
+
+    bench = Bench(Request(published=True), tmp_path, measure, lambda: pytest.fail("no model is needed"))
+    (grid,) = [grid for grid in Table6().run(bench).grids if grid.name == "tau"]
+    ours = {row[1]: row[2] for row in grid.rows}
+    assert all(ours[name] is not None for name in ("SS-Lossless", "Medusa"))
+
+
+def test_figures_take_no_published_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "figure-10", "--published", "--dry-run"]) == 2
+    assert "takes no --published" in capsys.readouterr().err
+    assert replace(Request(), published=True) != Request() and "published" in Table4.uses
