@@ -140,6 +140,8 @@ DRAFTERS = {
     "hydra": ("Hydra++, four sequential heads behind one more layer,", OWN),
     "eagle": ("EAGLE's drafter, which eagle2 uses too,", OWN),
     "eagle3": ("EAGLE-3's drafter", OWN),
+    "dflash": ("DFlash's drafter of one layer and a block of eight", OWN),
+    "peagle": ("P-EAGLE's drafter of one layer and seven depths", OWN),
     "ss": ("Lossless streams and the pruning map", OWN),
     "space": ("LoRA and masks, learnt together, which change the model,", "the base's kind of text"),
     "rest": ("A datastore", f"{OWN} to questions of the applications, so that it has none to Spec-Bench's categories"),

@@ -17,9 +17,15 @@ import torch
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods._lab.base_training import SIZES
 from specbench_ss.methods._lab.lab_training import LabTraining, drafter_budget, drafter_text, save_model
+from specbench_ss.methods.dflash.new_weights import new_drafter as dflash_drafter
+from specbench_ss.methods.dflash.published_files import config_of as dflash_config
+from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.peagle.new_weights import new_drafter as peagle_drafter
+from specbench_ss.methods.peagle.published_files import config_of as peagle_config
+from specbench_ss.methods.peagle.training import PEagleTrainee
 from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
@@ -36,6 +42,7 @@ SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
 EAGLE_LEVELS = 6  # one more than the published tree has; what is learnt is the next feature alone
 EAGLE3_LEVELS = 4  # of training-time test: with this budget better than the published 7
 EAGLE3_WORDS = 2048
+BLOCK_LEVELS = 7  # of the drafters that make a block in one pass: DFlash's published block has eight places
 STREAM_LR, STREAM_EMBEDDING_LR = 1.5e-2, 0.1
 
 
@@ -56,6 +63,26 @@ def write_model(folder: Path, trainee: Any, target: Target, about: dict[str, Any
     """An ordinary model's folder, with the base's tokenizer."""
     trainee.module.config.ssbench = about
     save_model(trainee.module, target.tokenizer, folder)
+
+
+def write_dflash(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
+    """As z-lab publishes them."""
+    write_checkpoint(folder, trainee.module, {**dflash_config(trainee.module, target), **about}, file)
+
+
+def write_peagle(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
+    """In EAGLE-3's layout."""
+    write_checkpoint(folder, trainee.module, {**peagle_config(trainee.module, target), **about}, file)
+
+
+def _dflash(target: Target, levels: int, lr: float) -> DFlashTrainee:
+    """One layer, as EAGLE's drafters have."""
+    return DFlashTrainee(target, dflash_drafter(target, 1, levels + 1, 0, None, False), lr)
+
+
+def _peagle(target: Target, levels: int, lr: float) -> PEagleTrainee:
+    """One layer, and the base's embedding."""
+    return PEagleTrainee(target, peagle_drafter(target, levels, 1, EAGLE3_WORDS, None, False), lr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +141,8 @@ DRAFTERS = {
         {"advice": EAGLE_ADVICE},
         ahead=EAGLE3_LEVELS,
     ),
+    "dflash": Drafter(_dflash, 3e-3, ahead=BLOCK_LEVELS, write=write_dflash),
+    "peagle": Drafter(_peagle, 3e-3, ahead=BLOCK_LEVELS, write=write_peagle),
     "draft-2m": Drafter(_draft, 3e-3, write=write_model),
 }
 
