@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from specbench_ss.methods._lab.drafters import CALIBRATION_BATCHES, DRAFTERS
+from specbench_ss.methods._lab.drafters import CALIBRATION_BATCHES, DRAFTERS, EAGLE_LEVELS
 from specbench_ss.methods._lab.lab_training import LabTraining, drafter_budget, drafter_text
 from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 
@@ -45,7 +45,7 @@ def main() -> None:
 def sweep(work: Path, names: list[str], steps: int, rates: list[float]) -> dict[str, dict[str, list[float]]]:
     """Shares of right guesses by drafter and rate."""
     lab = LabTraining(work, "s", "cpu", 0, 1.0, lambda line: print(line, flush=True))
-    ahead = max(drafter.ahead for drafter in DRAFTERS.values())
+    ahead = max([EAGLE_LEVELS, *(DRAFTERS[name].ahead for name in names)])
     budget = replace(drafter_budget(lab), steps=steps, warmup=WARMUP, ahead=ahead)
     target = lab.base_target()
     trainees: dict[tuple[str, str], Any] = {}

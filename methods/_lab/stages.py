@@ -94,7 +94,8 @@ def _train_base(
     else:
         model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     BaseTrainer(model, size, rows, special, lab.device, lab.folder(stage), lab.compile).train(lab.log)
-    model.config.ssbench = {"trained": {"tokens": size.tokens}}
+    if stage == "draft":
+        model.config.ssbench = {"trained": {"tokens": size.tokens}}
     save_model(model, tokenizer, lab.folder(stage) / "model")
 
 

@@ -73,7 +73,7 @@ class TreeHeads(Decoder):
         self.config = config or {}  # what came with the heads
         self.learnt = learnt(self.config)
         check_tree(tree, heads.count, target.vocab_size, self.name)
-        self.heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.heads = target.adopt(heads, self.name)
         self.tree, self.depth = tree, tree.depth
         self.lossless = options.accept == "exact"
 

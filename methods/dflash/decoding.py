@@ -51,7 +51,7 @@ class DFlash(Decoder):
         self.size = self.settle(options, shape)
         self.drafts = self.size - shape.first
         self.taps = tuple(layer for layer in shape.layers if layer != FINAL)
-        self.drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.drafter = target.adopt(drafter, self.name)
         self.rotary = Rotary(drafter.config, target.device)
         self.drafter.settle(self.rotary, target.packs)
         self.cache = Cache(len(drafter.blocks), 0)  # the context's keys and values

@@ -47,7 +47,7 @@ class FeatureDrafting(Decoder):
         super().__init__(target, options)
         self.config, self.layers, self.learnt = config, tuple(layers), learnt(config)
         self.taps = tuple(layer for layer in layers if layer != FINAL)
-        self.drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.drafter = target.adopt(drafter, self.name)
         self.rotary = Rotary(drafter.shape.llama(config), target.device)
         self.drafter.settle(self.rotary, target.packs)
         self.cache = Cache(1, 0)

@@ -50,7 +50,7 @@ class PEagle(Decoder):
         shape = drafter.shape
         self.depths = self.settle(options, shape)
         self.taps = tuple(dict.fromkeys(shape.layers))
-        self.drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.drafter = target.adopt(drafter, self.name)
         self.rotary = Rotary(drafter.config, target.device)
         self.drafter.settle(self.rotary, target.packs)
         self.cache = Cache(len(drafter.blocks), 0)  # slots of true features

@@ -15,7 +15,7 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.own_work import OwnWork, of_head, of_layers
+from specbench_ss.decoding.own_work import OwnWork, of_layers
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree, visibility
 from specbench_ss.decoding.verify import Verdict
@@ -90,7 +90,7 @@ class SPACE(OwnModel):
     def __init__(self, target: Target, options: SPACEOptions, mask: MaskToken) -> None:
         super().__init__(target, options)
         self.k = self.settle(options, mask)
-        self.mask = mask.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.mask = target.adopt(mask, self.name)
         self.lossless = options.accept == "exact"
         self.masked = torch.empty(0)  # [k, h], final states of the masks behind the last accepted token
         self.q = torch.empty(0)  # [1 + k], of the candidates where they were drawn
@@ -152,8 +152,8 @@ class SPACE(OwnModel):
         return (self.k + 1) ** 2
 
     def own_work(self) -> OwnWork:
-        """Masks behind every row; those behind the last accepted one reach the LM head."""
-        return OwnWork(step=self.k * of_head(self.target), node=self.k * of_layers(self.target))
+        """Masks behind every row."""
+        return OwnWork(node=self.k * of_layers(self.target))
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 

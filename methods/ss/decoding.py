@@ -16,7 +16,7 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.own_work import OwnWork, of_attention, of_head, of_layers
+from specbench_ss.decoding.own_work import OwnWork, of_attention, of_layers
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
@@ -79,7 +79,7 @@ class SpeculativeStreaming(Decoder):
         self.lo = streams.config.check_layers(target.n_layers, self.name)
         self.settings = self.settle(options, streams.config, advice, target)
         self.advice = advice
-        self.streams = streams.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.streams = target.adopt(streams, self.name)
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
         self.fuses = self.settings.most_rows() <= self.most_fused  # whether verified rows and streams share the LM head
@@ -190,11 +190,9 @@ class SpeculativeStreaming(Decoder):
     # -- rows and masks -----------------------------------------------------------------------------------------
 
     def own_work(self) -> OwnWork:
-        """The streams of every row; the LM head of all of them in one product, or of the accepted row's alone."""
-        head, lower = self.gamma * of_head(self.target), slice(0, self.settings.prune_layer)
-        step, node = (0, head) if self.fuses else (head, 0)
-        below = of_layers(self.target, lower) if self.settings.prune else 0
-        return OwnWork(step, node + self.stream_work(), below)
+        """The streams of every row, and the layers below pruning of nodes that are pruned."""
+        below = of_layers(self.target, slice(0, self.settings.prune_layer)) if self.settings.prune else 0
+        return OwnWork(node=self.stream_work(), dropped=below)
 
     def stream_work(self) -> int:
         """Entries of the matrices that one row's streams pass: attention, adapters, MLPs where they pass these."""
@@ -309,7 +307,8 @@ class SpeculativeStreaming(Decoder):
         if not self.streams.config.root_rank:
             return None
         with torch.no_grad():
-            return Product(self.target.unembed @ self.streams.root_up, None, self.target.packs)
+            weight = self.target.unembed @ self.streams.root_up
+            return Product(weight.half().float() if self.target.rounded else weight, None, self.target.packs)
 
     def _stream_logits(self, root: Tensor) -> Tensor:
         """Logits [gamma, V] of the next streams, which know their root: those of the last step where it made them."""

@@ -30,7 +30,6 @@ METHODS = {  # the papers' names -> ours; a name that no plugin has yet is a mis
     "SS-Shared": "ss-shared",
 }
 BATCH = ("batch_size", "batch")  # names that a run's setting may bear, once it exists
-QUANTISATION = ("quantization", "quantize")
 
 
 def of_method(text: str, request: Request) -> str:
@@ -95,9 +94,10 @@ TREES = (  # what the papers draft: 4 streams with 3 candidates are 120 nodes, o
 )  # fmt: skip
 
 
-def as_published(request: Request) -> Request:
-    """Return the request with the papers' trees where it asks for them and does not say otherwise itself."""
-    return replace(request, settings=(*TREES, *request.settings)) if request.published else request
+def as_published(request: Request, methods: Sequence[str]) -> Request:
+    """Return the request with the papers' trees of these methods, where it asks for them and says nothing else."""
+    trees = tuple(text for text in TREES if text.partition(".")[0] in methods)
+    return replace(request, settings=(*trees, *request.settings)) if request.published else request
 
 
 def config_for(request: Request, methods: Sequence[str], **settings: Any) -> RunConfig:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from specbench_ss import registry
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import REFERENCE
+from specbench_ss.models.devices import resolve_device
+from specbench_ss.models.quantising import check_quantize
 from specbench_ss.reports.paper.claims import rising
 from specbench_ss.reports.paper.figures import A100, ACL, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import (
     METHODS,
-    QUANTISATION,
     as_published,
     config_for,
     model_parts,
     nothing_runs,
     of_method,
-    with_setting,
 )
 from specbench_ss.reports.paper.published import published
 from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
@@ -23,7 +26,8 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
 
-LEVELS = ("FP16", "INT8", "INT4")  # FP16: the model in the dtype of the run
+UNQUANTISED = "FP16"  # the model in the dtype of the run
+LEVELS = (UNQUANTISED, "INT8", "INT4")
 ROWS = ("Baseline", "SS-Shared", "SS-Lossless")
 
 
@@ -55,7 +59,7 @@ class Table4(Experiment):
     def run(self, bench: Bench) -> Result:
         """Measure every level that can run."""
         parts, configs = self.parts(bench.request), self.configs(bench.request)
-        if all(of_method(METHODS[m], bench.request) for m in ROWS[1:]):
+        if not configs:
             raise nothing_runs(self.name, parts)
         runs = {name: bench.measure(config, name) for name, config in configs.items()}
         grid = Grid("speedup", _columns(bench.request.model), tuple(_rows(runs)), f"{self.source}: {self.title}")
@@ -70,15 +74,25 @@ class Table4(Experiment):
 
 
 def _config(level: str, request: Request) -> RunConfig | None:
-    able = [METHODS[m] for m in ROWS if not of_method(METHODS[m], request)]
-    config = config_for(as_published(request), able, suite="apps", categories=("sql",))
-    return config if level == "FP16" else with_setting(config, QUANTISATION, level.lower())
+    """Return the run of a level; None where only its baseline, or nothing, can run."""
+    able = [METHODS[m] for m in ROWS if not _missing(m, level, request)]
+    if not any(name != REFERENCE for name in able):
+        return None
+    config = config_for(as_published(request, able), able, suite="apps", categories=("sql",))
+    return config if level == UNQUANTISED else replace(config, quantize=level.lower())
 
 
 def _missing(method: str, level: str, request: Request) -> str:
-    return of_method(METHODS[method], request) or (
-        "" if _config(level, request) is not None else "a run's setting for quantised bases"
-    )
+    name = METHODS[method]
+    if level == UNQUANTISED or of_method(name, request):
+        return of_method(name, request)
+    if registry.method_class(name).own_model:
+        return "a quantised model of its own, which --quantize does not reach"
+    try:
+        check_quantize(level.lower(), resolve_device(request.device))
+    except UserError as error:
+        return str(error).partition(" needs ")[2] or str(error)
+    return ""
 
 
 def _columns(model: str) -> tuple[Column, ...]:

@@ -18,7 +18,7 @@ from specbench_ss.errors import error_text
 from specbench_ss.files import crash_safe, records
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.results.experiment import CLAIMS, VERDICTS, Claim, Experiment, Grid, Request, Result, Span
-from specbench_ss.results.experiment_output import FIGURE, RESULT, markdown
+from specbench_ss.results.experiment_output import FIGURE, RESULT, markdown, of_markdown
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest import plain
 
@@ -147,7 +147,7 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
             yield f"Not made: {item.problem}"
         elif item.claims:
             yield from ("| the paper says | here | found |", "|---|---|---|")
-            yield from (f"| {_cell(c.says)} | {c.verdict} | {_cell(c.found)} |" for c in item.claims)
+            yield from (f"| {of_markdown(c.says)} | {c.verdict} | {of_markdown(c.found)} |" for c in item.claims)
         else:
             yield "The paper says nothing of it that a result could be held against."
         if item.lacking and not item.problem:
@@ -158,7 +158,3 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
 
 def _page(item: Item) -> str:
     return "" if item.problem else f" [The whole of it]({item.name}/{FIGURE})."
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

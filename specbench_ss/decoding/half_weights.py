@@ -21,11 +21,11 @@ def round_matrices(model: Any, name: str) -> None:
     matrices = {named: p for named, p in model.named_parameters() if p.ndim > 1 and p.numel()}
     other = next((p for p in matrices.values() if p.dtype != torch.float32 or p.device.type != "cpu"), None)
     if other is not None:
-        raise UserError(f"model {name!r} is {other.dtype} on {other.device}: weights of float32 on a CPU are rounded")
+        raise UserError(f"{name!r} is {other.dtype} on {other.device}: weights of float32 on a CPU are rounded")
     for named, p in matrices.items():
         if p.abs().max() > LARGEST:
             raise UserError(
-                f"model {name!r} has weights that float16 does not hold ({named} has numbers beyond {LARGEST:,.0f}): "
+                f"{name!r} has weights that float16 does not hold ({named} has numbers beyond {LARGEST:,.0f}): "
                 "use --dtype float32"
             )
     for p in matrices.values():

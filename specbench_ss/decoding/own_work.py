@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OwnWork:
-    """Entries of matrices that rows of the method's own are multiplied by.
+    """Entries of matrices that rows of the method's own are multiplied by in the pass that verifies.
 
+    What drafting computes is left out, the LM head above all, which most drafters use again: it is counted of none.
     step: in each step, whatever it verifies. node: for each row that reaches the last layer, the root's included.
     dropped: for each drafted node that does not reach it, in the layers below.
     """

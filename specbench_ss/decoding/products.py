@@ -44,8 +44,8 @@ _one_row: dict[tuple[torch.Size, int], int] = {}  # shape, threads -> fewest row
 class Product:
     """x [.., in] -> x weight^T + bias [.., out], for inference. weight: [out, in].
 
-    pack: `half` multiplies by the weights rounded to float16, unless float16 does not hold them. parts: the weights
-    that this one is a copy of, where it is one.
+    pack: `half` takes weights that are float16 numbers, as those of a model in that format and of its drafters are.
+    parts: the weights that this one is a copy of, where it is one.
     """
 
     __slots__ = ("__weakref__", "bias", "half", "least", "most", "packed", "parts", "weight")
@@ -53,10 +53,8 @@ class Product:
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, pack: Packing = "", parts: Sequence[Tensor] = ()
     ) -> None:
-        rounded = halved(weight) if pack == "half" else None
-        self.half = rounded is not None  # whether the copy is FBGEMM's
-        weight, self.parts = weight if rounded is None else rounded, (*parts, weight)
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.parts = weight, bias, (*parts, weight)
+        self.half = pack == "half" and is_half(weight)  # whether the copy is FBGEMM's
         self.packed: Any = None  # the copy, where there is one
         self.least, self.most = 1, MOST_ROWS_HALF  # rows that go through the copy
         if self.half:
@@ -171,16 +169,6 @@ def is_half(weight: Tensor) -> bool:
     if weight.dtype != torch.float32 or weight.is_meta:
         return False
     return bool((weight.half().float() == weight).all())
-
-
-def halved(weight: Tensor) -> Tensor | None:
-    """Return float32 weights rounded to float16 numbers, itself where they are; None where float16 cannot hold them."""
-    if weight.dtype != torch.float32 or weight.is_meta:
-        return None
-    if is_half(weight):
-        return weight
-    rounded = weight.detach().half().float()
-    return rounded if bool(rounded.isfinite().all()) else None
 
 
 def _packed(weight: Tensor) -> Tensor:

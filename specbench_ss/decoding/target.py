@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
 AnyCache = Cache | StreamCache | None
+Module = TypeVar("Module", bound="torch.nn.Module")
 
 
 @dataclass(slots=True)
@@ -144,6 +145,18 @@ class Target(Outline):
     def number_format(self) -> str:
         """Name of the number format, as `--dtype` has it."""
         return HALF_WEIGHTS if self.rounded else str(self.dtype).removeprefix("torch.")
+
+    def adopt(self, module: Module, name: str) -> Module:
+        """Return a drafter's module, frozen, on this device and in this number format: rounded where that is.
+
+        name: of the method, for errors. Raises UserError for a number that the format does not hold.
+        """
+        from specbench_ss.decoding.half_weights import round_matrices
+
+        module = module.to(self.device, self.dtype).eval().requires_grad_(False)
+        if self.rounded:
+            round_matrices(module, name)
+        return module
 
     def with_model(self, model: Any, weights_hash: str) -> Target:
         """Return a target of other weights in the same form: its tokenizer, name and number format are this one's."""

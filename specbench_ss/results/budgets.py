@@ -63,7 +63,8 @@ def told_scope(run: Run, found: Sequence[Budget]) -> str:
     made = " made up by a generator" if run.manifest["suite"].get("edition") == "generated" else ""
     often = "once" if run.repeats == 1 else f"{run.repeats} times"
     asked = f"{prompts:,} prompts ({questions:,} questions{made})"
-    said = f"It holds for this model, this machine and {asked}, measured {often}"
+    many = len({w["machine"] for session in run.manifest.get("sessions", []) for w in session.get("workers", [])}) > 1
+    said = f"It holds for this model, {'these machines' if many else 'this machine'} and {asked}, measured {often}"
     nodes = sorted(one.drafted for one in found if one.drafted)
     read = sorted(one.learnt["tokens"] for one in found if one.learnt and one.learnt.get("tokens"))
     unequal = []

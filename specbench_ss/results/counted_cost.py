@@ -20,6 +20,7 @@ class Cost:
     """What some steps cost in all.
 
     drafter_bytes, drafter_flops: of `bytes` and `flops`, the drafter's; bytes are None where they are not known.
+    fixed_flops: of `flops`, those of rows that each step has whatever it verifies.
     """
 
     steps: int
@@ -27,6 +28,7 @@ class Cost:
     bytes: float
     drafter_bytes: float | None
     drafter_flops: float = 0.0
+    fixed_flops: float = 0.0
 
     @property
     def intensity(self) -> float | None:
@@ -52,8 +54,8 @@ def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
     steps = sum(row.steps or 0 for row in good)
     own = shape.get("own") or {}
     dropped = sum(max(0, (row.drafted or 0) - (row.verified or 0)) for row in good)
-    flops = 2.0 * (steps * own.get("step", 0.0) + dropped * own.get("dropped", 0.0))
-    moved = 0.0
+    fixed = 2.0 * steps * own.get("step", 0.0)
+    flops, moved = fixed + 2.0 * dropped * own.get("dropped", 0.0), 0.0
     for row in good:
         made, passed = _rows_of(row), _context_of(row)
         seen = sum(passed if window is None else min(passed, window) for window in shape["windows"])
@@ -61,11 +63,13 @@ def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
         moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
     drafter = shape.get("drafter")
     if drafter is None or (not drafter["weight_bytes"] and any(row.draft_calls for row in good)):
-        return Cost(steps, flops, moved, None)  # what is called has weights: they are where nobody looked
+        return Cost(
+            steps, flops, moved, None, fixed_flops=fixed
+        )  # what is called has weights: they are where nobody looked
     calls = sum(row.draft_calls or row.steps or 0 for row in good)
     read = float(calls * drafter["weight_bytes"])
     drafting = calls * 2.0 * drafter["matrix_parameters"]
-    return Cost(steps, flops + drafting, moved + read, read, drafting)
+    return Cost(steps, flops + drafting, moved + read, read, drafting, fixed)
 
 
 def _rows_of(row: Row) -> int:

@@ -81,18 +81,19 @@ def markdown(result: Result, most: int) -> Iterator[str]:
         yield from ("", "```text", *(marked(line, False).plain for line in result.lines), "```")
     for grid in result.all_grids():
         yield from ("", f"{grid.caption or grid.name}:", "")
-        yield f"| {' | '.join(_of_markdown(c.title) for c in grid.columns)} |"
+        yield f"| {' | '.join(of_markdown(c.title) for c in grid.columns)} |"
         yield f"|{'|'.join('---' if c.form == 'text' else '---:' for c in grid.columns)}|"
         for row in grid.rows[:most]:
-            texts = [_of_markdown(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)]
+            texts = [of_markdown(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)]
             yield f"| {' | '.join(texts)} |"
         if len(grid.rows) > most:
             yield from ("", f"These are the first {most} of {len(grid.rows):,} rows.")
     if result.notes:
-        yield from ("", *(f"- {_of_markdown(note)}" for note in result.notes))
+        yield from ("", *(f"- {of_markdown(note)}" for note in result.notes))
 
 
-def _of_markdown(text: str) -> str:
+def of_markdown(text: str) -> str:
+    """Return text that stands in a cell or a line of Markdown as it is."""
     return text.replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 

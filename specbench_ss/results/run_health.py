@@ -243,7 +243,10 @@ def _bound(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         what = "Whether a method is faster than its steps allow was not checked"
         yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
     elif rows and all(row.within_tau for row in rows):
-        lines = (*_cheaper(rows, plain), *faster_steps(run, [row.method for row in rows]))
+        lines = (
+            *_cheaper(rows, plain),
+            *faster_steps(run, [row.method for row in rows if row.reference == row.baseline]),
+        )
         yield Check("tau", "ok", "Over all prompts no method is faster than its steps allow.", lines)
 
 

@@ -24,7 +24,8 @@ class Parts:
 
     read_s, product_s: seconds that counted bytes and operations take at the limits. overhead_s: measured time beyond
     the longer of the two. rows_s: the part of it by which verifying takes longer than the reference's pass of one row,
-    beyond what counted operations explain.
+    beyond what counted operations explain. fixed_s: of product_s, what does not grow with the nodes: the drafter's, and
+    rows that each step has.
     """
 
     method: str
@@ -35,6 +36,7 @@ class Parts:
     product_s: float
     overhead_s: float
     rows_s: float = 0.0
+    fixed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ def _parts(work: Work, roof: Roof) -> Parts | None:
         return None
     read, product = cost.bytes / cost.steps / roof.read, cost.flops / cost.steps / roof.products
     depth = own.sums["depth"] / own.steps
-    return Parts(work.method, own.tau, depth, work.nodes, read, product, own.step_s - max(read, product))
+    fixed = (cost.drafter_flops + cost.fixed_flops) / cost.steps / roof.products
+    beyond = own.step_s - max(read, product)
+    return Parts(work.method, own.tau, depth, work.nodes, read, product, beyond, fixed_s=fixed)
 
 
 def _widened(own: Parts, roof: Roof, pair: Pair) -> Parts:
@@ -107,7 +111,8 @@ def step_s(one: Parts, change: Change) -> float:
     read = one.read_s * change.size / change.bandwidth
     products = change.size / change.products
     launched = (one.overhead_s - one.rows_s) * change.launch
-    return max(read, one.product_s * products * wider) + launched + one.rows_s * change.nodes * products
+    computed = (one.fixed_s + (one.product_s - one.fixed_s) * wider) * products
+    return max(read, computed) + launched + one.rows_s * change.nodes * products
 
 
 def speedup(one: Parts, plain: Parts, change: Change) -> float:

@@ -96,7 +96,9 @@ class ShardedRun(RunLoop):
         sessions[-1]["workers"] = self._seen
         self.run_dir.update(sessions=sessions)
         before = self._before
-        changed = [what for worker in new for what in changed_since(before, worker["environment"])] if before else []
+        if not before or not sessions[-1].get("measures", True):
+            return
+        changed = [what for worker in new for what in changed_since(before, worker["environment"])]
         if changed:
             what = ", ".join(dict.fromkeys(changed))
             self.warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")

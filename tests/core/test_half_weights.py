@@ -10,9 +10,11 @@ import torch
 from specbench_ss import load_model, load_run
 from specbench_ss.cli import main
 from specbench_ss.decoding import products
+from specbench_ss.decoding.lean_layers import LeanBlock
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import resolve_dtype
+from specbench_ss.registry import method_class
 from specbench_ss.testing.tiny import tiny_model
 
 needs_halves = pytest.mark.skipif(not products.may_halve(), reason="this build of torch has no float16 weights")
@@ -80,3 +82,17 @@ def test_a_run_says_what_was_rounded(tmp_path: object) -> None:
     run = load_run(out)
     assert run.manifest["model"]["dtype"] == "float16-weights"
     assert set(run.sameness["verdict"].dropna()) == {"identical"}
+
+
+@needs_halves
+@torch.inference_mode()
+def test_a_drafter_is_rounded_whole_and_read_as_the_model_is() -> None:
+    target = Target(tiny_model("llama"), rounded=True)
+    decoder = next(iter(method_class("eagle").examples(target).values()))()
+    drafter = decoder.drafter
+    assert all(products.is_half(p) for p in drafter.parameters() if p.ndim > 1)
+    assert isinstance(drafter.layer.block, LeanBlock) and all(p.half for p in drafter.layer.block.joined.products())
+    large = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(large.weight, 1e5)
+    with pytest.raises(UserError, match="'eagle' has weights that float16 does not hold"):
+        target.adopt(large, "eagle")

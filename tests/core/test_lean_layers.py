@@ -207,10 +207,7 @@ def test_the_number_format_decides_and_not_how_a_weight_happens_to_be() -> None:
     assert not Product(weight, pack="whole").half, "float32 is read where float32 was asked for, of every model"
     assert Product(weight, pack="half").weight is weight
     weight[3, 5] += 1e-5
-    rounded = Product(weight, pack="half")
-    assert rounded.half and torch.equal(rounded.weight, weight.half().float())
-    weight[3, 5] = 1e5  # float16 has no such number
-    assert not Product(weight, pack="half").half
+    assert not Product(weight, pack="half").half, "it would be another matrix"
 
 
 @needs_halves

@@ -400,11 +400,11 @@ def test_a_warning_names_its_sessions_where_there_are_several(steady: Run) -> No
 
 def test_prompts_on_which_steps_took_less_than_plain_ones_are_counted(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
-    assert not [line for line in made_of(run)["tau"].lines if "single prompts" in line]
+    assert not [line for line in made_of(run)["tau"].lines if "samples a step" in line]
     slow = [row for row in run.rows if row.method == "ar"][:2]
     for row in slow:
         row.decode_s = 50 * (row.decode_s or 0)
     assert list(faster_steps(run, ["ss"])) == [
-        "ss: on 2 of 8 single prompts a step took less than one of ar, by 5 % or more: "
-        "so far do the times of one prompt waver"
+        "ss: in 2 of 8 samples a step took less than one of ar, by 5 % or more: "
+        "so far do the times of single samples waver"
     ]

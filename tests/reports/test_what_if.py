@@ -57,6 +57,9 @@ def test_each_factor_acts_on_its_part() -> None:
     assert step_s(METHOD, Change(launch=2)) == pytest.approx(0.011 + 0.006)
     assert step_s(METHOD, Change(size=10)) == pytest.approx(0.110 + 0.003)
     assert step_s(METHOD, Change(nodes=3)) == pytest.approx(0.008 * 22 / 8 + 0.003)
+    windowed = replace(METHOD, fixed_s=0.002)
+    assert step_s(windowed, Change(nodes=3)) == pytest.approx(0.002 + 0.006 * 22 / 8 + 0.003), "a window stays as it is"
+    assert step_s(windowed, Change(products=0.5)) == step_s(METHOD, Change(products=0.5))
     wide = replace(METHOD, rows_s=0.002)
     assert step_s(wide, Change()) == pytest.approx(step_s(METHOD, Change()))
     assert step_s(wide, Change(nodes=0)) == pytest.approx(0.011 + 0.001), "its rows cost nothing then"

@@ -16,7 +16,7 @@
   const dotless = () => (Explorer.found().length ? "No sample of this method has times." : "No sample is like this.");
   const draw = () => {
     const m = Explorer.method(), reference = data.methods[data.reference];
-    const compared = reference && m !== reference, value = (p) => (compared ? Explorer.speedup(m, p) : m.ms[p]);
+    const compared = reference && m !== reference && Explorer.found().some((p) => Explorer.speedup(m, p) !== null), value = (p) => (compared ? Explorer.speedup(m, p) : m.ms[p]);
     dots = Explorer.found().filter((p) => m.tau[p] !== null && value(p) !== null).sort((a, b) => m.tau[a] - m.tau[b] || value(a) - value(b));
     const plain = compared ? 1 : reference ? median(dots.map((p) => reference.ms[p]).filter((ms) => ms !== null)) : undefined;
     const wide = box.clientWidth - 32, high = box.clientHeight;

@@ -10,7 +10,8 @@ const WhatIf = (() => {
   const step = (m, c) => {
     const wider = (1 + c.nodes * m.nodes) / (1 + m.nodes);
     const products = c.size / c.products, launched = (m.overhead_s - m.rows_s) * c.launch;
-    return Math.max(m.read_s * c.size / c.bandwidth, m.product_s * products * wider) + launched + m.rows_s * c.nodes * products;
+    const computed = (m.fixed_s + (m.product_s - m.fixed_s) * wider) * products;
+    return Math.max(m.read_s * c.size / c.bandwidth, computed) + launched + m.rows_s * c.nodes * products;
   };
   const kept = (m, c) => Math.min((m.tau - 1) * c.acceptance, Math.max(m.depth, m.tau - 1));
   const speedup = (m, c) => (1 + kept(m, c)) * step(m.plain, c) / step(m, c);

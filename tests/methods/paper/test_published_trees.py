@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench_ss import registry
 from specbench_ss.benchmark import preflight
 from specbench_ss.cli import main
 from specbench_ss.reports.paper.quantised import Table4
@@ -28,6 +29,15 @@ def test_every_method_takes_the_papers_tree() -> None:
     }  # fmt: skip
     preflight.check_methods(config)
     assert not any(spec.options for spec in Table1().configs(Request())["run"].methods)
+
+
+@pytest.mark.parametrize("name", sorted(registry.names(registry.EXPERIMENTS)))
+def test_every_table_can_be_asked_for_it(name: str) -> None:
+    kind = registry.load_experiment(name)
+    if "published" not in kind.uses:
+        pytest.skip("no table")
+    for config in kind.configs(Request(published=True)).values():
+        preflight.check_methods(config)
 
 
 def test_what_the_user_sets_is_kept() -> None:
