@@ -38,7 +38,7 @@ DRAFTS = {"draft": "sd", SMALL_DRAFT: f"sd[weights={SMALL_DRAFT}]"}  # models th
 # methods whose weights come with the lab, each with its folder there
 WITH_THE_LAB = {
     "medusa": "medusa", "ss": "ss", "ss-shared": "ss-shared", "hydra": "hydra", "eagle": "eagle", "eagle2": "eagle",
-    "eagle3": "eagle3", "medusa2": "medusa2", "space": "space", "rest": "rest",
+    "eagle3": "eagle3", "dflash": "dflash", "peagle": "peagle", "medusa2": "medusa2", "space": "space", "rest": "rest",
     **{method: folder for folder, method in DRAFTS.items()},
 }  # fmt: skip
 

@@ -177,6 +177,16 @@ def test_drafts_that_a_run_of_one_process_lacks_are_recorded_by_workers(by: Call
     assert not asked
 
 
+def test_workers_that_only_record_drafts_make_no_times_suspect(
+    by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by(None, "run", recording=replace(RECORDING, record_drafts="0"))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 77)
+    again = by(FakeRay(), "run", resume=True)
+    assert again.manifest["sessions"][-1]["measures"] is False
+    assert not any("other conditions" in warning for warning in again.manifest.get("warnings", []))
+
+
 def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: Callable[..., Run]) -> None:
     """A kill in between leaves none without them, whose readings would be lost for good."""
     calls: list[str] = []
