@@ -80,12 +80,12 @@ VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One variant of one seed. right: share of right first guesses by stream, on held-out text."""
+    """One variant of one seed. right: share of right first guesses by stream, on held-out text; None: not judged."""
 
     variant: str
     seed: int
     parameters: int
-    right: Sequence[float]
+    right: Sequence[float | None]
     row: SummaryRow
 
     @property
@@ -200,8 +200,10 @@ def write_conversations(path: Path, count: int, seed: int) -> None:
 
 def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> Measured:
     config = json.loads((folder / "config.json").read_text())
-    last = json.loads((folder / LOG).read_text().splitlines()[-1])
-    return Measured(name, seed, config["trained"]["parameters"], last["held_out_right"][:GAMMA], row)
+    lines = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    judged = [line for line in lines if line["step"] == config["trained"]["steps"] and "held_out_right" in line]
+    right = judged[-1]["held_out_right"][:GAMMA] if judged else (None,) * GAMMA  # none: nothing was held out at the end
+    return Measured(name, seed, config["trained"]["parameters"], right, row)
 
 
 def _summary(found: Sequence[Measured], names: Sequence[str]) -> Grid:
