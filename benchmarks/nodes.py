@@ -17,6 +17,7 @@ How each method gets to a number of nodes n:
 - `medusa`, `medusa2`, `hydra` and `eagle` grow a static tree of n nodes from their stored accuracies;
 - `eagle2` and `eagle3` take the n best of the nodes that the published depth and width give (5 or 7 levels after the
   first, 10 wide); `sd` as a tree the n best of 8 levels, 4 wide;
+- `dflash` as a tree takes the n best of its seven places by the product of their probabilities, 8 tokens a place at most;
 - `ss` and `ss-shared` take the n best of the whole tree of 4 candidates for each of 4 streams (340 nodes); pruned, all
   120 nodes of 3 candidates are drafted, and n go on above the pruning layer.
 """
@@ -71,6 +72,7 @@ WAYS: dict[str, str] = {  # name in the table -> the method with its options; N:
     "eagle": "eagle[nodes=N]",
     "eagle2": "eagle2[total_tokens=ROWS,depth=5,top_k=10]",
     "eagle3": "eagle3[total_tokens=ROWS,depth=7,top_k=10]",
+    "dflash, tree": "dflash[mode=tree,nodes=N]",
     "space": "space[k=N]",
 }
 OTHERS, SAME = "rest, other categories", "rest, same generators"

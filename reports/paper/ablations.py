@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from specbench_ss.files import crash_safe
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.claims import number_or_none, place_of
-from specbench_ss.reports.paper.figures import axes, health, machine
+from specbench_ss.reports.paper.figures import COLOURS, SYMBOLS, axes, health, machine
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, training_text
 from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.number_text import interval
@@ -260,17 +260,19 @@ def _frontier(grid: Grid) -> Plot:
     known = [row for row in grid.rows if row[at] and row[cost]]
     widest = max((float(row[cost] or 0) for row in known), default=1.0)
     least = min((float(row[cost] or 0) for row in known), default=1.0)
+    n = len(COLOURS)
     data: list[dict[str, Any]] = [
-        {"type": "scatter", "mode": "markers+text", "name": str(row[0]), "x": [row[cost]], "y": [row[at]],
-         "text": [str(row[0])], "textposition": "top center", "showlegend": False}
-        for row in known
+        {"type": "scatter", "mode": "markers", "name": str(row[0]), "x": [row[cost]], "y": [row[at]],
+         "marker": {"size": 11, "color": COLOURS[i % n], "symbol": SYMBOLS[(i + i // n) % len(SYMBOLS)]}}
+        for i, row in enumerate(known)
     ]  # fmt: skip
-    for speedup in (0.8, 1.0, 1.2, 1.4):
+    for speedup in (0.6, 0.8, 1.0, 1.2, 1.4):
         ends = [least, widest]
         data.append(
             {"type": "scatter", "mode": "lines", "name": f"{speedup:g}×", "x": ends, "y": [speedup * x for x in ends],
-             "line": {"dash": "dot", "width": 1}}
+             "line": {"dash": "dot", "width": 1, "color": "#888"}, "showlegend": False}
         )  # fmt: skip
-    title = "tau against the time of a step; dotted: equal tau over step time"
-    layout = axes("step time over ar's", "tau")
+    title = "tau against the time of a step; dotted: where tau over step time is 0.6, 0.8, 1, 1.2 and 1.4"
+    highest = max((float(row[at] or 0) for row in known), default=1.0)
+    layout = axes("step time over ar's", "tau", range=[1, 1.1 * highest])
     return Plot("frontier", title, f"Scatter chart: {title}.", data, layout, grid)
