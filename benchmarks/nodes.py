@@ -17,7 +17,7 @@ How each method gets to a number of nodes n:
 - `medusa`, `medusa2`, `hydra` and `eagle` grow a static tree of n nodes from their stored accuracies;
 - `eagle2` and `eagle3` take the n best of the nodes that the published depth and width give (5 or 7 levels after the
   first, 10 wide); `sd` as a tree the n best of 8 levels, 4 wide;
-- `dflash` as a tree takes the n best of its seven places by the product of their probabilities, 8 tokens a place at most;
+- `dflash` as a tree takes the n best nodes of its seven places by the product of their probabilities, 8 tokens a place;
 - `ss` and `ss-shared` take the n best of the whole tree of 4 candidates for each of 4 streams (340 nodes); pruned, all
   120 nodes of 3 candidates are drafted, and n go on above the pruning layer.
 """

@@ -13,7 +13,7 @@ from specbench_ss.reports.html.axis import Axis
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.results import verdict_text
 from specbench_ss.results.noise_floor import floor
-from specbench_ss.results.number_text import MISSING, interval, number, short, times
+from specbench_ss.results.number_text import MISSING, interval, number, times
 from specbench_ss.results.run_health import Check
 from specbench_ss.results.standings import Standing
 from specbench_ss.results.summary import SummaryRow
@@ -30,10 +30,14 @@ RESTS_ON: dict[str, Badge] = {  # name of a check without whose findings a metho
     "disturbed": ("rests on disturbed samples", "note"),
     "poor": ("rests on poor answers", "note"),
 }
-LEARNT = "learnt from"
+ORIGINS = {
+    "learnt from": "text that its drafter read in training, repeats counted",
+    "searches": "text that its drafts are looked up in",
+}
 UNKNOWN: Badge = ("training not recorded", "note")
 LEGEND = {  # tags that need a word more, in the order in which they are explained
     "not distinguishable": "the interval covers 1",
+    "unstable timing": "times of its repeats, or its step times over prompts, differ by a tenth or more",
     "may be noise": "it begins below what plain decoding itself seems to gain in this run",
     "identical": "the same tokens as the reference for every prompt",
     DISTURBED[0]: "something else on the machine disturbed a tenth or more of its samples or of the reference's",
@@ -103,12 +107,12 @@ def ranking(
     placed: Mapping[str, Standing],
     disturbed: Collection[str] = (),
     checks: Sequence[Check] = (),
-    read: Mapping[str, int | None] | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them.
 
     disturbed: methods whose speed is marked, since too many samples of theirs or of the reference were disturbed.
-    checks: of the run, for what verdicts rest on. read: tokens of text that drafters learnt from.
+    checks: of the run, for what verdicts rest on. origins: what drafts come from, in words.
     """
     noise = floor(overall.values())
     near = {label for label, row in overall.items() if noise is not None and noise.holds(row)}
@@ -118,10 +122,10 @@ def ranking(
     for check in (check for check in checks if check.name in RESTS_ON):
         for label in check.changed:
             rows[label] = replace(rows[label], badges=[*rows[label].badges, RESTS_ON[check.name]])
-    for label, tokens in (read or {}).items():
+    for label, text in (origins or {}).items():
         if label in rows:
-            learnt = UNKNOWN if tokens is None else (f"{LEARNT} {short(tokens)} tokens", "flat")
-            rows[label] = replace(rows[label], badges=[*rows[label].badges, learnt])
+            origin = (text, "flat origin") if text else UNKNOWN
+            rows[label] = replace(rows[label], badges=[*rows[label].badges, origin])
     places, folded, made = 0, controls(overall), []
     left = set(folded)
     for label in (label for label in rows if label not in folded):
@@ -141,8 +145,9 @@ def legend(rows: Sequence[Ranked]) -> list[tuple[str, str]]:
     """Return the tags of these rows that need an explanation, each with it."""
     shown = {text for row in rows for one in (row, *row.controls) for text, _ in one.badges}
     found = [(text, said) for text, said in LEGEND.items() if text in shown]
-    if any(text.startswith(LEARNT) for text in shown):
-        found.append((f"{LEARNT} … tokens", "text that its drafter read in training, repeats counted"))
+    for word, said in ORIGINS.items():
+        if any(text.startswith(word) for text in shown):
+            found.append((f"{word} … tokens", said))
     return found
 
 

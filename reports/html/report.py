@@ -37,7 +37,7 @@ from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import frames, verdict_text, what_if
 from specbench_ss.results.budgets import budgets as what_each_had
-from specbench_ss.results.budgets import tokens_read, told_scope, trained
+from specbench_ss.results.budgets import sources, told_scope, trained
 from specbench_ss.results.disturbances import often_disturbed
 from specbench_ss.results.experiment import Experiment, Result
 from specbench_ss.results.finding import finding
@@ -161,7 +161,7 @@ def _first_screen(
     made: Sequence[Check],
 ) -> dict[str, Any]:
     axis = ranking.axis_of(list(overall.values()), look)
-    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), made, tokens_read(run))
+    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), made, sources(run))
     notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
         "ranking": rows,
@@ -208,7 +208,7 @@ def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
 def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]) -> dict[str, Any]:
     found = waterfalls(run, worked)
     order = [label for label in ranked if label in found]
-    room = max(1, 8 - len(order) // 5)  # below the table, which has a row for each method
+    room = max(1, 7 - len(order) // 4)  # below the table, which has a row for each method
     sentences = [found[label].sentence() for label in order[: min(PRINTED, room)]]
     printed = waterfall.table(found, look, order, "why-printed")
     return {"why": waterfall.why(found, look, order), "why_printed": printed, "sentences": sentences}

@@ -51,10 +51,19 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
     return found
 
 
-def tokens_read(run: Run) -> dict[str, int | None]:
-    """Return how many tokens of text each trained drafter of a run learnt from, repeats counted; None: not recorded."""
+def sources(run: Run) -> dict[str, str]:
+    """Return what each method's drafts come from, in words: the text of a training, repeats counted, or of a datastore.
+
+    A method that has neither is left out; '' where it was not recorded how much text there was.
+    """
     learnt = {method["label"]: method.get("learnt") or {} for method in run.manifest["methods"]}
-    return {label: own.get("tokens") for label, own in learnt.items() if own and "searched" not in own}
+    return {label: _source(own) for label, own in learnt.items() if own}
+
+
+def _source(own: Mapping[str, Any]) -> str:
+    searched = own.get("searched")
+    tokens = (searched or own).get("tokens")
+    return "" if tokens is None else f"{'searches' if searched else 'learnt from'} {short(tokens)} tokens"
 
 
 def told_scope(run: Run, found: Sequence[Budget]) -> str:
@@ -70,8 +79,9 @@ def told_scope(run: Run, found: Sequence[Budget]) -> str:
     unequal = []
     if nodes and nodes[-1] > 1.05 * nodes[0]:
         unequal.append(f"methods draft {nodes[0]:.1f} to {nodes[-1]:.1f} nodes a step")
-    if read and read[-1] > 1.05 * read[0]:
-        unequal.append(f"drafters learnt from {short(read[0])} to {short(read[-1])} tokens")
+    if read:
+        span = short(read[0]) if read[-1] <= 1.05 * read[0] else f"{short(read[0])} to {short(read[-1])}"
+        unequal.append(f"trained drafters learnt from {span} tokens")
     return "; ".join([said, " and ".join(unequal)] if unequal else [said]) + "."
 
 
