@@ -30,6 +30,7 @@ import msgspec
 from specbench_ss.decoding.generation import Step
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
+from specbench_ss.files.folder_lock import lock
 from specbench_ss.runs import levels, side_files
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.losses import held_against
@@ -62,11 +63,11 @@ class RunDir:
     rows: every committed sample, except those that failed in earlier sessions. judged: keys of samples with a verdict.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], rows: list[Row], judged: Iterable[Key], lock: int) -> None:
+    def __init__(self, path: Path, manifest: dict[str, Any], rows: list[Row], judged: Iterable[Key], held: int) -> None:
         self.path, self.manifest = path, manifest
         self.rows = {row.key: row for row in rows}
         self.judged = set(judged)
-        self._lock, self._beside = lock, side_files.SideFiles(path)
+        self._lock, self._beside = held, side_files.SideFiles(path)
         self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
 
     @classmethod
@@ -76,8 +77,8 @@ class RunDir:
         resuming = check_out(where)
         with _writing(path), contextlib.ExitStack() as on_error:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _lock(path)
-            on_error.callback(os.close, lock)
+            held = lock(path)
+            on_error.callback(os.close, held)
             if resuming:
                 manifest = same_run(path, manifest)
                 lacking = read_questions(path) is None
@@ -89,7 +90,7 @@ class RunDir:
                 lacking = True
             if lacking:
                 crash_safe.write_json(path / QUESTIONS, [asdict(q) for q in questions])
-            run_dir = cls(path, manifest, rows, judged, lock)
+            run_dir = cls(path, manifest, rows, judged, held)
             on_error.pop_all()
         return run_dir
 
@@ -216,7 +217,7 @@ def read_run(path: Path) -> Run:
 def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
     """Give a function that commits a judge's verdict. Only one process may write to a run directory at a time."""
     with _writing(path), contextlib.ExitStack() as stack:
-        stack.callback(os.close, _lock(path))
+        stack.callback(os.close, lock(path))
         crash_safe.cut(path / JUDGE, JudgeVerdict.read)
         file = stack.enter_context((path / JUDGE).open("ab", buffering=0))
         yield lambda verdict: crash_safe.append(file, [verdict.as_dict()])
@@ -288,19 +289,6 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[K
     levels.recover(path)
     of_good = latest(verdict for verdict, keep in zip(verdicts, kept, strict=True) if keep)
     return good, [verdict.key for verdict in of_good if verdict.reason not in FAILED]
-
-
-def _lock(path: Path) -> int:
-    """Lock the folder for one writer, until the returned descriptor is closed or the process ends."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as e:
-        os.close(folder)
-        raise UserError(f"{path} is in use by another process") from e
-    except OSError:  # a file system without locks: go without
-        pass
-    return folder
 
 
 def _in_use(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files.folder_lock import locked
 from specbench_ss.models.chat_templates import check_template
 from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.loading import load_target
@@ -59,8 +61,18 @@ def run(trainer: DrafterRecipe, config: TrainConfig) -> None:
 
 
 def train(orders: Sequence[Order], config: TrainConfig, about: Mapping[str, Any]) -> None:
-    """Train drafters on the same batches and write their folders. about: what a checkpoint has to agree in."""
+    """Train drafters on the same batches and write their folders. about: what a checkpoint has to agree in.
+
+    Raises UserError where another process trains in config.out.
+    """
     processes, target = opened(config)
+    with locked(config.out) if processes.first else nullcontext():
+        _train(orders, config, about, processes, target)
+
+
+def _train(
+    orders: Sequence[Order], config: TrainConfig, about: Mapping[str, Any], processes: Processes, target: Target
+) -> None:
     trainees = {order.folder: order.build(target, config.seed) for order in orders}
     text = training_text(config, target, processes)
     budget = _budget(config, max(order.recipe.ahead for order in orders), len(text.train))

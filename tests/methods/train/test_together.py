@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from specbench_ss.cli import main
+from specbench_ss.files.folder_lock import locked
 from specbench_ss.training.drafter_training import DrafterTraining
 from specbench_ss.training.side_by_side import Budget
 from tests.cli import failing
@@ -195,3 +196,14 @@ def test_lengths_whose_cooldown_begins_at_the_same_step_are_told_apart(
     capsys.readouterr()
     assert main(cooled(tmp_path / "longer", given, 6)) == 2
     assert capsys.readouterr().err.endswith("it has no checkpoint.pt.kept. Give another --out\n")
+
+
+def test_a_folder_is_trained_by_one_process_at_a_time(
+    tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "both"
+    with locked(out):
+        assert main(together(out, given)) == 2
+    told = capsys.readouterr().err
+    assert f"{out} is in use by another process" in told and not list(out.iterdir())
+    assert main(together(out, given)) == 0
