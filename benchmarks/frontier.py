@@ -14,24 +14,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-COST, TAU, NAME = "step time over ar's", "tau", "drafter"
+NAMES = {"drafter": "name", "step time over ar's": "cost", "lowest tau": "least", "highest tau": "most"}
 
 
 def draw(table: pd.DataFrame, out: Path) -> None:
     """Write the picture: the range of tau over seeds as a line through each number."""
     plt.rcParams["svg.hashsalt"] = "frontier"  # the same table gives the same file
     figure, axes = plt.subplots(figsize=(8.6, 4.8))
-    low, high = table[COST].min() - 0.08, table[COST].max() + 0.08
+    low, high = table.cost.min() - 0.08, table.cost.max() + 0.08
     for ratio in (0.6, 0.8, 1.0, 1.2, 1.4):
         ends = np.array([low, high])
         axes.plot(ends, ratio * ends, ":", color="#888888", linewidth=0.9)
         at = min(high, 1.95 / ratio)
         axes.text(at, ratio * at, f" {ratio:g}×", fontsize=8, color="#666666", va="bottom", ha="right")
     for number, row in enumerate(table.itertuples(index=False), 1):
-        cost, tau, least, most = (getattr(row, name) for name in ("cost", "tau", "least", "most"))
-        axes.plot([cost, cost], [least, most], color="#0072B2", linewidth=1.2, alpha=0.6)
-        axes.plot(cost, tau, "o", color="#0072B2", markersize=4)
-        axes.annotate(str(number), (cost, tau), xytext=(5, 3), textcoords="offset points", fontsize=8)
+        axes.plot([row.cost, row.cost], [row.least, row.most], color="#0072B2", linewidth=1.2, alpha=0.6)
+        axes.plot(row.cost, row.tau, "o", color="#0072B2", markersize=4)
+        axes.annotate(str(number), (row.cost, row.tau), xytext=(5, 3), textcoords="offset points", fontsize=8)
     names = "\n".join(f"{number}  {row.name}" for number, row in enumerate(table.itertuples(index=False), 1))
     axes.text(1.02, 1.0, names, transform=axes.transAxes, fontsize=7.5, va="top", linespacing=1.5)
     axes.set(
@@ -46,11 +45,7 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
-    found = pd.read_csv(arguments.table)
-    short = {NAME: "name", COST: "cost", TAU: "tau", "lowest tau": "least", "highest tau": "most"}
-    renamed = found.rename(columns=short)
-    renamed[COST] = renamed["cost"]
-    draw(renamed, arguments.out)
+    draw(pd.read_csv(arguments.table).rename(columns=NAMES), arguments.out)
 
 
 if __name__ == "__main__":

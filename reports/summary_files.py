@@ -13,6 +13,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.files.crash_safe import replacing
 from specbench_ss.results import exports, frames
 from specbench_ss.results.finding import finding
+from specbench_ss.results.markdown_table import safe
 from specbench_ss.results.quality import measures
 from specbench_ss.results.report import Report
 from specbench_ss.results.run_health import checks
@@ -52,7 +53,7 @@ class MarkdownReport(_File):
         lines = [f"# {model} on {suite}", "", finding(rows, made, standings(run, rows)), "", *told]
         table = exports.markdown(rows, config_of(run))
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
-        return "\n".join([*map(exports.safe, lines), "", table, *notes]).encode("utf-8", "replace")
+        return "\n".join([*map(safe, lines), "", table, *notes]).encode("utf-8", "replace")
 
 
 class _Frame(_File):

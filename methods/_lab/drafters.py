@@ -65,14 +65,16 @@ def write_model(folder: Path, trainee: Any, target: Target, about: dict[str, Any
     save_model(trainee.module, target.tokenizer, folder)
 
 
-def write_dflash(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
-    """As z-lab publishes them."""
-    write_checkpoint(folder, trainee.module, {**dflash_config(trainee.module, target), **about}, file)
+Write = Callable[[Path, Any, Target, dict[str, Any], str], None]
 
 
-def write_peagle(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
-    """In EAGLE-3's layout."""
-    write_checkpoint(folder, trainee.module, {**peagle_config(trainee.module, target), **about}, file)
+def as_published(config_of: Callable[[Any, Target], dict[str, Any]]) -> Write:
+    """Return what writes a drafter with the config of a published layout."""
+
+    def write(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
+        write_checkpoint(folder, trainee.module, {**config_of(trainee.module, target), **about}, file)
+
+    return write
 
 
 def _dflash(target: Target, levels: int, lr: float) -> DFlashTrainee:
@@ -99,7 +101,7 @@ class Drafter:
     ahead: int = 0
     ranked: bool = False
     file: str = "model.safetensors"
-    write: Callable[[Path, Any, Target, dict[str, Any], str], None] = write_weights
+    write: Write = write_weights
 
 
 def _draft(target: Target, levels: int, lr: float) -> DraftTrainee:
@@ -141,8 +143,8 @@ DRAFTERS = {
         {"advice": EAGLE_ADVICE},
         ahead=EAGLE3_LEVELS,
     ),
-    "dflash": Drafter(_dflash, 3e-3, ahead=BLOCK_LEVELS, write=write_dflash),
-    "peagle": Drafter(_peagle, 3e-3, ahead=BLOCK_LEVELS, write=write_peagle),
+    "dflash": Drafter(_dflash, 3e-3, ahead=BLOCK_LEVELS, write=as_published(dflash_config)),
+    "peagle": Drafter(_peagle, 3e-3, ahead=BLOCK_LEVELS, write=as_published(peagle_config)),
     "draft-2m": Drafter(_draft, 3e-3, write=write_model),
 }
 

@@ -89,7 +89,7 @@ class SharedAutoregressive(SharedStreaming):
     """One token a step. Where the main stream sees its streams (eq. 3) they run along, unread."""
 
     name = "ss-shared-ar"
-    summary = "plain decoding of the model of ss-shared, whose rows see streams that run along: its reference"
+    summary = "plain decoding of the model of ss-shared, with its streams where rows see them (eq. 3): its reference"
     lossless = False
     Options = SharedAROptions
     most_fused = 0  # nothing is drafted

@@ -123,7 +123,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         **_why(run, look, contestants, worked),
         "budgets": budgets.table(had, look),
         "trained": trained(had),
-        "scope": told_scope(run, had),
+        "scope": "" if config.get("endpoints") else told_scope(run, had),
         "matrix": matrix.matrix(cells, look, contestants),
         "of_a_task": _of_a_task(summaries),
         "speedups": matrix.by_task(cells, look, contestants),

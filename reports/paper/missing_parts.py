@@ -100,6 +100,11 @@ def as_published(request: Request, methods: Sequence[str]) -> Request:
     return replace(request, settings=(*trees, *request.settings)) if request.published else request
 
 
+def told_trees(request: Request) -> list[str]:
+    """Return the note that a table made so carries; nothing for the trees that came with the weights."""
+    return ["ours: with the papers' draft trees"] if request.published else []
+
+
 def config_for(request: Request, methods: Sequence[str], **settings: Any) -> RunConfig:
     """Return a run of these methods, the reference first, with the request's settings.
 

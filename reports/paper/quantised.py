@@ -19,6 +19,7 @@ from specbench_ss.reports.paper.missing_parts import (
     model_parts,
     nothing_runs,
     of_method,
+    told_trees,
 )
 from specbench_ss.reports.paper.published import published
 from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
@@ -68,7 +69,8 @@ class Table4(Experiment):
             "published": [(f"{r[0]} {r[1]}", r[5] if isinstance(r[5], float) else None) for r in grid.rows],
         }
         plot = Plot("figure", self.title, "Bar chart: speedup by level.", bars(series), axes("", "speedup"), grid)
-        notes = [f"ours: {machine(next(iter(runs.values())))}", *(n for run in runs.values() for n in health(run))]
+        ours = f"ours: {machine(next(iter(runs.values())))}"
+        notes = [ours, *told_trees(bench.request), *(n for run in runs.values() for n in health(run))]
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
         return Result((grid,), (plot,), notes=(*notes, f"published: {A100}, bitsandbytes", *out))
 

@@ -16,6 +16,7 @@ from specbench_ss.reports.paper.missing_parts import (
     model_parts,
     nothing_runs,
     of_method,
+    told_trees,
 )
 from specbench_ss.reports.paper.overheads import parameter_grid
 from specbench_ss.reports.paper.published import Entry, published
@@ -109,8 +110,7 @@ class RunTable(Experiment):
         if self.parameters:
             grids.append(parameter_grid(self.source))
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
-        trees = ["ours: with the papers' draft trees"] if bench.request.published else []
-        notes = (f"ours: {machine(run)}", *trees, *health(run), f"published: {A100}", *out)
+        notes = (f"ours: {machine(run)}", *told_trees(bench.request), *health(run), f"published: {A100}", *out)
         return Result(tuple(grids), (plot,), notes=notes)
 
     def claims(self, result: Result) -> Sequence[Claim]:

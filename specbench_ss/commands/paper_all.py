@@ -18,7 +18,8 @@ from specbench_ss.errors import error_text
 from specbench_ss.files import crash_safe, records
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.results.experiment import CLAIMS, VERDICTS, Claim, Experiment, Grid, Request, Result, Span
-from specbench_ss.results.experiment_output import FIGURE, RESULT, markdown, of_markdown
+from specbench_ss.results.experiment_output import FIGURE, RESULT, markdown
+from specbench_ss.results.markdown_table import table
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest import plain
 
@@ -146,8 +147,8 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
         if item.problem:
             yield f"Not made: {item.problem}"
         elif item.claims:
-            yield from ("| the paper says | here | found |", "|---|---|---|")
-            yield from (f"| {of_markdown(c.says)} | {c.verdict} | {of_markdown(c.found)} |" for c in item.claims)
+            head = ("the paper says", "here", "found")
+            yield table(head, [(c.says, c.verdict, c.found) for c in item.claims], head)
         else:
             yield "The paper says nothing of it that a result could be held against."
         if item.lacking and not item.problem:

@@ -27,6 +27,18 @@ def lock(path: Path) -> int:
     return folder
 
 
+def in_use(path: Path) -> bool:
+    """Say whether a process has the folder locked; True where the file system cannot tell."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # locked, or no locks
+            return True
+    return False
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Make the folder where it is not there, and lock it while the block runs. Raises UserError as `lock` does."""

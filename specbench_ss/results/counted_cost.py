@@ -44,9 +44,8 @@ class Cost:
 def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
     """Return the cost of all steps of these samples; None where there are none, or where shapes do not tell it.
 
-    shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter` and the rows of
-    the method's own under `own`. The context of a step is taken
-    as the mean of its lengths at the beginning and the end of the answer.
+    shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter` and the rows of the method's own
+    under `own`. The context of a step is taken as the mean of its lengths at the beginning and the end of the answer.
     """
     good = [row for row in rows if row.ok and row.steps]
     if not good or shape["weight_bytes"] is None:
@@ -63,9 +62,8 @@ def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
         moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
     drafter = shape.get("drafter")
     if drafter is None or (not drafter["weight_bytes"] and any(row.draft_calls for row in good)):
-        return Cost(
-            steps, flops, moved, None, fixed_flops=fixed
-        )  # what is called has weights: they are where nobody looked
+        # what is called has weights: they are where nobody looked
+        return Cost(steps, flops, moved, None, fixed_flops=fixed)
     calls = sum(row.draft_calls or row.steps or 0 for row in good)
     read = float(calls * drafter["weight_bytes"])
     drafting = calls * 2.0 * drafter["matrix_parameters"]

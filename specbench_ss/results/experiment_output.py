@@ -17,6 +17,7 @@ from rich.text import Text
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results.experiment import Column, Grid, Mark, Part, Result, Span, Value
+from specbench_ss.results.markdown_table import safe, table
 from specbench_ss.results.number_text import MISSING, number, percent, scientific, times
 from specbench_ss.results.terminal_table import widen
 
@@ -80,21 +81,13 @@ def markdown(result: Result, most: int) -> Iterator[str]:
     if result.lines:
         yield from ("", "```text", *(marked(line, False).plain for line in result.lines), "```")
     for grid in result.all_grids():
-        yield from ("", f"{grid.caption or grid.name}:", "")
-        yield f"| {' | '.join(of_markdown(c.title) for c in grid.columns)} |"
-        yield f"|{'|'.join('---' if c.form == 'text' else '---:' for c in grid.columns)}|"
-        for row in grid.rows[:most]:
-            texts = [of_markdown(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)]
-            yield f"| {' | '.join(texts)} |"
+        rows = [[cell(v, c) for v, c in zip(row, grid.columns, strict=True)] for row in grid.rows[:most]]
+        left = [c.title for c in grid.columns if c.form == "text"]
+        yield from ("", f"{grid.caption or grid.name}:", "", table([c.title for c in grid.columns], rows, left))
         if len(grid.rows) > most:
-            yield from ("", f"These are the first {most} of {len(grid.rows):,} rows.")
+            yield f"These are the first {most} of {len(grid.rows):,} rows."
     if result.notes:
-        yield from ("", *(f"- {of_markdown(note)}" for note in result.notes))
-
-
-def of_markdown(text: str) -> str:
-    """Return text that stands in a cell or a line of Markdown as it is."""
-    return text.replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
+        yield from ("", *(f"- {safe(note)}" for note in result.notes))
 
 
 def status(parts: Sequence[Part]) -> list[str]:

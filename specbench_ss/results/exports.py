@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from specbench_ss.results import frames
+from specbench_ss.results.markdown_table import table
 from specbench_ss.results.number_text import interval, number, times, title
 from specbench_ss.results.specbench_files import write_answers
 from specbench_ss.results.summary import OVERALL, SummaryRow
@@ -62,17 +63,6 @@ def markdown(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> str:
     tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
     ordered = [row for task in tasks for row in ranked([row for row in rows if row.category == task])]
     return table(HEAD, [_cells(row, config) for row in ordered], LEFT)
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[str]) -> str:
-    """Return a Markdown table; what would end a cell or begin HTML is escaped."""
-    rule = ["---" if column in left else "---:" for column in head]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *([safe(c) for c in line] for line in lines)))
-
-
-def safe(cell: str) -> str:
-    """Return text that is neither HTML nor the end of a cell in Markdown."""
-    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
 def _cells(row: SummaryRow, config: Any) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ def paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]
     """Return the samples of both that succeeded on both sides, in the same order."""
 
     def good(rows: Sequence[Row]) -> dict[tuple[str, int, int], Row]:
-        return {(r.question_id, r.turn, r.repeat): r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
+        return {r.prompt: r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
 
     mine, theirs = good(own), good(ref)
     both = [key for key in mine if key in theirs]

@@ -10,7 +10,7 @@ from specbench_ss.results.number_text import interval, times
 from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.standings import RANKED
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.runs.rows import Row, Run
+from specbench_ss.runs.rows import Run
 
 SHOWN = 3  # methods that are named in one clause
 Prompt = tuple[str, int, int]  # question, turn, repeat
@@ -35,7 +35,7 @@ def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> Without:
     reference.
     """
     labels = _ranked(summaries)
-    noisy = {_prompt(row) for row in run.rows if row.disturbed and row.method in {run.baseline, *labels}}
+    noisy = {row.prompt for row in run.rows if row.disturbed and row.method in {run.baseline, *labels}}
     every = _prompts(run)
     many = len(every - noisy)
     left = _left(run, labels, dict.fromkeys(labels, noisy)) if 2 * many >= len(every) else []
@@ -48,7 +48,7 @@ def without_disturbed(run: Run, summaries: Sequence[SummaryRow]) -> Without:
 def without_tasks(run: Run, summaries: Sequence[SummaryRow], tasks: Collection[str]) -> Without:
     """Leave out the prompts of these tasks."""
     labels = _ranked(summaries)
-    theirs = {_prompt(row) for row in run.rows if row.category in tasks}
+    theirs = {row.prompt for row in run.rows if row.category in tasks}
     every = _prompts(run)
     where = f"the {len(every - theirs)} of {len(every)} other prompts"
     return _told(_left(run, labels, dict.fromkeys(labels, theirs)), summaries, where)
@@ -85,7 +85,7 @@ def _left(run: Run, labels: Sequence[str], noisy: Mapping[str, set[Prompt]]) -> 
     found = []
     for label in labels:
         own, ref = (
-            [row for row in run.rows if row.method == name and _prompt(row) not in noisy[label]]
+            [row for row in run.rows if row.method == name and row.prompt not in noisy[label]]
             for name in (label, run.baseline)
         )
         of = PairedTimes(*paired(own, ref))
@@ -97,12 +97,8 @@ def _left(run: Run, labels: Sequence[str], noisy: Mapping[str, set[Prompt]]) -> 
 
 
 def _noisy_for(run: Run, label: str) -> set[Prompt]:
-    return {_prompt(row) for row in run.rows if row.disturbed and row.method in (run.baseline, label)}
+    return {row.prompt for row in run.rows if row.disturbed and row.method in (run.baseline, label)}
 
 
 def _prompts(run: Run) -> set[Prompt]:
-    return {_prompt(row) for row in run.rows if row.method == run.baseline}
-
-
-def _prompt(row: Row) -> Prompt:
-    return row.question_id, row.turn, row.repeat
+    return {row.prompt for row in run.rows if row.method == run.baseline}

@@ -14,10 +14,10 @@ def faster_steps(run: Run, labels: Sequence[str]) -> Iterator[str]:
 
     labels: methods that give the reference's answers.
     """
-    plain = {_prompt(row): row for row in run.rows if row.method == run.baseline and _timed(row)}
+    plain = {row.prompt: row for row in run.rows if row.method == run.baseline and _timed(row)}
     for label in labels:
-        own = [row for row in run.rows if row.method == label and _timed(row) and row.drafted and _prompt(row) in plain]
-        fast = sum(_step_s(plain[_prompt(row)]) > BEYOND * _step_s(row) for row in own)
+        own = [row for row in run.rows if row.method == label and _timed(row) and row.drafted and row.prompt in plain]
+        fast = sum(_step_s(plain[row.prompt]) > BEYOND * _step_s(row) for row in own)
         if fast:
             yield (
                 f"{label}: in {fast:,} of {len(own):,} samples a step took less than one of {run.baseline}, "
@@ -31,7 +31,3 @@ def _timed(row: Row) -> bool:
 
 def _step_s(row: Row) -> float:
     return (row.decode_s or 0.0) / (row.steps or 1)
-
-
-def _prompt(row: Row) -> tuple[str, int, int]:
-    return row.question_id, row.turn, row.repeat

@@ -53,6 +53,11 @@ class OfSample:
         """Return what makes the sample unique in a run."""
         return (self.question_id, self.turn, self.method, self.repeat)
 
+    @property
+    def prompt(self) -> tuple[str, int, int]:
+        """Return what it has in common with the samples of other methods: question, turn and repeat."""
+        return (self.question_id, self.turn, self.repeat)
+
 
 @dataclass(slots=True)
 class Row(OfSample):

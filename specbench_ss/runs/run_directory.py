@@ -17,7 +17,6 @@ makes the rest again: docs/design/store.md. This module knows no method and no s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -30,7 +29,7 @@ import msgspec
 from specbench_ss.decoding.generation import Step
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
-from specbench_ss.files.folder_lock import lock
+from specbench_ss.files.folder_lock import in_use, lock
 from specbench_ss.runs import levels, side_files
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.losses import held_against
@@ -190,7 +189,7 @@ def read_run(path: Path) -> Run:
     A run whose status says `running` although no process holds its directory gets the status KILLED.
     """
     manifest = read_manifest(path)
-    if manifest["status"] == "running" and not _in_use(path):
+    if manifest["status"] == "running" and not in_use(path):
         manifest["status"] = KILLED
     rows = latest(crash_safe.scan(path / ROWS, Row.read)[0])
     steps = _steps(path, rows)
@@ -289,18 +288,6 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[K
     levels.recover(path)
     of_good = latest(verdict for verdict, keep in zip(verdicts, kept, strict=True) if keep)
     return good, [verdict.key for verdict in of_good if verdict.reason not in FAILED]
-
-
-def _in_use(path: Path) -> bool:
-    """Say whether a process writes here; True where the file system cannot tell."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = os.open(path, os.O_RDONLY)
-            stack.callback(os.close, folder)
-            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # locked, or no locks
-            return True
-    return False
 
 
 @contextlib.contextmanager

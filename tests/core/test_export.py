@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss import load_run
 from specbench_ss.cli import main
-from specbench_ss.results.exports import table
+from specbench_ss.results.markdown_table import table
 from specbench_ss.results.rescoring import RescoredRow, cannot_tell, rescored
 from specbench_ss.results.specbench_files import file_names
 from specbench_ss.results.summary import OVERALL, summarise

@@ -122,7 +122,7 @@ def test_all_of_them_are_made_and_held_against_the_papers(
     assert "1 *agrees*, 0 *tends to agree*, 1 *open*, 0 *tends not to*, 1 *does not agree*" in page
     assert "| it \\| rises | agrees | 1.5 to 7 |" in page and "| it flies | open | ? |" in page
     numbers = page[page.index("<details>") :]
-    assert "| k | speedup |\n|---:|---:|\n| 1.00 | 1.50× |" in numbers and "the paper says" not in numbers
+    assert "| k | speedup |\n| ---: | ---: |\n| 1.00 | 1.50× |" in numbers and "the paper says" not in numbers
     assert EVIL not in numbers.replace("```text\n[-" + EVIL, "")
     assert json.loads((out / "figure-99" / "result.json").read_text())["claims"][1]["holds"] is False
     assert "it falls" in (out / "figure-99" / "figure.html").read_text()

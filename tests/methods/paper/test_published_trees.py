@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.benchmark import preflight
 from specbench_ss.cli import main
-from specbench_ss.reports.paper.quantised import Table4
 from specbench_ss.reports.paper.tables import Table1, Table6
 from specbench_ss.results.experiment import Bench, Request
 from specbench_ss.runs.config import RunConfig
@@ -58,4 +56,3 @@ def test_rows_are_found_whatever_their_options(tmp_path: Path, make_run: Callabl
 def test_figures_take_no_published_trees(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "figure-10", "--published", "--dry-run"]) == 2
     assert "takes no --published" in capsys.readouterr().err
-    assert replace(Request(), published=True) != Request() and "published" in Table4.uses
