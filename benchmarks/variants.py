@@ -1,6 +1,7 @@
 """Variants of the methods side by side on calibration prompts of the lab, never the evaluation ones.
 
     python benchmarks/variants.py "medusa[nodes=7];medusa[nodes=15];ss[n_draft=10,n_keep=6]" [--prompts 2] [--repeats 2]
+        [--model smollm2] [--dtype bfloat16]
 
 Prints for each: tau, step time over an autoregressive step, speedup over autoregressive decoding, where the step goes.
 """
@@ -24,10 +25,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", help="variants, separated by semicolons")
     parser.add_argument("--model", default="lab")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--prompts", type=int, default=1, help="per category")
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
-    target = load_target(arguments.model)
+    target = load_target(arguments.model, dtype=arguments.dtype)
     specs = [MethodSpec("ar"), *map(MethodSpec.parse, arguments.methods.split(";"))]
     decoders = {spec.label: load_method(spec, target) for spec in specs}
     asked = questions(SPECBENCH_CATEGORIES, "calibration", arguments.prompts)

@@ -2,7 +2,8 @@
 
 With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
 speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
-itself; elsewhere the heads of a group are so many more rows over the same keys.
+itself; elsewhere the heads of a group are so many more rows over the same keys. In the 16-bit formats a CPU has fast
+products of matrices and a slow kernel of attention, so there a few rows attend by two products (docs/log.md).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def grouped_attention(
     if unknown := [name for name in NOT_HERE if kwargs.get(name) is not None]:
         raise NotImplementedError(f"attention with {', '.join(unknown)}")
     b, heads, q, d = query.shape
+    if query.device.type == "cpu" and query.element_size() == 2 and _by_products(module, query, attention_mask):
+        return two_products(query, key, value, attention_mask, kwargs.get("scaling")), None
     groups = heads // key.shape[1]
     few = attention_mask is not None and groups > 1 and q <= MOST_ROWS and attention_mask.shape[1] == 1
     if attention_mask is None or not few or module.training:
@@ -47,6 +50,26 @@ def grouped_attention(
     mask = attention_mask.repeat(1, 1, groups, 1)
     out = F.scaled_dot_product_attention(rows, key, value, mask, scale=kwargs.get("scaling"))
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous(), None
+
+
+def _by_products(module: nn.Module, query: Tensor, mask: Tensor | None) -> bool:
+    """Say whether 16-bit attention on a CPU goes by two products. Without a mask it does for one row, which sees all."""
+    rows = query.shape[2]
+    if module.training or not torch.is_inference_mode_enabled():
+        return False
+    return rows == 1 if mask is None else rows <= MOST_ROWS and mask.shape[1] == 1
+
+
+def two_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Shapes as in `grouped_attention`. Scores are rounded to the format of query, and so are their softmax's weights."""
+    b, heads, q, d = query.shape
+    pairs, rows = b * key.shape[1], heads // key.shape[1] * q
+    keys, none = key.reshape(pairs, -1, d), query.new_zeros(1, 1, 1)
+    scores = torch.baddbmm(none, query.reshape(pairs, rows, d), keys.mT, beta=0, alpha=scale or d**-0.5)
+    if mask is not None:
+        scores.view(b, -1, q, keys.shape[1]).add_(mask)  # mask: [1 or B, 1, q, n]
+    out = torch.bmm(scores.softmax(-1), value.reshape(pairs, keys.shape[1], -1))
+    return out.view(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
 @contextmanager
