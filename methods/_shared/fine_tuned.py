@@ -64,6 +64,10 @@ class OwnAutoregressive(Decoder):
         """On its own model."""
         return cls(cls.model_of(target, options), options)
 
+    def beside(self) -> Decoder:
+        """On the same model."""
+        return type(self)(self.target, self.options)
+
     def described(self) -> dict[str, Any]:
         """Which model."""
         return {"model_hash": self.target.weights_hash}

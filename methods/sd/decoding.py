@@ -100,6 +100,10 @@ class TwoModel(Decoder):
         other.draft = self.draft
         return other
 
+    def beside(self) -> TwoModel:
+        """The same draft, with a cache of its own."""
+        return type(self)(self.target, self.options, self.draft.model)
+
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """Length, size and form of the draft."""
         if self.options.form == "tree":

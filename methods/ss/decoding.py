@@ -23,7 +23,7 @@ from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.files import records
 from specbench_ss.methods._shared.fused_head import MOST_FUSED
-from specbench_ss.methods.ss.drafting import draft_tree, drawn_tree, judged, prune
+from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, drawn_tree, judged, prune
 from specbench_ss.methods.ss.layout import Layout, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.stream_config import StreamConfig
@@ -83,7 +83,8 @@ class SpeculativeStreaming(Decoder):
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
         self.fuses = self.settings.most_rows() <= self.most_fused  # whether verified rows and streams share the LM head
-        self._of_root = self._logits_of_root() if self.fuses else None
+        self._of_root = self._logits_of("root") if self.fuses and streams.config.root_rank else None
+        self._of_parent = self._logits_of("parent") if streams.config.parent_rank else None
         self._fused: Tensor | None = None  # [m, gamma, V], what the step at hand made of its streams; None = nothing
         self._ahead: Tensor | None = None  # [gamma, V], of next_streams without their root; None = not made yet
 
@@ -256,6 +257,8 @@ class SpeculativeStreaming(Decoder):
         logits, s = self._stream_logits(state.root[0]), self.settings  # [gamma, V]
         if s.sample and not state.sampling.greedy:
             return drawn_tree(state.root, state.sampling.probs(logits), s.k, s.n_draft, state.rng)
+        if self._of_parent is not None:
+            return conditioned_tree(state.root, logits, self._changes, s.k, s.n_draft)
         return draft_tree(state.root, logits, s.k, s.n_draft)
 
     def forward(self, state: State, tree: DraftTree) -> Output:
@@ -300,23 +303,29 @@ class SpeculativeStreaming(Decoder):
         self._fused = logits[0, m:].unflatten(0, (m, -1)) if fused else None
         return logits[:, :m], final[:, :m]
 
-    def _logits_of_root(self) -> Product | None:
-        """The map from what a root says to logits, [V, root_rank]; None where streams learn no root."""
+    def _logits_of(self, whose: str) -> Product:
+        """The map from what a root, or a parent, says to logits, [V, rank]."""
         from specbench_ss.decoding.products import Product  # which loads torch, and methods are listed without it
 
-        if not self.streams.config.root_rank:
-            return None
         with torch.no_grad():
-            weight = self.target.unembed @ self.streams.root_up
+            weight = self.target.unembed @ getattr(self.streams, f"{whose}_up")
             return Product(weight.half().float() if self.target.rounded else weight, None, self.target.packs)
 
     def _stream_logits(self, root: Tensor) -> Tensor:
         """Logits [gamma, V] of the next streams, which know their root: those of the last step where it made them."""
-        if self._ahead is None:
-            return self.target.logits(self.streams.told_root(self.target, self.next_streams, root))
-        if self._of_root is None:
-            return self._ahead
-        return self._ahead + self._of_root(self.streams.root_rows(self.target, root)[None])
+        target, streams, ahead = self.target, self.streams, self._ahead
+        if ahead is None:
+            return target.logits(streams.told(target, self.next_streams, root[None]))
+        if self._of_root is not None:
+            ahead = ahead + self._of_root(streams.root_rows(target, root)[None])
+        if self._of_parent is not None:  # of the first level the root
+            ahead = torch.cat((ahead[:1] + self._of_parent(streams.parent_rows(target, root)[None]), ahead[1:]))
+        return ahead
+
+    def _changes(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """What parents [m] change in the logits of tokens [s] as their children: [m, s]."""
+        assert self._of_parent is not None
+        return self.streams.parent_rows(self.target, parents) @ self._of_parent.weight[tokens].mT
 
     def _pruned(self, tree: DraftTree, x: Tensor) -> Tensor | None:
         """Nodes that stay after the pruning layer, int64 on the device; None where all do."""

@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench_ss.decoding.tree import DraftTree, TreeShape, shape_of
-from specbench_ss.methods._shared.tree_growth import draw, with_root
+from specbench_ss.methods._shared.tree_growth import draw, grow, with_root
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
+    # tokens [m] of a level, tokens [s] -> what the former change in the logits of the latter as their children, [m, s]
+    Changes = Callable[[Tensor, Tensor], Tensor]
 
 # breaks ties between a node and its parent when a transition has probability one: the parent wins
 DEPTH_PENALTY = 1e-4
+SHORTLIST = 32  # tokens of a level whose probabilities as children are told apart by their parent
 IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
 
@@ -70,6 +76,32 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     joint = tree.path @ log_p.flatten() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
     best = joint.topk(n_draft).indices.sort().values
     return drafted.choose(with_root(best))
+
+
+def conditioned_tree(root: Tensor, logits: Tensor, changes: Changes, k: int, n_draft: int) -> DraftTree:
+    """Stream logits [gamma, V] -> the n_draft best nodes (0 = all) of a tree in which children depend on their parent.
+
+    Not in the papers, where every node of a level has the same children with the same probabilities. The first level's
+    logits know their parent, the root. Of the others a shortlist is taken from what streams guess without it, and its
+    logits are changed by each parent; the mass of the tokens beyond stays what it was. No pass and no LM head is added.
+    """
+    logits = logits.float()
+    short, whole = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
+    share = (short.values.logsumexp(-1) - whole).exp()  # [gamma], of the shortlist
+    rest = whole + torch.log1p(-share.clamp_max(1 - 1e-6))  # log of the mass beyond
+    level = 0
+
+    def choose(log_p: Tensor) -> tuple[Tensor, Tensor, None]:
+        top = log_p.topk(k, dim=-1)
+        return short.indices[level][top.indices], top.values, None
+
+    def expand(tokens: Tensor, visible: Tensor, above: Tensor, at: int) -> Tensor:
+        nonlocal level
+        level = at
+        told = short.values[at] + changes(tokens, short.indices[at]).float()  # [k, s]
+        return told - torch.logaddexp(told.logsumexp(-1), rest[at])[:, None]
+
+    return grow(root, short.values[0] - whole[0], choose, expand, len(logits), n_draft)
 
 
 def sibling_places(tree: DraftTree) -> Tensor:

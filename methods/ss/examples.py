@@ -16,6 +16,7 @@ from specbench_ss.testing.tiny import randomise
 TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
 ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
 ROOTED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4)
+CONDITIONED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4, parent_rank=4)
 BESIDE_MLP = StreamConfig(gamma=3, n_msa_layers=2, keep_mlp=True)
 EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
 SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
@@ -55,6 +56,8 @@ def shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
         "top-p": made(TWO_LAYERS, k=2, n_keep=6, stream_attention_top_p=3),
         "root": made(ROOTED, k=2, n_keep=6),
         "root-chain": made(ROOTED, mode="chain", gamma=2),
+        "parent": made(CONDITIONED, k=3, n_draft=9, n_keep=6),
+        "parent-chain": made(CONDITIONED, mode="chain", gamma=2),
         "beside-mlp": made(BESIDE_MLP, k=2, n_keep=6),
         "fewer-streams": made(TWO_LAYERS, gamma=1, k=3),
         "drawn": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5, sample="on"),

@@ -125,7 +125,9 @@ class SharedTrainee(Trainee):
             n = 2 * self.config.n_msa_layers  # keys and values of every layer, segment after segment
             joined = [torch.cat(flat[i::n], 2) for i in range(n)] if flat else []
             before = list(zip(joined[::2], joined[1::2], strict=True))
-            logits, after = self.upper(low, start, carriers, real, before, labels.shape[-1] - 1, documents, own[..., 0])
+            logits, after = self.upper(
+                low, start, carriers, real, before, labels.shape[-1] - 1, documents, own[..., :-1]
+            )
             # clones: a view would keep the streams' keys, and those of all segments before, alive
             return (*head_sums(logits, own), *(x[:, :, start:].clone() for pair in after for x in pair))
 
@@ -142,11 +144,11 @@ class SharedTrainee(Trainee):
         past: KeysAndValues,
         gamma: int,
         documents: Documents | None = None,
-        roots: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
         """Main rows low [B, L, h] at positions start.. and streams of the carriers [B, c] through the MSA layers.
 
-        roots int64 [B, c]: the token after each carrier, for streams that learn it.
+        known int64 [B, c, gamma]: the tokens after each carrier, for streams that learn them.
         Returns logits [B, c, 1 + gamma, V] of main rows and streams, and the keys and values of all main rows so far.
         """
         target, length = self.tuned, low.shape[1]
@@ -166,7 +168,7 @@ class SharedTrainee(Trainee):
         main, streams = x[:, :length].gather(1, picked)[:, :, None], x[:, length:].unflatten(1, (c, gamma))
         final = target.family.norm(torch.cat((main, streams), 2))
         if gamma:
-            final = torch.cat((final[:, :, :1], self.streams.told_root(target, final[:, :, 1:], roots)), 2)
+            final = torch.cat((final[:, :, :1], self.streams.told(target, final[:, :, 1:], known)), 2)
         return target.logits(final), [cache.kept[layer] for layer in range(self.lo, target.n_layers)]
 
     def _visible(

@@ -22,7 +22,8 @@ class StreamConfig(Bounded):
     embeddings P_j (eq. 4) or values turned by rotation_step * j radians (eq. 8; 0 = the largest, pi / 2 N_max).
     mode shared: LoRA of lora_rank in every layer, used by main and stream alike; main_attends_streams: eq. 3 of the
     ACL text (False = eq. 1 of 2024). root_rank: of the map by which finished streams learn the token that the main
-    stream has decided meanwhile; 0 = they do not, as in the papers.
+    stream has decided meanwhile; 0 = they do not, as in the papers. parent_rank: of the map by which the guesses of a
+    node's children learn the node's token; 0 = all nodes of a level have the same children, as in the papers.
     """
 
     owner: ClassVar[str] = "ss"
@@ -39,6 +40,7 @@ class StreamConfig(Bounded):
     lora_rank: Annotated[int, Ge(0)] = 0
     keep_mlp: bool = field(default=False, metadata={"later": True})
     root_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
+    parent_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
 
     def check_together(self) -> None:
         """What each mode has."""

@@ -25,7 +25,7 @@ class Streams(nn.Module):
     """P_j, f_eta, the stream adapters and o_theta.
 
     gamma*h (P_j) + 2*R_s*h*N_s (adapters) + 2*eta*h (f_eta) + 2*theta*h (pruning) parameters, and 2*rank*h
-    (root, not in the papers); each where configured.
+    (root, and parent, which are not in the papers); each where configured.
     """
 
     def __init__(self, config: StreamConfig, hidden: int) -> None:
@@ -42,6 +42,9 @@ class Streams(nn.Module):
         if c.root_rank:
             self.root_down = nn.Parameter(torch.randn(c.root_rank, hidden) * hidden**-0.5)
             self.root_up = nn.Parameter(torch.zeros(hidden, c.root_rank))
+        if c.parent_rank:
+            self.parent_down = nn.Parameter(torch.randn(c.parent_rank, hidden) * hidden**-0.5)
+            self.parent_up = nn.Parameter(torch.zeros(hidden, c.parent_rank))
         self.prune_down = nn.Parameter(torch.randn(c.prune_rank, hidden) * hidden**-0.5)
         self.prune_up = nn.Parameter(torch.zeros(hidden, c.prune_rank))
 
@@ -60,23 +63,33 @@ class Streams(nn.Module):
         """o_theta (sec. 2.3): the main state at the pruning layer, mapped to what the LM head can read."""
         return x + F.linear(F.linear(x, self.prune_down), self.prune_up)
 
-    def told_root(self, target: Target, x: Tensor, roots: Tensor | None) -> Tensor:
-        """Final, normed streams x [.., gamma, h] with what their roots, int64 [..], say; x itself where none is learnt.
+    def told(self, target: Target, x: Tensor, tokens: Tensor | None) -> Tensor:
+        """Final, normed streams x [.., gamma, h] with what the tokens after their main row say, where that is learnt.
 
-        Not in the papers. The token that follows the main row is decided before its streams reach the LM head; here
-        they learn it, as EAGLE's and Hydra's drafts do. Only the direction of its embedding counts. A root below 0 is
-        none: what such streams guess counts nowhere. Raises ValueError where roots are missing.
+        tokens int64 [.., n], n of 1 to gamma: the root, which all streams learn, and the tokens after it; the token
+        before the one that a stream guesses is its parent. Not in the papers: there streams guess without knowing what
+        was decided meanwhile, as EAGLE's and Hydra's drafts do. Of embeddings only the direction counts. A token below
+        0 is none. Raises ValueError where tokens are missing.
         """
-        if not self.config.root_rank:
+        c = self.config
+        if not c.root_rank and not c.parent_rank:
             return x
-        if roots is None:
-            raise ValueError("these streams learn their roots: give them")
-        return x + F.linear(self.root_rows(target, roots), self.root_up)[..., None, :]
+        if tokens is None:
+            raise ValueError("these streams learn the tokens before their own: give them")
+        if c.root_rank:
+            x = x + F.linear(self.root_rows(target, tokens[..., 0]), self.root_up)[..., None, :]
+        if c.parent_rank:
+            said = F.linear(self.parent_rows(target, tokens), self.parent_up) * (tokens >= 0)[..., None]
+            x = x + F.pad(said, (0, 0, 0, x.shape[-2] - tokens.shape[-1]))
+        return x
 
     def root_rows(self, target: Target, roots: Tensor) -> Tensor:
         """Return what roots, int64 [..], say, before it is mapped to states: [.., root_rank]."""
-        known = target.model.get_input_embeddings()(roots.clamp_min(0)).to(self.root_down.dtype)
-        return F.linear(F.rms_norm(known, known.shape[-1:]), self.root_down)
+        return _said(target, roots, self.root_down)
+
+    def parent_rows(self, target: Target, tokens: Tensor) -> Tensor:
+        """Return what tokens, int64 [..], say to guesses of their children, before it is mapped: [.., parent_rank]."""
+        return _said(target, tokens, self.parent_down)
 
     def pass_layer(self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor) -> Tensor:
         """After attention: the first `mains` rows through the layer's MLP, the stream rows through the adapter.
@@ -107,6 +120,11 @@ class Streams(nn.Module):
                 return made[0]
         masks = [target.windowed(mask, b.window, rows, cache, lo + i) for i, b in enumerate(target.family.blocks[lo:])]
         return run_masked(target, self, x, layout, cache, masks, rotary)
+
+
+def _said(target: Target, tokens: Tensor, down: Tensor) -> Tensor:
+    known = target.model.get_input_embeddings()(tokens.clamp_min(0)).to(down.dtype)
+    return F.linear(F.rms_norm(known, known.shape[-1:]), down)
 
 
 def run_masked(

@@ -81,6 +81,14 @@ class StreamsOptions(Bounded):
             "later": True,
         },
     )
+    parent_rank: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={
+            "help": "Rank of the map by which the guesses of a node's children learn the node's token, which is not in "
+            "the papers. 0: all nodes of a level have the same children.",
+            "later": True,
+        },
+    )
     targets: Targets = targets_option("tokens")
     alpha: Annotated[float, Gt(0)] = field(
         default=0.1, metadata={"help": "Weight of each stream's loss in shared mode, where the next token's has 1."}
@@ -141,6 +149,7 @@ class StreamsTrainer(DrafterTrainer):
             main_attends_streams=shared if o.main_attends_streams is None else o.main_attends_streams,
             keep_mlp=o.keep_mlp,
             root_rank=o.root_rank,
+            parent_rank=o.parent_rank,
             lora_rank=(SHARED_RANK if o.lora_rank < 0 else o.lora_rank) if shared else 0,
         )
 

@@ -70,19 +70,30 @@ class StreamsTrainee(Trainee):
         labels = anchors.labels[..., 1 : g + 1]
         step = self.segment or labels.shape[1]
         pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
-        roots = anchors.labels[..., 0]
-        parts = [self._segment(states, anchors.at[:, piece], labels[:, piece], roots[:, piece]) for piece in pieces]
+        known = self._known(anchors.labels[..., :g], anchors.at)
+        parts = [self._segment(states, anchors.at[:, piece], labels[:, piece], known[:, piece]) for piece in pieces]
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
         total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
         low = states.at(states.taps[self.prune_layer], anchors)
         loss: Tensor = total + self.prune_weight * prune_loss(self.target, self.module, low, batch)
         return loss, right
 
-    def _segment(self, states: BaseStates, at: Tensor, labels: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
+    def _known(self, tokens: Tensor, at: Tensor) -> Tensor:
+        """Tokens [B, A, gamma] that streams at [B, A] are told.
+
+        While learning every second parent is kept from them, since candidates are first looked for without it.
+        """
+        if not self.config.parent_rank or not self.module.training:
+            return tokens
+        kept = (at[..., None] + torch.arange(tokens.shape[-1], device=at.device)) % 2 == 0
+        kept[..., 0] = True  # the root is always known
+        return tokens.masked_fill(~kept, -1)
+
+    def _segment(self, states: BaseStates, at: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of a segment's loss and right guesses; its streams and logits are not kept for the backward pass."""
 
         def run(at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            return head_sums(self.stream_logits(states, at, roots), labels, self._teacher(states, at))
+            return head_sums(self.stream_logits(states, at, known), labels, self._teacher(states, at))
 
         if not self.segment:
             return run(at, labels)
@@ -96,10 +107,10 @@ class StreamsTrainee(Trainee):
         with torch.no_grad():
             return self.target.logits(states.ahead(at, self.config.gamma))
 
-    def stream_logits(self, states: BaseStates, at: Tensor, roots: Tensor | None = None) -> Tensor:
+    def stream_logits(self, states: BaseStates, at: Tensor, known: Tensor | None = None) -> Tensor:
         """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V].
 
-        roots int64 [B, a]: the token after each position, for streams that learn it.
+        known int64 [B, a, gamma]: the tokens after each position, for streams that learn them.
         """
         target, g = self.target, self.config.gamma
         low = states.taps[self.lo]
@@ -111,7 +122,7 @@ class StreamsTrainee(Trainee):
         masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
         cache, rotary = StreamCache(states.kv), target.rotary(positions)
         x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
-        x = self.module.told_root(target, target.family.norm(x).unflatten(1, (at.shape[1], g)), roots)
+        x = self.module.told(target, target.family.norm(x).unflatten(1, (at.shape[1], g)), known)
         logits: Tensor = target.logits(x)
         return logits
 

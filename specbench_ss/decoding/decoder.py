@@ -141,6 +141,10 @@ class Decoder(ABC):
         """
         return type(self).load(self.target, options)
 
+    def beside(self) -> Decoder:
+        """The same method with the same weights, for a request that is answered at the same time as this one's."""
+        return self.variant(self.options)
+
     def max_rows(self) -> int | None:
         """The most rows that one step may put through the target, the root included; None where that is not known.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
+
+from specbench_ss.decoding.parts import Parts
 
 NAME = "ssbench_grouped_sdpa"
 NOT_HERE = (
@@ -35,6 +37,12 @@ def grouped_attention(
     """query [B, heads, q, d], key, value [B, kv_heads, n, d], additive mask [1 or B, 1, q, n] -> [B, q, heads, d]."""
     if unknown := [name for name in NOT_HERE if kwargs.get(name) is not None]:
         raise NotImplementedError(f"attention with {', '.join(unknown)}")
+    if isinstance(key, Parts):  # of several requests, each of which sees its own
+
+        def one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+            return grouped_attention(module, query, key, value, mask, **kwargs)[0]
+
+        return key.attended(one, query, cast("Parts", value), attention_mask), None
     b, heads, q, d = query.shape
     if query.device.type == "cpu" and query.element_size() == 2 and _by_products(module, query, attention_mask):
         return two_products(query, key, value, attention_mask, kwargs.get("scaling")), None
@@ -53,7 +61,7 @@ def grouped_attention(
 
 
 def _by_products(module: nn.Module, query: Tensor, mask: Tensor | None) -> bool:
-    """Say whether 16-bit attention on a CPU goes by two products. Without a mask it does for one row, which sees all."""
+    """Say whether 16-bit attention on a CPU goes by two products. Without a mask one row does, which sees all."""
     rows = query.shape[2]
     if module.training or not torch.is_inference_mode_enabled():
         return False
@@ -61,7 +69,7 @@ def _by_products(module: nn.Module, query: Tensor, mask: Tensor | None) -> bool:
 
 
 def two_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Shapes as in `grouped_attention`. Scores are rounded to the format of query, and so are their softmax's weights."""
+    """Shapes as in `grouped_attention`. Scores and their softmax are rounded to the format of query."""
     b, heads, q, d = query.shape
     pairs, rows = b * key.shape[1], heads // key.shape[1] * q
     keys, none = key.reshape(pairs, -1, d), query.new_zeros(1, 1, 1)

@@ -274,16 +274,27 @@ def decode(
     empty prompt or one that leaves no room in the context, and NotFinite, which is one too, where the target's logits
     or the draft's probabilities are not finite.
     """
-    target = decoder.target
+    check_prompt(decoder.target, prompt)
+    result = _answer(Session, decoder, prompt, limits, sampling, on_step)
+    result.check()
+    return result
+
+
+def check_prompt(target: Target, prompt: Sequence[int]) -> None:
+    """Raise UserError for an empty prompt, or one that leaves no room in the context."""
     if not prompt:
         raise UserError("the prompt is empty")
     if len(prompt) >= target.context_length:
         raise UserError(
             f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
         )
-    result = _answer(Session, decoder, prompt, limits, sampling, on_step)
-    result.check()
-    return result
+
+
+def room_for(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> tuple[int, bool]:
+    """Return the rows of a cache for the prompt and its answer, and whether the cache may have to grow."""
+    stated = decoder.max_rows()
+    most = min(decoder.target.context_length, len(prompt) + limits.max_new_tokens)
+    return most + (FIRST_GUESS if stated is None else stated), stated is None
 
 
 def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
@@ -310,11 +321,9 @@ def _answer(
     on_step: Callable[[int], None] | None = None,
 ) -> Generation:
     """By the target's own cache, with room for all of the answer."""
-    target, stated = decoder.target, decoder.max_rows()
-    rows = FIRST_GUESS if stated is None else stated
+    target = decoder.target
     with torch.inference_mode():
-        most = min(target.context_length, len(prompt) + limits.max_new_tokens)
-        cache = target.request_cache(most + rows, grows=stated is None)
+        cache = target.request_cache(*room_for(decoder, prompt, limits))
         try:
             return session(decoder, prompt, limits, sampling, cache).run(on_step)
         except BaseException:

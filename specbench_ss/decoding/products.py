@@ -68,7 +68,7 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
         if self.packed is None or x.ndim < 2 or not self.least <= x.shape[:-1].numel() <= self.most:
-            if x.ndim == 3 and len(x) == 1:  # torch takes a slice of rows for a batch, and in bfloat16 copies the weight
+            if x.ndim == 3 and len(x) == 1:  # torch takes a slice of rows for a batch and copies the weight in bfloat16
                 return F.linear(x[0], self.weight, self.bias)[None]
             return F.linear(x, self.weight, self.bias)
         if self.half:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from specbench_ss.decoding.architectures import family_of, rotary_table
 from specbench_ss.decoding.cache import Cache, StreamCache
 from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.parts import PartsCache
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.number_formats import HALF_WEIGHTS
@@ -23,13 +24,14 @@ from specbench_ss.number_formats import HALF_WEIGHTS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.parts import Parts
     from specbench_ss.decoding.static_passes import StaticPasses
 
     Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
 
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
-AnyCache = Cache | StreamCache | None
+AnyCache = Cache | StreamCache | PartsCache | None
 Module = TypeVar("Module", bound="torch.nn.Module")
 
 
@@ -266,6 +268,8 @@ class Target(Outline):
         """
         if window is None or cache is None:
             return mask
+        if isinstance(cache, PartsCache):
+            return cast("Tensor", cache.windowed(self, cast("Parts", mask), window, q, layer))
         past = cache.get_seq_length(layer)
         if past + q <= window:
             return mask

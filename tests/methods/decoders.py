@@ -8,10 +8,10 @@ from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.examples import random_medusa
 from specbench_ss.methods.ss import examples
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.examples import BESIDE_MLP, ROOTED, TWO_LAYERS, random_streams
+from specbench_ss.methods.ss.examples import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams
 from specbench_ss.testing import randomise
 
-__all__ = ["BESIDE_MLP", "ROOTED", "TWO_LAYERS", "medusa", "random_streams", "randomise", "streaming"]
+__all__ = ["BESIDE_MLP", "CONDITIONED", "ROOTED", "TWO_LAYERS", "medusa", "random_streams", "randomise", "streaming"]
 
 medusa = partial(random_medusa, Medusa)
 streaming = partial(examples.streaming, SpeculativeStreaming)

@@ -110,7 +110,7 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, root_rank: i
         low, _ = trainee._lower(ids)
         carriers, real = carriers_of(one.labels[..., 0] != -100)
         roots = ids.gather(1, carriers + 1)
-        logits, _ = trainee.upper(low, 0, carriers, real, [], 3, None, roots)  # [1, c, 4, V]
+        logits, _ = trainee.upper(low, 0, carriers, real, [], 3, None, roots[..., None])  # [1, c, 4, V]
     assert carriers.tolist() == [[3, 4, 5, 6, 7, 8]]
     save_shared(tmp_path, trainee, {})
     decoder = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), k=1, prune="off"))
@@ -119,7 +119,7 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, root_rank: i
         state = State(ids[0, :first].tolist(), first, ids[0, first - 1 : first], cache, Sampling())
         out = decoder.prefill(state, ids[:, :first])
         for column in range(len(carriers[0])):
-            told = decoder.streams.told_root(decoder.target, decoder.next_streams, roots[0, column])
+            told = decoder.streams.told(decoder.target, decoder.next_streams, roots[0, column, None])
             streams = decoder.target.logits(told)
             decoded = torch.cat((out.logits[0], streams))
             torch.testing.assert_close(logits[0, column], decoded, atol=1e-4, rtol=1e-4)

@@ -17,6 +17,7 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods.ss import drafting
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.drafting import draft_tree, full_tree, judged, prune
@@ -27,7 +28,7 @@ from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.methods.ss.training import StreamsTrainee, start_embedding
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states
-from tests.methods.decoders import BESIDE_MLP, ROOTED, TWO_LAYERS, randomise, streaming
+from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 
 
@@ -104,7 +105,7 @@ def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
     guesses = set()
     for root in range(3, 40):
         with torch.no_grad():
-            trained = trainee.stream_logits(states, torch.tensor([[at]]), torch.tensor([[root]]))[0, 0]
+            trained = trainee.stream_logits(states, torch.tensor([[at]]), torch.tensor([[[root]]]))[0, 0]
         with torch.inference_mode():
             state = replace(prefilled(decoder, ids[: at + 1]), root=torch.tensor([root]))
             drafted = decoder.propose(state).tokens[1:].tolist()
@@ -113,11 +114,53 @@ def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
     assert len(guesses) > 1
 
 
+@pytest.mark.parametrize("kind", SOME)
+def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of a chain is the best guess after those before it, as training sees them; and a tree has several."""
+    target = Target(tiny_model(kind))
+    monkeypatch.setattr(drafting, "SHORTLIST", target.vocab_size)  # random maps change more than trained ones
+    trainee = StreamsTrainee(target, CONDITIONED)
+    randomise(trainee.module, 2)
+    trainee.module.eval()
+    ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
+    states = base_states(target, torch.tensor([ids]), trainee.taps, trainee.kv_from)
+    chain = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
+    tree = chain.variant(SSOptions(k=3, n_draft=12))
+    differ = 0
+    for root in range(3, 30):
+        with torch.inference_mode():
+            state = replace(prefilled(chain, ids[: at + 1]), root=torch.tensor([root]))
+            told = chain.propose(state).tokens
+            tree.next_streams, tree._ahead = chain.next_streams, chain._ahead
+            grown = tree.propose(state)
+        with torch.no_grad():
+            known = trainee.stream_logits(states, torch.tensor([[at]]), told[None, None, :-1])[0, 0]
+        assert told[1:].tolist() == known.argmax(-1).tolist()
+        children: dict[int, set[int]] = {}
+        for node, parent in enumerate(grown.parents().tolist()):
+            children.setdefault(parent, set()).add(int(grown.tokens[node]))
+        levels = grown.visibility()[1].tolist()
+        second = [frozenset(children[node]) for node in children if node >= 0 and levels[node] == 1]
+        differ += len(set(second)) > 1
+    assert differ
+
+
+def test_while_learning_every_second_parent_is_kept_back() -> None:
+    trainee = StreamsTrainee(Target(tiny_model("llama")), CONDITIONED)
+    tokens = torch.arange(18).view(1, 6, 3)
+    known = trainee._known(tokens, torch.arange(6)[None])
+    assert (known[..., 0] == tokens[..., 0]).all()
+    assert known[0, :, 1].tolist() == [-1, 4, -1, 10, -1, 16]
+    assert known[0, :, 2].tolist() == [2, -1, 8, -1, 14, -1]
+    trainee.module.eval()
+    assert trainee._known(tokens, torch.arange(6)[None]) is tokens
+
+
 def test_streams_that_learn_their_root_are_told_it() -> None:
     target = Target(tiny_model("llama"))
     trainee = StreamsTrainee(target, ROOTED)
     states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.taps, trainee.kv_from)
-    with pytest.raises(ValueError, match="learn their roots"):
+    with pytest.raises(ValueError, match="learn the tokens"):
         trainee.stream_logits(states, torch.tensor([[2]]))
 
 
@@ -387,7 +430,7 @@ def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamC
     decoder.observe(state, verdict, decoder.forward(state, few))
     assert decoder._ahead is not None
     together = decoder._stream_logits(root)
-    alone = target.logits(decoder.streams.told_root(target, decoder.next_streams, root))
+    alone = target.logits(decoder.streams.told(target, decoder.next_streams, root[None]))
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-4)
     many = DraftTree.of(torch.arange(9), [-1, *range(8)])
     decoder.observe(state, verdict, decoder.forward(state, many))

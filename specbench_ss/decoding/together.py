@@ -1,0 +1,259 @@
+"""Several requests at a time: what the layers and the LM head make of their rows is made of all of them in one pass.
+
+Each request goes through the loop of `loop.py` on a stack of its own (a greenlet). Where it puts rows through a stretch
+of the target's layers, or through its LM head, it waits; when every request waits, the largest group that waits for
+the same is served: rows one after the other, or as a batch where a layer has to tell them apart, and each request's
+attention over its own cache. No method knows of it. Requests begin their steps together, so that they wait for the same
+things at the same time; a new one first makes its prompt. What a method does besides, and its drafter's own layers, is
+done request by request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import greenlet
+import torch
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.decoding.loop import Limits, Session, check_prompt, room_for
+from specbench_ss.decoding.parts import Parts, PartsCache
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Job = Callable[[], Any]
+STEP = "step"  # what requests wait for before a step: it is served when nothing else is waited for
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What a request waits for. serve: makes of what is given by all that wait for the same what each is given back."""
+
+    what: Hashable
+    given: Any
+    serve: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def wait_for(what: Hashable, given: Any, serve: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
+    """Wait within a request until it is served, and return what it is given; outside of one, serve it alone."""
+    hub = greenlet.getcurrent().parent
+    return serve([given])[0] if hub is None else hub.switch(Waiting(what, given, serve))
+
+
+def next_step() -> None:
+    """Wait within a request until all others are about to begin a step as well."""
+    wait_for(STEP, None, list)
+
+
+def side_by_side(jobs: Iterable[Job], most: int) -> Iterator[tuple[int, Any]]:
+    """Run jobs, `most` of them at a time, each with the next where one ends; yield (its number, what it returned).
+
+    Raises what a job raises; others then end unfinished.
+    """
+    coming = enumerate(jobs)
+    running: dict[greenlet.greenlet, int] = {}
+    waiting: dict[greenlet.greenlet, Waiting] = {}
+
+    def go_on(job: greenlet.greenlet, *given: Any) -> Iterator[tuple[int, Any]]:
+        found = job.switch(*given)
+        if job.dead:
+            yield running.pop(job), found
+        else:
+            waiting[job] = found
+
+    while True:
+        while len(running) < most and (following := next(coming, None)) is not None:
+            job = greenlet.greenlet(following[1])
+            running[job] = following[0]
+            yield from go_on(job)
+        if not running:
+            return
+        served = _largest(waiting)
+        asked = [waiting.pop(job) for job in served]
+        for job, found in zip(served, asked[0].serve([one.given for one in asked]), strict=True):
+            yield from go_on(job, found)
+
+
+def _largest(waiting: dict[greenlet.greenlet, Waiting]) -> list[greenlet.greenlet]:
+    """Return those that wait for what most wait for; for the next step only where all do."""
+    groups: dict[Hashable, list[greenlet.greenlet]] = defaultdict(list)
+    for job, one in waiting.items():
+        groups[one.what].append(job)
+    return max(groups.items(), key=lambda group: (group[0] != STEP, len(group[1])))[1]
+
+
+class SharedPasses:
+    """In place of a target's recorded passes: its layers are given the rows of all requests that wait for them."""
+
+    made = 0
+
+    def run(
+        self,
+        name: Hashable,
+        layers: Callable[..., tuple[Tensor, ...]],
+        x: Tensor,
+        layer: int,
+        cache: Any,
+        mask: Tensor | None,
+        rotary: Any,
+        pad: bool = True,
+    ) -> tuple[Tensor, ...]:
+        """Rows x [1, q, h] through `layers`, with those of others. pad: whether others may have more or fewer rows."""
+        what = (id(self), name) if pad else (id(self), name, x.shape[1])
+        serve = _in_a_row if pad else _as_a_batch
+        return cast("tuple[Tensor, ...]", wait_for(what, (layers, x, cache, mask, rotary), serve))
+
+
+def _in_a_row(asked: Sequence[Any]) -> Sequence[tuple[Tensor, ...]]:
+    return _served(asked, 1)
+
+
+def _as_a_batch(asked: Sequence[Any]) -> Sequence[tuple[Tensor, ...]]:
+    return _served(asked, 0)
+
+
+def _served(asked: Sequence[Any], dim: int) -> Sequence[tuple[Tensor, ...]]:
+    """Put the rows of requests through layers together, joined along `dim`, and return what each gets."""
+    layers = asked[0][0]
+    if len(asked) == 1:
+        return [layers(*asked[0][1:])]
+    xs, caches, masks, rotaries = (list(part) for part in zip(*(one[1:] for one in asked), strict=True))
+    sizes = [x.shape[dim] for x in xs]
+    rotary = None if rotaries[0] is None else tuple(torch.cat(both, dim) for both in zip(*rotaries, strict=True))
+    made = layers(torch.cat(xs, dim), PartsCache(caches, sizes, dim), Parts(masks, sizes, dim), rotary)
+    return list(zip(*(tensor.split(sizes, dim) for tensor in made), strict=True))
+
+
+class SharedHead:
+    """In place of a target's LM head: of the rows [.., h] of all requests that wait for it at once, [.., V]."""
+
+    def __init__(self, head: Callable[[Tensor], Tensor]) -> None:
+        self.head = head
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return cast("Tensor", wait_for((id(self), "head"), x, self._served))
+
+    def _served(self, asked: Sequence[Tensor]) -> Sequence[Tensor]:
+        if len(asked) == 1:
+            return [self.head(asked[0])]
+        rows = [x.reshape(-1, x.shape[-1]) for x in asked]
+        parts = self.head(torch.cat(rows)).split([len(x) for x in rows])
+        return [part.view(*x.shape[:-1], -1) for part, x in zip(parts, asked, strict=True)]
+
+
+@contextmanager
+def shared(targets: Iterable[Target]) -> Iterator[None]:
+    """Within: passes of these targets are made for all requests that wait for them. They replay nothing meanwhile."""
+    before = [(target, target.passes, target._head) for target in targets]
+    for target, _, head in before:
+        target.passes, target._head = cast("Any", SharedPasses()), SharedHead(head)
+    try:
+        yield
+    finally:
+        for target, passes, head in before:
+            target.passes, target._head = passes, head
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of `decode_together`."""
+
+    prompt: Sequence[int]
+    limits: Limits
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request's answer, or the error that it ended with. Times in seconds from when the request was begun.
+
+    started: Unix time of that. first_s: until its first token. wall_s: until its last.
+    """
+
+    generation: Generation | None
+    error: Exception | None
+    started: float
+    first_s: float
+    wall_s: float
+
+
+class _OneOfMany(Session):
+    """A request among others. Its times are those that pass, waiting for others included."""
+
+    first_s = 0.0
+
+    def prefill(self) -> tuple[State, float]:
+        began = time.perf_counter()
+        made = super().prefill()
+        self.first_s = time.perf_counter() - began
+        return made
+
+    def step(self, state: State) -> Step:
+        next_step()
+        return super().step(state)
+
+
+def decode_together(
+    decoder: Decoder, asked: Sequence[Asked], most: int, ended: Callable[[int, Answered], None]
+) -> None:
+    """Answer requests, `most` of them at a time. ended: called with a request's place and its answer when it ends.
+
+    Steps of the answers have their own times; those of `Answered` have the time in which a request waited besides.
+    Raises UserError for a method or a model with which it cannot be done.
+    """
+    check_together(decoder)
+    free = [decoder, *(decoder.beside() for _ in range(min(most, len(asked)) - 1))]
+    caches = [decoder.target.new_cache(0) for _ in free]
+    places = list(range(len(free)))
+
+    def answered(one: Asked) -> Answered:
+        place, started, began = places.pop(), time.time(), time.perf_counter()
+        session: _OneOfMany | None = None
+        try:
+            check_prompt(decoder.target, one.prompt)
+            rows, grows = room_for(decoder, one.prompt, one.limits)
+            caches[place].grows = grows
+            caches[place].allow(None)
+            caches[place].expand(rows)
+            session = _OneOfMany(free[place], one.prompt, one.limits, one.sampling, caches[place])
+            made = session.run()
+            made.check()
+        except Exception as error:
+            return Answered(None, error, started, 0.0, time.perf_counter() - began)
+        finally:
+            places.append(place)
+        return Answered(made, None, started, session.first_s, time.perf_counter() - began)
+
+    jobs = (partial(answered, one) for one in asked)
+    with torch.inference_mode(), shared(targets_of(free)):
+        for place, found in side_by_side(jobs, len(free)):
+            ended(place, found)
+
+
+def check_together(decoder: Decoder) -> None:
+    """Raise UserError where requests of this method cannot be answered at the same time."""
+    decoder.target.check_taken_apart("several requests at a time")
+    if decoder.remembers:
+        raise UserError(f"{decoder.name} remembers earlier prompts, and requests at the same time have no order")
+
+
+def targets_of(decoders: Iterable[Decoder]) -> list[Target]:
+    """Return every model that these run through the layers of a target: their own, and those of their drafts."""
+    found: dict[int, Target] = {}
+    for decoder in decoders:
+        for owner in (decoder, *vars(decoder).values()):
+            held = [owner] if isinstance(owner, Target) else getattr(owner, "__dict__", {}).values()
+            found |= {id(one): one for one in held if isinstance(one, Target)}
+    return list(found.values())
