@@ -108,18 +108,18 @@ class Streams(nn.Module):
 
     def run(self, target: Target, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
         """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2 or 3 as the mask says."""
-        lo, rows = target.n_layers - self.config.n_msa_layers, x.shape[1]
+        lo = target.n_layers - self.config.n_msa_layers
+
+        def layers(x: Tensor, cache: Any, mask: Tensor, rotary: Any) -> tuple[Tensor, ...]:
+            upper = enumerate(target.family.blocks[lo:], start=lo)
+            masks = [target.windowed(mask, block.window, x.shape[1], cache, i) for i, block in upper]
+            return (run_masked(target, self, x, layout, cache, masks, rotary),)
+
+        made = None
         # under top-p attention the last keys are taken for the streams' own: padded keys would stand there
         if target.passes is not None and layout.mains and not layout.stream_top_p:
-
-            def layers(x: Tensor, cache: Any, mask: Tensor, rotary: Any) -> tuple[Tensor, ...]:
-                return (run_masked(target, self, x, layout, cache, [mask] * self.config.n_msa_layers, rotary),)
-
             made = target.passes.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
-            if made is not None:
-                return made[0]
-        masks = [target.windowed(mask, b.window, rows, cache, lo + i) for i, b in enumerate(target.family.blocks[lo:])]
-        return run_masked(target, self, x, layout, cache, masks, rotary)
+        return (made or layers(x, cache, mask, rotary))[0]
 
 
 def _said(target: Target, tokens: Tensor, down: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a page shows of served engines: what they tell of themselves, and how they do with many requests in flight."""
+"""What a page shows of served engines, and of methods and engines with many requests in flight."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def servers(run: Run, overall: Mapping[str, SummaryRow], styles: Mapping[str, St
 
 
 def in_flight(run: Run, styles: Mapping[str, Style]) -> Table | None:
-    """Return a row for each number of requests in flight and server; None where one at a time was sent alone."""
-    found = level_rows(run)
+    """Return a row for each number of requests in flight and method; None where all were made one at a time."""
+    found, served = level_rows(run), bool(run.manifest["config"].get("endpoints"))
     columns = [
         Column("in flight", help="Requests at a time"),
-        Column("server", False),
+        Column("server" if served else "method", False),
         Column("tokens/s", help="Throughput: tokens of all answers over the time of all requests together"),
         Column("× baseline", help=f"This over that of {run.baseline} with as many in flight"),
         Column("speedup", help=f"Of single requests: seconds per token of {run.baseline} over its own, by prompt"),
@@ -50,7 +50,7 @@ def in_flight(run: Run, styles: Mapping[str, Style]) -> Table | None:
         Column("first text", help="Milliseconds to the first piece of text: median and 95th percentile"),
         Column("per token", help="Milliseconds per token after the first: median and 95th percentile"),
         Column("request", help="Milliseconds of a whole request: median and 95th percentile"),
-        Column("τ", help="By the server's own counts"),
+        Column("τ", help="By the server's own counts" if served else "1 + accepted tokens over steps"),
         Column("requests"),
     ]
     rows = [_row(row, styles[row.method]) for row in found]

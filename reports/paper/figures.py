@@ -57,11 +57,12 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 def machine(run: Run) -> str:
     """Describe the machine of a run, as in 'lab, float32, cpu: AMD EPYC, 1 thread, batch 1'."""
+    sizes = ", ".join(map(str, (1, *run.manifest["config"].get("concurrency", ()))))
     model, here = run.manifest["model"], run.manifest["environment"]
     on_gpu = model["device"].startswith("cuda") and here["gpus"]
     chip = here["gpus"][0]["name"] if on_gpu else (here.get("cpu") or {}).get("model")
     threads = "" if on_gpu else f", {(here.get('threads') or {}).get('intra_op')} threads"
-    return f"{model['name']}, {model['dtype']}, {model['device']}: {chip}{threads}, batch 1"
+    return f"{model['name']}, {model['dtype']}, {model['device']}: {chip}{threads}, batch {sizes}"
 
 
 def health(run: Run) -> list[str]:

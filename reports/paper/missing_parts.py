@@ -29,7 +29,6 @@ METHODS = {  # the papers' names -> ours; a name that no plugin has yet is a mis
     "SS-Lossless": "ss",
     "SS-Shared": "ss-shared",
 }
-BATCH = ("batch_size", "batch")  # names that a run's setting may bear, once it exists
 
 
 def of_method(text: str, request: Request) -> str:
@@ -79,12 +78,6 @@ def training_text(request: Request) -> str:
     from specbench_ss.models.model_folder import is_lab
 
     return "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
-
-
-def with_setting(config: RunConfig, names: Sequence[str], value: Any) -> RunConfig | None:
-    """Return the configuration with a setting, or None where this version does not have that setting yet."""
-    name = next((n for n in names if n in {f.name for f in fields(RunConfig)}), None)
-    return None if name is None else replace(config, **{name: value})
 
 
 TREES = (  # what the papers draft: 4 streams with 3 candidates are 120 nodes, of which 32 are kept (ACL app. H)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from specbench_ss.method_spec import REFERENCE
-from specbench_ss.reports.paper.claims import NOWHERE, ahead, all_of, points
+from specbench_ss.reports.paper.claims import NOWHERE, ahead, all_of, number_or_none, points
 from specbench_ss.reports.paper.figures import ACL, axes, bars, health, lines, machine, source
-from specbench_ss.reports.paper.missing_parts import BATCH, config_for, nothing_runs, of_method, with_setting
+from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
 from specbench_ss.reports.paper.tables import MT_BENCH
+from specbench_ss.results.concurrency import level_rows
 from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.number_text import interval
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
@@ -22,10 +23,7 @@ X = float | str
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One variant: its series and place on the axis, the method, and the run that it belongs to.
-
-    settings: those of the run. `batch` is looked up, since runs may not have that setting yet.
-    """
+    """One variant: its series and place on the axis, the method, and the run that it belongs to, with its settings."""
 
     series: str
     x: X
@@ -43,6 +41,7 @@ class Sweep(Experiment):
     """Speedup and tau of each point. settings: those of every run; its `limit` holds where the user gives none."""
 
     x_title: ClassVar[str]
+    y_title: ClassVar[str] = "speedup over ar"
     settings: ClassVar[dict[str, Any]]
     published: ClassVar[str] = "the paper draws its values and prints none"
     points: ClassVar[tuple[Point, ...]]
@@ -53,8 +52,6 @@ class Sweep(Experiment):
 
     def missing(self, point: Point, request: Request) -> str:
         """Say what a point lacks; '' for nothing."""
-        if "batch" in point.settings and self._config(point, request, [point]) is None:
-            return "a run's batch size"
         return of_method(point.method, request)
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
@@ -63,17 +60,12 @@ class Sweep(Experiment):
         made = {}
         for name in dict.fromkeys(p.run for p in able):
             group = [p for p in able if p.run == name]
-            config = self._config(group[0], request, group)
-            assert config is not None
-            made[name] = config
+            made[name] = self._config(group[0], request, group)
         return made
 
-    def _config(self, point: Point, request: Request, group: Sequence[Point]) -> RunConfig | None:
-        own = dict(point.settings)
-        batch = own.pop("batch", None)
-        methods = [p.method for p in group if not of_method(p.method, request)]
-        config = config_for(request, methods, **(self.settings | own))
-        return config if batch in (None, 1) else with_setting(config, BATCH, batch)
+    def _config(self, point: Point, request: Request, group: Sequence[Point]) -> RunConfig:
+        methods = dict.fromkeys(p.method for p in group if not of_method(p.method, request))
+        return config_for(request, list(methods), **(self.settings | point.settings))
 
     def run(self, bench: Bench) -> Result:
         """Measure every run, then read every point off its run."""
@@ -114,8 +106,8 @@ class Sweep(Experiment):
         for row in grid.rows:
             series.setdefault(str(row[0]), []).append((row[1], row[2]))
         named = isinstance(grid.rows[0][1], str)
-        label = f"Chart: speedup against {self.x_title}, for {', '.join(series)}."
-        layout = axes(self.x_title, "speedup over ar", ticksuffix="×", rangemode="tozero")
+        label = f"Chart: {self.y_title} against {self.x_title}, for {', '.join(series)}."
+        layout = axes(self.x_title, self.y_title, ticksuffix="×", rangemode="tozero")
         return Plot("figure", self.title, label, bars(series) if named else lines(series), layout, grid)
 
 
@@ -214,17 +206,53 @@ class Figure13(Sweep):
         ]
 
 
+BATCHES = (1, 2, 4, 8)
+CHAIN = "SS, chain"
+
+
 class Figure18(Sweep):
-    """Figure 18: batching, with tree and pruning off."""
+    """Figure 18: batching, with tree and pruning off; beyond the paper, shorter chains, and the heads."""
 
     name, source = "figure-18", source(ACL, "figure", 18)
-    title = "speedup against batch size, chains without pruning"
-    x_title = "batch size"
-    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": MT_BENCH, "limit": 1}
+    title = "throughput against batch size, chains without pruning"
+    x_title, y_title = "batch size", "throughput over ar's in batches of the same size"
+    settings: ClassVar[dict[str, Any]] = {
+        "suite": "specbench", "categories": MT_BENCH, "limit": 1, "concurrency": BATCHES[1:],
+    }  # fmt: skip
     published = "above 2x at every batch size on an A100-80G, Vicuna-7B (appendix L); the values are drawn, not printed"
     points = tuple(
-        Point("SS, chain", b, "ss[mode=chain,n_draft=0,prune=off]", f"batch-{b}", {"batch": b}) for b in (1, 2, 4, 8)
+        Point(series, size, method)
+        for series, method in (
+            (CHAIN, "ss[mode=chain,n_draft=0,prune=off]"),
+            *((f"{CHAIN} of {g}", f"ss[gamma={g},mode=chain,n_draft=0,prune=off]") for g in (1, 2, 3)),
+            ("Medusa", "medusa"),
+        )
+        for size in BATCHES
     )
+
+    def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
+        found = {(row.method, row.concurrency): row for run in runs.values() for row in level_rows(run)}
+        rows = [(p.series, p.x, found[_label(p, request), int(p.x)]) for p in points]
+        columns = (
+            Column("series", "text"),
+            Column(self.x_title, "count"),
+            Column("throughput over ar's", "times"),
+            Column("tokens a second", digits=0),
+            Column("tau"),
+            Column("answers", "count"),
+        )
+        cells = [(name, x, r.throughput_ratio, r.tokens_per_s, r.tau, r.requests - r.failed) for name, x, r in rows]
+        return Grid("throughput", columns, tuple(cells), f"{self.source}: {self.title}")
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Appendix L: faster than plain decoding at every batch size. One ratio each, so without an interval."""
+        ratios = {row[1]: number_or_none(row[2]) for row in result.grids[0].rows if row[0] == CHAIN}
+        known = {size: ratio for size, ratio in ratios.items() if ratio is not None}
+        if len(known) < len(BATCHES):
+            return []
+        found = ", ".join(f"{ratio:.2f} at {size}" for size, ratio in known.items())
+        says = "Speculative Streaming is ahead of plain decoding at every batch size"
+        return [Claim(says, min(known.values()) > 1, found, sure=False)]
 
 
 class Figure21(Sweep):

@@ -46,7 +46,7 @@ class Answering:
 
     def answer(self, asked: Request, on_tokens: OnTokens = None) -> Generation:
         """Decode, and do nothing else. Raises TimeoutError where it takes longer than it may."""
-        with self._in_time(asked.label):
+        with self.in_time(asked.label):
             return self.decode(asked.decoder, asked.prompt, asked.limits, asked.sampling, on_tokens)
 
     def probe(self, asked: Request) -> None:
@@ -54,15 +54,17 @@ class Answering:
 
         It has a limit on time of its own; where that ends it, nothing was found.
         """
-        with contextlib.suppress(TimeoutError), self._in_time(asked.label):
+        with contextlib.suppress(TimeoutError), self.in_time(asked.label):
             probe_drafts(asked.decoder, asked.prompt, asked.limits, asked.sampling)
 
     @contextlib.contextmanager
-    def _in_time(self, label: str) -> Iterator[None]:
-        over = f"no answer within {self.timeout:g} s" if self.timeout is not None else ""
+    def in_time(self, label: str, requests: int = 1) -> Iterator[None]:
+        """Within: so many requests may take their time together. Raises TimeoutError where they take longer."""
+        longest = None if self.timeout is None else requests * self.timeout
+        over = f"no answer within {longest:g} s" if longest is not None else ""
         resumable = f"what is in {self.place} is whole, and --resume goes on"
         try:
-            with time_limit(self.timeout, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
+            with time_limit(longest, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
                 yield
         except TimeIsOver:
             self.target.drop_cache()  # it may have been left half-written

@@ -14,7 +14,7 @@ from specbench_ss.runs.endpoints import Endpoint
 
 LOCAL = (  # options that say something of a model in this process
     "methods", "model", "set", "preset", "plugin", "top_k", "dtype", "device", "engine", "quantize",
-    "trust_remote_code", "chat_template", "telemetry", "remake_disturbed", "record_drafts", "trace",
+    "trust_remote_code", "chat_template", "telemetry", "remake_disturbed", "record_drafts", "trace", "batch_size",
 )  # fmt: skip
 SERVED = ("label", "endpoint_model", "api_key_env", "concurrency", "endpoint_timeout")
 TIMEOUT_S = 120.0
@@ -84,16 +84,16 @@ def access_of(values: Mapping[str, Any]) -> Access:
     return Access(tuple(url.strip() for url in urls), tuple(name and os.environ[name] for name in names), wait)
 
 
-def in_flight(given: Any) -> tuple[int, ...]:
-    """'1,2,4' -> (2, 4): numbers of requests in flight besides 1, which is measured in any case. Raises UserError."""
+def in_flight(given: Any, option: str = "--concurrency") -> tuple[int, ...]:
+    """'1,2,4' -> (2, 4): numbers of requests at a time besides 1, which is measured in any case. Raises UserError."""
     parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given or ())
     try:
         numbers = [int(str(part)) for part in parts if str(part).strip()]
     except ValueError:
-        raise UserError(f"--concurrency is a list of whole numbers, as in 1,2,4, not {given!r}") from None
+        raise UserError(f"{option} is a list of whole numbers, as in 1,2,4, not {given!r}") from None
     for number in numbers:
         if not 1 <= number <= MOST_IN_FLIGHT:
-            raise UserError(f"--concurrency must be from 1 to {MOST_IN_FLIGHT}, not {number}")
+            raise UserError(f"{option} must be from 1 to {MOST_IN_FLIGHT}, not {number}")
     return tuple(sorted(set(numbers) - {1}))
 
 

@@ -97,7 +97,8 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     if values.get("endpoint"):
         values |= {"model": SERVED_MODEL, "concurrency": in_flight(values["concurrency"])}
     else:
-        values |= {"concurrency": ()}
+        values |= {"concurrency": in_flight(values["batch_size"], "--batch-size")}
+        _check_batches(values)
     suite, data = suite_and_data(values["suite"], values["data"])
     own = {f.name for f in fields(RunConfig)} - {
         "methods",
@@ -125,6 +126,16 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
         endpoints=endpoints_of(values) if served else (),
         **{name: values[name] for name in own},
     )
+
+
+def _check_batches(values: Mapping[str, Any]) -> None:
+    """Raises UserError for what requests in one pass do not go with."""
+    if not values["concurrency"]:
+        return
+    if values["engine"] != "eager":
+        raise UserError("--batch-size makes passes operator by operator: leave out --engine graph")
+    if values.get("executor", "local") != "local":
+        raise UserError("--batch-size is measured in one process: leave out --executor")
 
 
 def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:

@@ -74,6 +74,7 @@ def run(
     device: str = "auto",
     engine: str = "eager",
     quantize: str = "none",
+    batch_size: str | int | Sequence[int] = (),
     history: str = "reference",
     order: str = "suite",
     trust_remote_code: bool = False,

@@ -57,6 +57,11 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     config, data = plan.config, plan.data
     loaded = load(plan)
     target, decoders = loaded.target, loaded.decoders
+    if config.concurrency:
+        from specbench_ss.decoding.together import check_together
+
+        for decoder in decoders.values():
+            check_together(decoder)
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
         RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,

@@ -122,6 +122,10 @@ class LocalSession(Session):
             decoder.forget()
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
+        if self.config.concurrency and isinstance(self.run_dir, RunDir):
+            from specbench_ss.benchmark.levels_together import LevelsTogether
+
+            LevelsTogether(self, self.run_dir).make()
         self.second_passes().make(samples, self.config.seed)
 
     def second_passes(self) -> SecondPasses:
@@ -158,7 +162,7 @@ class LocalSession(Session):
 
     def _decode_once(self, row: Row, sample: Sample) -> tuple[Row, list[Step]]:
         """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
-        asked = self._request(self.decoders[sample.method], sample)
+        asked = self.request(sample)
         seen: Seen | None = None
         decoder, before = asked.decoder, 0
 
@@ -182,6 +186,10 @@ class LocalSession(Session):
         if recorded(decoder) != before:
             row.disturbed = row.disturbed or "a pass was recorded within the answer, to be replayed later"
         return row, done.steps
+
+    def request(self, sample: Sample) -> Request:
+        """What is asked for a sample, of its method. Raises LookupError where the history is missing."""
+        return self._request(self.decoders[sample.method], sample)
 
     def _request(self, decoder: Decoder, sample: Sample) -> Request:
         seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)

@@ -225,6 +225,16 @@ def command(
             rich_help_panel=HOW,
         ),
     ] = "eager",
+    batch_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Decode the whole suite with this many requests side by side too, once for each number: their rows "
+            "pass the model's layers together. One at a time is measured in any case, and alone has intervals of all "
+            "kinds.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     order: Annotated[
         Literal["suite", "tasks"],
         typer.Option(

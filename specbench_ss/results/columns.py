@@ -81,7 +81,7 @@ SAMPLES = _columns(
     "counted | string | | of a server: `usage` where it told the number of tokens, `chunks` where pieces were counted",
     "chunks | Int64 | chunks | of a server: pieces of text that came",
     "drafts | Int64 | drafts | of a server: how often it drafted, by its own counters; missing where not measured",
-    "concurrency | Int64 | requests | of a server: requests in flight, where more than one; missing in this frame",
+    "concurrency | Int64 | requests | requests at a time, where more than one; missing in this frame",
 )
 
 TELEMETRY = _columns(

@@ -1,4 +1,4 @@
-"""What a served engine does with several requests in flight: throughput, waiting times and acceptance of each level."""
+"""What a method or a served engine does with several requests at a time: throughput, waiting times, acceptance."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from specbench_ss.results.intervals import Comparison, Interval, compare
 from specbench_ss.results.latency import latencies
 from specbench_ss.results.paired_times import PairedTimes, over, paired, total
-from specbench_ss.results.served_counts import counted, served_tau
-from specbench_ss.runs.level import Level
+from specbench_ss.results.served_counts import Counted, counted, served_tau
 from specbench_ss.runs.rows import Row, Run
 
 
@@ -40,6 +39,20 @@ class LevelRow:
     waits: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The counts of a request that was made alone. drafts: of a method in this process, its steps."""
+
+    drafts: int | None
+    drafted: int | None
+    accepted: int | None
+
+    @classmethod
+    def of(cls, row: Row) -> Alone:
+        """Return them."""
+        return cls(row.steps if row.drafts is None else row.drafts, row.drafted, row.accepted)
+
+
 def level_rows(run: Run) -> list[LevelRow]:
     """Return a row for each number of requests in flight and method; none of a run that has one in flight alone."""
     if not run.levels:
@@ -65,7 +78,7 @@ def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_
     good = [row for row in asked if row.ok]
     levels = [level for level in run.levels if (level.method, level.concurrency) == (label, concurrency)]
     wall_s = sum(level.wall_s for level in levels) if concurrency > 1 else total(good, "wall_s")
-    counts: Sequence[Level | Row] = levels if concurrency > 1 else good
+    counts: Sequence[Counted] = levels if concurrency > 1 else [Alone.of(row) for row in good]
     tokens, rate = int(total(good, "tokens")), over(total(good, "tokens"), wall_s)
     itself = label == run.baseline
     times = PairedTimes(*paired(asked, baseline))

@@ -1,4 +1,4 @@
-"""What is to be known of a run of served engines before its numbers are believed."""
+"""What is to be known of served engines, and of several requests at a time, before numbers are believed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ Found = tuple[str, State, str, tuple[str, ...]]  # name, state, sentence, lines
 
 
 def served_findings(run: Run) -> Iterator[Found]:
-    """Yield the checks that only such a run has; nothing for another one."""
-    if not run.manifest["config"].get("endpoints"):
-        return
-    yield from _tokens(run)
-    yield from _acceptance(run)
+    """Yield the checks that only such runs have; nothing for another one."""
+    if run.manifest["config"].get("endpoints"):
+        yield from _tokens(run)
+        yield from _acceptance(run)
     if lacking := tuple(missing(run)):
-        yield "levels", "wrong", "Not every number of requests in flight was measured; --resume goes on.", lacking
+        yield "levels", "wrong", "Not every number of requests at a time was measured; --resume goes on.", lacking
 
 
 def _tokens(run: Run) -> Iterator[Found]:

@@ -1,8 +1,4 @@
-"""The suite sent with several requests in flight, one server at a time, the servers in the schedule's order.
-
-Later turns continue the answers of the measurement with one request in flight, so that all prompts are known beforehand
-and are the same at every level.
-"""
+"""The suite sent to a server with several requests in flight."""
 
 from __future__ import annotations
 
@@ -13,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from specbench_ss.benchmark.levels import Levels
 from specbench_ss.benchmark.quiet_timing import quiet_collector
-from specbench_ss.benchmark.schedule import Sample, method_order
+from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.benchmark.session import Session
 from specbench_ss.errors import error_text
 from specbench_ss.results.served_counts import counted
-from specbench_ss.runs.level import Level, LevelKey
-from specbench_ss.runs.levels import read_levels
+from specbench_ss.runs.level import Level
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.served.client import Server
@@ -32,8 +28,8 @@ Messages = list[dict[str, str]]
 Asked = tuple[Row, Messages]
 
 
-class Levels:
-    """Makes the levels that a run lacks.
+class ServedLevels(Levels[Messages]):
+    """Sends them to servers.
 
     settings: of an answer, by its seed. failed: told of every request, in the order in which they end, and raises where
     the server is gone.
@@ -48,57 +44,30 @@ class Levels:
         ended: Callable[[Row], None],
         timeout: float | None,
     ) -> None:
-        self.session, self.servers, self.settings, self.ended = session, servers, settings, ended
-        self.timeout, self.run_dir = timeout, run_dir
+        super().__init__(session, run_dir)
+        self.servers, self.settings, self.ended, self.timeout = servers, settings, ended, timeout
 
-    def make(self) -> None:
-        """Send the suite at every number of requests in flight that was asked for and is not there yet."""
-        done = {level.key for level in read_levels(self.run_dir.path)[0]}
-        todo = [place for place in self._planned() if place not in done]
-        if todo:
-            prompts = sum(len(q.turns) for q in self.session.data.questions)
-            self.session.events.on_start(len(self.run_dir.rows) + len(todo) * prompts)
-        for place in todo:
-            self._level(*place)
+    def prompt(self, sample: Sample) -> Messages:
+        """Return the conversation up to the question."""
+        return conversation(sample.question.turns, self.session.history(sample))
 
-    def _planned(self) -> Iterator[LevelKey]:
-        """Yield every level: repeat by repeat, and the servers of each in an order of the Williams squares."""
-        config, block = self.session.config, 0
-        repeats = self.run_dir.manifest.get("repeats_made") or config.repeats
-        for repeat in range(repeats):
-            for concurrency in config.concurrency:
-                for label in method_order(self.session.labels, block, config.seed):
-                    yield label, concurrency, repeat
-                block += 1
-
-    def _level(self, label: str, concurrency: int, repeat: int) -> None:
+    def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Make one level and commit it."""
         self.session.events.on_sample_start(label, f"{concurrency} in flight")
-        server, asked = self.servers[label], list(self._asked(label, concurrency, repeat))
+        server, asked = self.servers[label], list(self.asked(label, concurrency, repeat))
         with _in_flight(server, concurrency) as pool:
             list(pool.map(lambda _: server.touch(), range(concurrency)))  # connections are made before the time begins
             before = server.counters()
             started, began = time.time(), server.clock()
             with quiet_collector():
-                sent = [pool.submit(self._answered, server, *one) for one in asked if one[1]]
+                sent = [pool.submit(self._answered, server, row, said) for row, said in asked if said is not None]
                 rows = [self._told(future) for future in as_completed(sent)]
             ended, wall_s = time.time(), server.clock() - began
         after = None if before is None else server.counters()
-        rows += [row for row, messages in asked if not messages]  # whose history is missing
+        rows += [row for row, messages in asked if messages is None]  # whose history is missing
         rows.sort(key=lambda row: row.index)
         level = Level(label, concurrency, repeat, started, ended, wall_s, len(rows))
         self.run_dir.append_level(_counted(level, rows, before, after), rows)
-
-    def _asked(self, label: str, concurrency: int, repeat: int) -> Iterator[Asked]:
-        """Yield every prompt of the suite, with the row that its answer will fill."""
-        prompts = [(question, turn) for question in self.session.data.questions for turn in range(len(question.turns))]
-        for index, (question, turn) in enumerate(prompts):
-            sample = Sample(question, turn, repeat, label, 0, index)
-            row = replace(self.session.blank(sample), concurrency=concurrency)
-            try:
-                yield row, conversation(question.turns, self.session.history(sample))
-            except LookupError as e:
-                yield replace(row, status="failed", error=error_text(e)), []
 
     def _answered(self, server: Server, row: Row, messages: Messages) -> Row:
         """Return the row of one request, filled; a failed one where there is no answer. Runs in a thread."""

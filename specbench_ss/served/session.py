@@ -21,7 +21,7 @@ from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
 from specbench_ss.served.client import Answer, Server
 from specbench_ss.served.filling import filled, grown
-from specbench_ss.served.levels import Levels
+from specbench_ss.served.levels import ServedLevels
 from specbench_ss.served.protocol import AnswerError
 from specbench_ss.served.request import conversation, settings
 
@@ -119,4 +119,4 @@ class ServedSession(Session):
         return Sameness(*row.key, verdict="other text", reason=f"from character {at} on")
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
-        Levels(self, self.run_dir, self.servers, self.settings, self._ended, self.timeout).make()
+        ServedLevels(self, self.run_dir, self.servers, self.settings, self._ended, self.timeout).make()

@@ -11,21 +11,13 @@ from specbench_ss import registry
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.together import (
-    Answered,
-    Asked,
-    decode_together,
-    next_step,
-    side_by_side,
-    wait_for,
-)
+from specbench_ss.decoding.together import Answered, Asked, decode_together, next_step, side_by_side, wait_for
 from specbench_ss.errors import UserError
 from specbench_ss.testing.tiny import tiny_target
-from tests.tiny import WITHOUT_WINDOW
+from tests.tiny import ARCHITECTURES
 
 PROMPTS = ([5, 6, 7, 8, 9, 10], [3], [8, 4, 4, 4, 3, 9, 9, 8, 5, 4, 3, 2], [2, 2, 3], [7, 8, 9, 10, 7, 8, 9, 10, 7, 8])
-METHODS = [name for name in registry.names(registry.METHODS)]
+METHODS = list(registry.names(registry.METHODS))
 
 
 def together(decoder: Decoder, asked: list[Asked], most: int) -> list[Answered]:
@@ -34,17 +26,20 @@ def together(decoder: Decoder, asked: list[Asked], most: int) -> list[Answered]:
     return [found[i] for i in range(len(asked))]
 
 
-def examples() -> list[tuple[str, str]]:
-    target = tiny_target("llama")
-    return [(name, shape) for name in METHODS for shape in registry.method_class(name).examples(target)]
+def examples() -> list[tuple[str, str, float]]:
+    """Every method and shape, greedy; at temperature 1 the first shape of each."""
+    target, found = tiny_target("llama"), list[tuple[str, str, float]]()
+    for name in METHODS:
+        shapes = list(registry.method_class(name).examples(target))
+        found += [(name, shape, 0.0) for shape in shapes] + [(name, shapes[0], 1.0)]
+    return found
 
 
 def made(kind: str, name: str, shape: str) -> Callable[[], Decoder]:
     return registry.method_class(name).examples(tiny_target(kind))[shape]
 
 
-@pytest.mark.parametrize(("name", "shape"), examples())
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("name", "shape", "temperature"), examples())
 def test_answers_do_not_depend_on_neighbours(name: str, shape: str, temperature: float) -> None:
     """In float32: the same tokens, steps and counts, alone and beside others that come and go."""
     make = made("llama", name, shape)
@@ -65,3 +60,71 @@ def test_answers_do_not_depend_on_neighbours(name: str, shape: str, temperature:
         assert answer.generation.tokens == alone.tokens
         assert [(s.nodes, s.accepted) for s in answer.generation.steps] == [(s.nodes, s.accepted) for s in alone.steps]
         assert 0 < answer.first_s <= answer.wall_s
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["pld", "ss", "sd"])
+def test_every_architecture_takes_requests_together(kind: str, name: str) -> None:
+    """Trees of different sizes, streams, a draft model; sliding windows that are full; prompts beside steps."""
+    method, target = registry.method_class(name), tiny_target(kind)
+    if not target.taken_apart:
+        with pytest.raises(UserError, match="several requests at a time enters decoder layers"):
+            together(registry.method_class("ar").load(target, None), [], 2)
+        return
+    make = next(iter(method.examples(target).values()))
+    asked = [Asked(prompt * 2, Limits(20, frozenset({1})), Sampling()) for prompt in PROMPTS]
+    for one, answer in zip(asked, together(make(), asked, 4), strict=True):
+        assert answer.generation is not None, answer.error
+        assert answer.generation.tokens == generate(make(), one.prompt, one.limits, one.sampling).tokens
+
+
+def test_a_request_that_fails_leaves_the_others_alone() -> None:
+    make = made("llama", "ss", "tree")
+    asked = [Asked(p, Limits(12), Sampling()) for p in ([5, 6, 7], [], [3, 4], [2] * 10_000, [8, 9])]
+    found = together(make(), asked, 2)
+    assert [type(one.error) for one in found] == [type(None), UserError, type(None), UserError, type(None)]
+    for i in (0, 2, 4):
+        assert found[i].generation.tokens == generate(make(), asked[i].prompt, asked[i].limits, Sampling()).tokens
+
+
+def test_passes_are_shared_and_afterwards_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four requests of plain decoding pass the layers in as many rows; the target is then left as it was."""
+    decoder = made("llama", "ar", "default")()
+    target, rows = decoder.target, list[int]()
+    head, layers = target._head, target._layers
+
+    def seen(lo: int, hi: int, wanted: tuple[int, ...], x: torch.Tensor, *rest: object) -> object:
+        rows.append(x.shape[1])
+        return layers(lo, hi, wanted, x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(target, "_layers", seen)
+    together(decoder, [Asked([5, 6, 7], Limits(6), Sampling()) for _ in range(4)], 4)
+    assert rows == [12, 4, 4, 4, 4, 4]  # four prompts of three tokens, then a token of each
+    assert target.passes is None and target._head is head
+
+
+def test_what_most_wait_for_is_served_first_and_a_step_last() -> None:
+    order: list[tuple[str, int]] = []
+
+    def serve(what: str) -> Callable[[object], object]:
+        def served(given: list[int]) -> list[int]:
+            order.append((what, len(given)))
+            return given
+
+        return served
+
+    def job(ahead: str) -> Callable[[], str]:
+        def run() -> str:
+            wait_for(ahead, 0, serve(ahead))
+            next_step()
+            wait_for("all", 0, serve("all"))
+            return ahead
+
+        return run
+
+    jobs = [job("one"), job("many"), job("many")]
+    assert sorted(side_by_side(jobs, 3)) == [(0, "one"), (1, "many"), (2, "many")]
+    assert order == [("many", 2), ("one", 1), ("all", 3)]
+    with pytest.raises(ZeroDivisionError):
+        list(side_by_side([lambda: 1 // 0], 2))
+    assert wait_for("outside", 3, list) == 3

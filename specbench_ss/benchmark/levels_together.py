@@ -1,0 +1,89 @@
+"""The suite decoded in this process with several requests at a time: what a batch gains, and what a request waits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specbench_ss.benchmark.answering import Request
+from specbench_ss.benchmark.levels import Levels
+from specbench_ss.benchmark.quiet_timing import quiet_collector
+from specbench_ss.benchmark.schedule import Sample
+from specbench_ss.decoding.together import Answered, Asked, decode_together
+from specbench_ss.errors import error_text
+from specbench_ss.runs.level import Level
+from specbench_ss.runs.rows import Row
+
+if TYPE_CHECKING:
+    from specbench_ss.benchmark.runner import LocalSession
+
+WARM_TOKENS = 4  # of each answer before a level is measured
+
+
+class LevelsTogether(Levels[Request]):
+    """Decodes in this process; session: the run's own."""
+
+    session: LocalSession
+
+    def prompt(self, sample: Sample) -> Request:
+        return self.session.request(sample)
+
+    def level(self, label: str, concurrency: int, repeat: int) -> None:
+        """Make one level, after a few tokens that are not measured. One that takes too long is left out."""
+        session, wanted = self.session, list(self.asked(label, concurrency, repeat))
+        session.events.on_sample_start(label, f"{concurrency} at a time")
+        sent = [(row, asked) for row, asked in wanted if asked is not None]
+
+        def ended(place: int, answered: Answered) -> None:
+            self._fill(sent[place][0], answered)
+            session.events.on_sample(sent[place][0])
+
+        few = [_asked(asked, WARM_TOKENS) for _, asked in sent[:concurrency]]
+        try:
+            with session.answering.in_time(label, len(sent)):
+                decode_together(session.decoders[label], few, concurrency, lambda *_: None)
+                with quiet_collector():
+                    started, began = time.time(), time.perf_counter()
+                    decode_together(session.decoders[label], [_asked(one) for _, one in sent], concurrency, ended)
+                    done, wall_s = time.time(), time.perf_counter() - began
+        except TimeoutError as e:
+            session.warn_and_keep(f"{label} with {concurrency} requests at a time was given up: {error_text(e)}")
+            return
+        rows = sorted((row for row, _ in wanted), key=lambda row: row.index)
+        good = [row for row in rows if row.ok]
+        steps, drafted, accepted = (
+            sum(getattr(row, name) or 0 for row in good) for name in ("steps", "drafted", "accepted")
+        )
+        level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), steps, drafted, accepted)
+        self.run_dir.append_level(level, rows)
+        self._compare(label, concurrency, good)
+
+    def _fill(self, row: Row, answered: Answered) -> None:
+        """Take an answer. Its times are those that passed since it was begun, waiting for the others included."""
+        if answered.generation is None:
+            row.status, row.error = "failed", error_text(answered.error or RuntimeError("no answer"))
+            self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
+            return
+        row.fill(answered.generation)
+        row.text = self.session.target.decode_text(answered.generation.tokens)
+        row.started, row.ended = answered.started, answered.started + answered.wall_s
+        row.prefill_s, row.wall_s = answered.first_s, answered.wall_s
+        row.decode_s = answered.wall_s - answered.first_s
+
+    def _compare(self, label: str, concurrency: int, good: list[Row]) -> None:
+        """Say how many greedy answers differ from those made alone: other rows beside them are other roundings."""
+        if self.session.config.temperature > 0:
+            return
+        alone = [self.run_dir.rows.get(row.key) for row in good]
+        pairs = [(row, other) for row, other in zip(good, alone, strict=True) if other is not None and other.ok]
+        differ = sum(row.token_ids != other.token_ids for row, other in pairs)
+        if differ:
+            self.session.warn_and_keep(
+                f"{label}: {differ} of {len(pairs)} answers made {concurrency} at a time differ from those made alone"
+            )
+
+
+def _asked(request: Request, most: int | None = None) -> Asked:
+    limits = request.limits if most is None else replace(request.limits, max_new_tokens=most)
+    return Asked(request.prompt, limits, request.sampling)
