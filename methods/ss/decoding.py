@@ -96,8 +96,9 @@ class SpeculativeStreaming(Decoder):
         if folder is None:
             return
         config, shape = cls.read_shape(folder)
-        if shape.root_rank:
-            base.check_square(f"{cls.name}[root=on]")
+        for token, rank in (("root", shape.root_rank), ("parent", shape.parent_rank)):
+            if rank:
+                base.check_square(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
             cls.read_streams(folder, shape, base, read_shapes)
         cls.settle(cls.step_options(options), shape, config.get("advice", {}), base)
@@ -122,8 +123,10 @@ class SpeculativeStreaming(Decoder):
 
     @classmethod
     def companion_of(cls, options: Any) -> str:
-        """The folder beside a model that has the weights: lossless streams that learn their root have their own."""
-        return "ss-root" if cls.mode == "lossless" and options.root == "on" else cls.companion
+        """The folder beside a model that has the weights: lossless streams that learn more have their own."""
+        if cls.mode != "lossless" or "on" not in (options.root, options.parent):
+            return cls.companion
+        return "ss-parent" if options.parent == "on" else "ss-root"
 
     @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:

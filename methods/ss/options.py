@@ -95,6 +95,14 @@ class SSOptions(Bounded):
             "the weights of that kind that came with the model. Only as trained, else an error. auto: as trained."
         },
     )
+    parent: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={
+            "help": "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
+            "that kind that came with the model. Only as trained, else an error. auto: as trained.",
+            "later": True,
+        },
+    )
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
@@ -104,9 +112,12 @@ def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
         asked["main_attends_streams"] = options.main_attends_streams == "on"
     if options.stream_init != "auto":
         asked["stream_init"] = options.stream_init
-    if options.root != "auto" and (options.root == "on") != bool(config.root_rank):
-        learnt = "do not learn" if options.root == "on" else "learn"
-        raise UserError(f"{name}: these streams {learnt} their root: root={options.root} is not as they were trained")
+    learnable = ("root", options.root, config.root_rank), ("parent", options.parent, config.parent_rank)
+    for token, given, rank in learnable:
+        if given != "auto" and (given == "on") != bool(rank):
+            learnt = "do not learn" if given == "on" else "learn"
+            said = f"{name}: these streams {learnt} their {token}"
+            raise UserError(f"{said}: {token}={given} is not as they were trained")
     for field_name, value in asked.items():
         have = getattr(config, field_name)
         if have != value:

@@ -27,6 +27,8 @@ def workers_of(values: Mapping[str, Any]) -> Workers | None:
         raise UserError(
             "--executor is of methods in processes of ours, and --endpoint measures a server: leave one out"
         )
+    if values.get("batch_size"):
+        raise UserError("--batch-size is measured in one process: leave out --batch-size or --executor")
     if values.get("trace"):
         raise UserError("--trace profiles a method in one process: leave out --trace or --executor")
     if find_spec("ray") is None:

@@ -130,12 +130,8 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
 
 def _check_batches(values: Mapping[str, Any]) -> None:
     """Raises UserError for what requests in one pass do not go with."""
-    if not values["concurrency"]:
-        return
-    if values["engine"] != "eager":
+    if values["concurrency"] and values["engine"] != "eager":
         raise UserError("--batch-size makes passes operator by operator: leave out --engine graph")
-    if values.get("executor", "local") != "local":
-        raise UserError("--batch-size is measured in one process: leave out --executor")
 
 
 def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:

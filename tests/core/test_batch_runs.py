@@ -1,0 +1,82 @@
+"""`ssbench run --batch-size`: levels beside the samples, answers that do not change, resuming, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench_ss import run
+from specbench_ss.errors import UserError
+from specbench_ss.results.run_results import RunResults
+from specbench_ss.results.served_health import served_findings
+from specbench_ss.runs.run_directory import read_run
+
+QUESTIONS = [
+    {"question_id": 1, "category": "a", "turns": ["What is 3 plus 4?", "And plus 5?"]},
+    {"question_id": 2, "category": "a", "turns": ["Name a colour."]},
+    {"question_id": 3, "category": "b", "turns": ["Say one two three one two three."]},
+]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    return file
+
+
+def measured(asked: Path, out: Path, resume: bool = False) -> RunResults:
+    return run(
+        "ss,pld", suite="mtbench", data=asked, batch_size=[3, 2, 1], max_new_tokens=12, warmup=0, telemetry=0,
+        record_drafts=0, dtype="float32", out=out, resume=resume,
+    )  # fmt: skip
+
+
+def test_requests_at_a_time_are_measured_beside_the_samples(asked: Path, tmp_path: Path) -> None:
+    made = measured(asked, tmp_path / "r")
+    table = made.concurrency()
+    assert list(zip(table["concurrency"], table["method"], strict=True)) == [
+        (n, method) for n in (1, 2, 3) for method in ("ar", "ss", "pld")
+    ]
+    assert set(table["requests"]) == {4} and set(table["failed"]) == {0}
+    assert (table["tokens_per_s"] > 0).all() and (table.query("method == 'ar'")["throughput_ratio"] == 1).all()
+    tau = table.pivot_table("tau", "method", "concurrency")
+    assert (tau.sub(tau[1], axis=0).abs() < 1e-9).all(axis=None)  # the same steps with one, two and three at a time
+    alone = {row.key: row.token_ids for row in read_run(tmp_path / "r").rows}
+    lines = [json.loads(line) for line in (tmp_path / "r" / "requests.jsonl").read_text().splitlines()]
+    assert len(lines) == 24
+    for line in lines:
+        assert line["token_ids"] == alone[line["question_id"], line["turn"], line["method"], line["repeat"]]
+        assert line["wall_s"] == pytest.approx(line["prefill_s"] + line["decode_s"])
+    assert not [warning for warning in made.manifest["warnings"] if "at a time differ" in warning]
+
+
+def test_a_level_that_was_not_finished_is_made_again(asked: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    measured(asked, out)
+    levels, requests = out / "levels.jsonl", out / "requests.jsonl"
+    kept = levels.read_text().splitlines(keepends=True)
+    levels.write_text("".join(kept[:-2]) + kept[-2][:20])  # killed while it wrote the level
+    assert [name for name, *_ in served_findings(read_run(out)) if name == "levels"]
+    measured(asked, out, resume=True)
+    assert len(levels.read_text().splitlines()) == len(kept) and len(requests.read_text().splitlines()) == 24
+    assert not [name for name, *_ in served_findings(read_run(out)) if name == "levels"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": "2,x"}, "--batch-size is a list of whole numbers"),
+        ({"batch_size": 0}, "--batch-size must be from 1 to"),
+        ({"batch_size": 2, "engine": "graph"}, "leave out --engine graph"),
+        ({"batch_size": 2, "executor": "ray"}, "leave out --batch-size or --executor"),
+        ({"batch_size": 2, "set": {"suffix.past": "on"}}, "suffix remembers earlier prompts"),
+        ({"concurrency": 2}, "--concurrency needs --endpoint"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(options: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        run("suffix", suite="specbench", limit=1, out=tmp_path / "r", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "r").exists()
