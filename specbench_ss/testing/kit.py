@@ -31,7 +31,7 @@ from specbench_ss.testing.tiny import ARCHITECTURES, WHOLE, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
-    "lengths", "memory", "long", "distribution", "blocks", "tunable", "description",
+    "lengths", "memory", "together", "long", "distribution", "blocks", "tunable", "description",
 )  # fmt: skip
 LAWS: tuple[Law, ...] = tuple(
     sorted(

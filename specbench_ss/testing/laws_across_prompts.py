@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.together import Answered, Asked, check_together, decode_together
 from specbench_ss.errors import UserError
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.laws_greedy import REPEATING, WARM, asked, not_exact
@@ -88,6 +91,38 @@ def memory(subject: Subject, case: Case) -> str:
     return _differing(alone, subject.watch(case, decoder=used), "after other prompts and forget()")
 
 
+def together(subject: Subject, case: Case) -> str:
+    """Test that an answer is the same beside others, of which some end earlier and some later."""
+    lengths = (2, case.max_new_tokens, 3, 2 * case.max_new_tokens)
+    prompts = (subject.random_prompt(3, seed=1), case.prompt, subject.random_prompt(9, seed=2), case.prompt[:4])
+    requests = [Asked(p, Limits(n), case.sampling) for p, n in zip(prompts, lengths, strict=True)]
+    found: dict[int, Answered] = {}
+    decode_together(subject.decoder(), requests, 3, found.__setitem__)
+    for place, request in enumerate(requests):
+        alone = subject.watch(Case(tuple(request.prompt), request.limits.max_new_tokens, case.sampling)).generation
+        made, error = found[place].generation, found[place].error
+        if made is None:
+            return f"prompt {list(request.prompt)} beside others: {error}"
+        if made.tokens != alone.tokens:
+            return f"{alone.tokens}; beside other requests {made.tokens}"
+        if _counts(made) != _counts(alone):
+            return f"the same tokens in other steps: {_counts(alone)}; beside other requests {_counts(made)}"
+    return ""
+
+
+def _counts(of: Generation) -> list[tuple[int, ...]]:
+    return [(s.nodes, s.verified, s.depth, s.accepted) for s in of.steps]
+
+
+def not_together(subject: Subject) -> str:
+    """Say why it is never answered beside others."""
+    try:
+        check_together(subject.one)
+    except UserError as e:
+        return str(e)
+    return ""
+
+
 def untouched(subject: Subject, case: Case) -> str:
     """Test that the target's logits are, to the last bit, what they were before the method was made."""
     subject.watch(case)
@@ -131,6 +166,7 @@ def nothing_tunable(subject: Subject) -> str:
 LAWS = (
     Law("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
     Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
+    Law("together", "an answer is the same beside other requests", asked_again, together, not_together),
     Law("target", "the target is left as it was", asked, untouched),
     Law("tunable", "no value that tuning may try changes the output", tuned, tunable, nothing_tunable, on=("small",)),
 )  # fmt: skip

@@ -180,6 +180,19 @@ class Remembers(Honest):
         return [(sum(self.seen) + i) % self.target.vocab_size for i in range(4)]
 
 
+class OneForAll(Honest):
+    """Keeps the prompt at hand to itself, and is the same object for all requests that are answered together."""
+
+    def begin(self, state: State) -> None:
+        self.at_hand = sum(state.ids)
+
+    def words(self, state: State) -> list[int]:
+        return [(self.at_hand + state.position + i) % self.target.vocab_size for i in range(4)]
+
+    def beside(self) -> Decoder:
+        return self
+
+
 class RowsByChance(Honest):
     """The published row-wise rule: nodes are tried once for each path through them, and the longest path wins."""
 
@@ -376,6 +389,7 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("seed", PythonDraws, "generators at another point"),
     ("seed", AlwaysGreedy, "seeds gave only"),
     ("memory", Remembers, "after other prompts"),
+    ("together", OneForAll, "beside other requests"),
     ("long", CribsOfLongPrompts, "when the same decoder was asked the same again"),
     ("long", CribsOfManyWords, "when the same decoder was asked the same again"),
     ("long", CribsLate, "when the same decoder was asked the same again"),
