@@ -36,32 +36,34 @@ def best(k: int) -> Choose:
     return choose
 
 
-def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int) -> DraftTree:
+def grow(
+    root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int, most: int = 0
+) -> DraftTree:
     """A tree under root [1], whose children's logits [V] are given; at most `nodes` of it, the best (0 = all).
 
     depth - 1 calls of `expand`; nothing is waited for. Drawn candidates stay exact only with nodes = 0. Nodes are in
-    order of depth. What is noted of a node is the row of `expand` that gave it children, -1 where none did; rows count
-    through the levels, k each.
+    order of depth. most: of a level so many nodes get children, the best; 0 = k. What is noted of a node is the row of
+    `expand` that gave it children, -1 where none did; rows count through the levels.
     """
     tokens, log_p, q = choose(logits[None])  # [1, k]
     k, device = tokens.shape[1], tokens.device
-    own = torch.eye(k, dtype=torch.bool, device=device)
-    visible = own.new_zeros(1, 0)  # what the last level's parents see of the tree: here the root, nothing
+    # what the last level's parents see of the tree: here the root, nothing
+    visible = torch.zeros(1, 0, dtype=torch.bool, device=device)
     origin = torch.zeros(k, dtype=torch.long, device=device)  # of the last level's nodes: their place among its parents
     levels, parents, scores = [tokens.flatten()], [origin], [log_p.flatten().clamp(IMPOSSIBLE, 0)]
     drawn, expanded = [] if q is None else [q], []
     first = 1  # index of the last level's first node
     for level in range(1, depth):
-        chosen = scores[-1].topk(k).indices  # those of the level that get children
-        above = origin[chosen]
-        visible = torch.cat((visible[above], own), 1)  # [k, level * k]
-        tokens, log_p, q = choose(expand(levels[-1][chosen], visible, above, level))  # [k, k]
+        chosen = scores[-1].topk(min(most or k, len(scores[-1]))).indices  # those of the level that get children
+        above, own = origin[chosen], torch.eye(len(chosen), dtype=torch.bool, device=device)
+        visible = torch.cat((visible[above], own), 1)  # [m, parents so far]
+        tokens, log_p, q = choose(expand(levels[-1][chosen], visible, above, level))  # [m, k]
         expanded.append(first + chosen)
         parents.append(expanded[-1].repeat_interleave(k))
         scores.append((scores[-1][chosen, None] + log_p.clamp(IMPOSSIBLE, 0)).flatten())
         first += len(levels[-1])
         levels.append(tokens.flatten())
-        origin = torch.arange(k, device=device).repeat_interleave(k)
+        origin = torch.arange(len(chosen), device=device).repeat_interleave(k)
         if q is not None:
             drawn.append(q)
     return _selected(root, levels, parents, scores, expanded, drawn, nodes)

@@ -6,7 +6,7 @@ the decoding step; lossless and shared mode (shared.py) differ in the target tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -27,6 +27,7 @@ from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, drawn
 from specbench_ss.methods.ss.layout import Layout, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.token_maps import TokenMaps
 from specbench_ss.methods.ss.worth_tuning import worth_trying
 from specbench_ss.models.drafter_folder import (
     check_base,
@@ -43,7 +44,6 @@ from specbench_ss.models.weight_hash import hash_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.products import Product
     from specbench_ss.methods.ss.streams import Streams
 
 WEIGHTS = "model.safetensors"
@@ -83,8 +83,7 @@ class SpeculativeStreaming(Decoder):
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
         self.fuses = self.settings.most_rows() <= self.most_fused  # whether verified rows and streams share the LM head
-        self._of_root = self._logits_of("root") if self.fuses and streams.config.root_rank else None
-        self._of_parent = self._logits_of("parent") if streams.config.parent_rank else None
+        self.maps = TokenMaps(target, self.streams)
         self._fused: Tensor | None = None  # [m, gamma, V], what the step at hand made of its streams; None = nothing
         self._ahead: Tensor | None = None  # [gamma, V], of next_streams without their root; None = not made yet
 
@@ -189,9 +188,16 @@ class SpeculativeStreaming(Decoder):
 
     def variant(self, options: Any) -> SpeculativeStreaming:
         """The same streams."""
-        return type(self)(self.target, options, self.streams, self.advice)
+        other = type(self)(self.target, options, self.streams, self.advice)
+        other.maps = self.maps
+        return other
 
     # -- rows and masks -----------------------------------------------------------------------------------------
+
+    def drafter_weights(self) -> Iterable[Tensor] | None:
+        """The streams', and what tokens that are known late are multiplied by."""
+        own, late = super().drafter_weights(), self.maps.read_in_a_step() if self.fuses else []
+        return None if own is None else [*own, *late]
 
     def own_work(self) -> OwnWork:
         """The streams of every row, and the layers below pruning of nodes that are pruned."""
@@ -260,8 +266,8 @@ class SpeculativeStreaming(Decoder):
         logits, s = self._stream_logits(state.root[0]), self.settings  # [gamma, V]
         if s.sample and not state.sampling.greedy:
             return drawn_tree(state.root, state.sampling.probs(logits), s.k, s.n_draft, state.rng)
-        if self._of_parent is not None:
-            return conditioned_tree(state.root, logits, self._changes, s.k, s.n_draft)
+        if self.streams.config.parent_rank:
+            return conditioned_tree(state.root, logits, self.maps.changes, s.k, s.n_draft)
         return draft_tree(state.root, logits, s.k, s.n_draft)
 
     def forward(self, state: State, tree: DraftTree) -> Output:
@@ -306,29 +312,11 @@ class SpeculativeStreaming(Decoder):
         self._fused = logits[0, m:].unflatten(0, (m, -1)) if fused else None
         return logits[:, :m], final[:, :m]
 
-    def _logits_of(self, whose: str) -> Product:
-        """The map from what a root, or a parent, says to logits, [V, rank]."""
-        from specbench_ss.decoding.products import Product  # which loads torch, and methods are listed without it
-
-        with torch.no_grad():
-            weight = self.target.unembed @ getattr(self.streams, f"{whose}_up")
-            return Product(weight.half().float() if self.target.rounded else weight, None, self.target.packs)
-
     def _stream_logits(self, root: Tensor) -> Tensor:
         """Logits [gamma, V] of the next streams, which know their root: those of the last step where it made them."""
-        target, streams, ahead = self.target, self.streams, self._ahead
-        if ahead is None:
-            return target.logits(streams.told(target, self.next_streams, root[None]))
-        if self._of_root is not None:
-            ahead = ahead + self._of_root(streams.root_rows(target, root)[None])
-        if self._of_parent is not None:  # of the first level the root
-            ahead = torch.cat((ahead[:1] + self._of_parent(streams.parent_rows(target, root)[None]), ahead[1:]))
-        return ahead
-
-    def _changes(self, parents: Tensor, tokens: Tensor) -> Tensor:
-        """What parents [m] change in the logits of tokens [s] as their children: [m, s]."""
-        assert self._of_parent is not None
-        return self.streams.parent_rows(self.target, parents) @ self._of_parent.weight[tokens].mT
+        if self._ahead is None:
+            return self.target.logits(self.streams.told(self.target, self.next_streams, root[None]))
+        return self.maps.known(self._ahead, root)
 
     def _pruned(self, tree: DraftTree, x: Tensor) -> Tensor | None:
         """Nodes that stay after the pruning layer, int64 on the device; None where all do."""

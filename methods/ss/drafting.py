@@ -83,7 +83,7 @@ def conditioned_tree(root: Tensor, logits: Tensor, changes: Changes, k: int, n_d
 
     Not in the papers, where every node of a level has the same children with the same probabilities. The first level's
     logits know their parent, the root. Of the others a shortlist is taken from what streams guess without it, and its
-    logits are changed by each parent; the mass of the tokens beyond stays what it was. No pass and no LM head is added.
+    logits are changed by each parent; the mass of the tokens beyond stays what it was. A node has at most k children.
     """
     logits = logits.float()
     short, whole = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
@@ -101,7 +101,9 @@ def conditioned_tree(root: Tensor, logits: Tensor, changes: Changes, k: int, n_d
         told = short.values[at] + changes(tokens, short.indices[at]).float()  # [k, s]
         return told - torch.logaddexp(told.logsumexp(-1), rest[at])[:, None]
 
-    return grow(root, short.values[0] - whole[0], choose, expand, len(logits), n_draft)
+    gamma = len(logits)
+    most = k ** (gamma - 1)  # all of the last level but one
+    return grow(root, short.values[0] - whole[0], choose, expand, gamma, n_draft, min(most, n_draft or most))
 
 
 def sibling_places(tree: DraftTree) -> Tensor:

@@ -125,9 +125,8 @@ class SharedTrainee(Trainee):
             n = 2 * self.config.n_msa_layers  # keys and values of every layer, segment after segment
             joined = [torch.cat(flat[i::n], 2) for i in range(n)] if flat else []
             before = list(zip(joined[::2], joined[1::2], strict=True))
-            logits, after = self.upper(
-                low, start, carriers, real, before, labels.shape[-1] - 1, documents, own[..., :-1]
-            )
+            gamma, known = labels.shape[-1] - 1, self.streams.heard(own[..., :-1], start + carriers)
+            logits, after = self.upper(low, start, carriers, real, before, gamma, documents, known)
             # clones: a view would keep the streams' keys, and those of all segments before, alive
             return (*head_sums(logits, own), *(x[:, :, start:].clone() for pair in after for x in pair))
 

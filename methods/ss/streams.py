@@ -83,6 +83,18 @@ class Streams(nn.Module):
             x = x + F.pad(said, (0, 0, 0, x.shape[-2] - tokens.shape[-1]))
         return x
 
+    def heard(self, tokens: Tensor, at: Tensor) -> Tensor:
+        """Tokens [.., gamma] after the rows at places int64 [..] of a text, as far as `told` may have them.
+
+        While learning, half of the parents are kept back, since candidates are first looked for without them: which
+        ones depends on place and stream alone, so that a training that is resumed sees the same.
+        """
+        if not self.config.parent_rank or not self.training:
+            return tokens
+        stream = torch.arange(tokens.shape[-1], device=at.device)
+        mixed = (at[..., None] * 40503 + stream * 30011) % 65537  # no pattern that places or streams follow
+        return tokens.masked_fill((mixed % 2 == 1) & (stream > 0), -1)  # the root is always known
+
     def root_rows(self, target: Target, roots: Tensor) -> Tensor:
         """Return what roots, int64 [..], say, before it is mapped to states: [.., root_rank]."""
         return _said(target, roots, self.root_down)

@@ -70,24 +70,13 @@ class StreamsTrainee(Trainee):
         labels = anchors.labels[..., 1 : g + 1]
         step = self.segment or labels.shape[1]
         pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
-        known = self._known(anchors.labels[..., :g], anchors.at)
+        known = self.module.heard(anchors.labels[..., :g], anchors.at)
         parts = [self._segment(states, anchors.at[:, piece], labels[:, piece], known[:, piece]) for piece in pieces]
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
         total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
         low = states.at(states.taps[self.prune_layer], anchors)
         loss: Tensor = total + self.prune_weight * prune_loss(self.target, self.module, low, batch)
         return loss, right
-
-    def _known(self, tokens: Tensor, at: Tensor) -> Tensor:
-        """Tokens [B, A, gamma] that streams at [B, A] are told.
-
-        While learning every second parent is kept from them, since candidates are first looked for without it.
-        """
-        if not self.config.parent_rank or not self.module.training:
-            return tokens
-        kept = (at[..., None] + torch.arange(tokens.shape[-1], device=at.device)) % 2 == 0
-        kept[..., 0] = True  # the root is always known
-        return tokens.masked_fill(~kept, -1)
 
     def _segment(self, states: BaseStates, at: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of a segment's loss and right guesses; its streams and logits are not kept for the backward pass."""

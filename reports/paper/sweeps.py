@@ -232,7 +232,8 @@ class Figure18(Sweep):
 
     def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
         found = {(row.method, row.concurrency): row for run in runs.values() for row in level_rows(run)}
-        rows = [(p.series, p.x, found[_label(p, request), int(p.x)]) for p in points]
+        placed = [(p.series, p.x, found.get((_label(p, request), int(p.x)))) for p in points]
+        rows = [(name, x, row) for name, x, row in placed if row is not None]  # a level may have been given up
         columns = (
             Column("series", "text"),
             Column(self.x_title, "count"),

@@ -10,7 +10,8 @@ from specbench_ss.benchmark.answering import Request
 from specbench_ss.benchmark.levels import Levels
 from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.benchmark.schedule import Sample
-from specbench_ss.decoding.together import Answered, Asked, decode_together
+from specbench_ss.decoding.step_clock import check_device
+from specbench_ss.decoding.together import Answered, Asked, Together
 from specbench_ss.errors import error_text
 from specbench_ss.runs.level import Level
 from specbench_ss.runs.rows import Row
@@ -34,28 +35,32 @@ class LevelsTogether(Levels[Request]):
         session, wanted = self.session, list(self.asked(label, concurrency, repeat))
         session.events.on_sample_start(label, f"{concurrency} at a time")
         sent = [(row, asked) for row, asked in wanted if asked is not None]
+        answers: dict[int, Answered] = {}
 
         def ended(place: int, answered: Answered) -> None:
-            self._fill(sent[place][0], answered)
+            answers[place] = answered
             session.events.on_sample(sent[place][0])
 
-        few = [_asked(asked, WARM_TOKENS) for _, asked in sent[:concurrency]]
         try:
-            with session.answering.in_time(label, len(sent)):
-                decode_together(session.decoders[label], few, concurrency, lambda *_: None)
-                with quiet_collector():
-                    started, began = time.time(), time.perf_counter()
-                    decode_together(session.decoders[label], [_asked(one) for _, one in sent], concurrency, ended)
-                    done, wall_s = time.time(), time.perf_counter() - began
-        except TimeoutError as e:
-            session.warn_and_keep(f"{label} with {concurrency} requests at a time was given up: {error_text(e)}")
+            at_once = Together(session.decoders[label], concurrency)
+            few = [_asked(asked, WARM_TOKENS) for _, asked in sent[:concurrency]]
+            with session.answering.in_time(label, max(1, len(few))):
+                at_once.answer(few, lambda *_: None)
+            with session.answering.in_time(label, max(1, len(sent))), quiet_collector():
+                started, began = time.time(), time.perf_counter()
+                at_once.answer([_asked(one) for _, one in sent], ended)
+                done, wall_s = time.time(), time.perf_counter() - began
+        except Exception as error:  # the samples are there: nothing of them is lost
+            check_device(session.target.device)
+            session.warn_and_keep(f"{label} with {concurrency} requests at a time: {error_text(error)}")
             return
+        check_device(session.target.device)  # its answers would all be failed ones
+        for place, answered in answers.items():
+            self._fill(sent[place][0], answered)
         rows = sorted((row for row, _ in wanted), key=lambda row: row.index)
         good = [row for row in rows if row.ok]
-        steps, drafted, accepted = (
-            sum(getattr(row, name) or 0 for row in good) for name in ("steps", "drafted", "accepted")
-        )
-        level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), steps, drafted, accepted)
+        counts = (sum(getattr(row, name) or 0 for row in good) for name in ("steps", "drafted", "accepted"))
+        level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
         self.run_dir.append_level(level, rows)
         self._compare(label, concurrency, good)
 

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from specbench_ss.benchmark.answering import Answering, Decode, Request, recorded
 from specbench_ss.benchmark.events import Events as Events
@@ -122,11 +122,11 @@ class LocalSession(Session):
             decoder.forget()
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
-        if self.config.concurrency and isinstance(self.run_dir, RunDir):
+        self.second_passes().make(samples, self.config.seed)
+        if self.config.concurrency:
             from specbench_ss.benchmark.levels_together import LevelsTogether
 
-            LevelsTogether(self, self.run_dir).make()
-        self.second_passes().make(samples, self.config.seed)
+            LevelsTogether(self, cast("RunDir", self.run_dir)).make()
 
     def second_passes(self) -> SecondPasses:
         """What answers once more, untimed, after the samples."""

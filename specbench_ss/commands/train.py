@@ -195,6 +195,15 @@ def _group() -> None:
     pass
 
 
+def _keep_memory(config: TrainConfig) -> None:
+    """Train on a CPU without giving memory back: this process measures nothing."""
+    from specbench_ss.models.devices import resolve_device
+    from specbench_ss.training.kept_memory import keep_freed_memory
+
+    if resolve_device(config.device).type == "cpu":
+        keep_freed_memory()
+
+
 def _summary(trainer: type[Trainer]) -> str:
     return f"{trainer.summary[:1].upper()}{trainer.summary[1:]}."
 
@@ -209,6 +218,7 @@ def _command(trainer: type[Trainer], name: str) -> Any:
             made = trainer(make_options(trainer.Options, chosen, name))
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: {error}") from error
+        _keep_memory(config)
         try:
             made.train(config)
         except KeyboardInterrupt as stop:

@@ -2,14 +2,18 @@
 
 With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
 speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
-itself; elsewhere the heads of a group are so many more rows over the same keys. In the 16-bit formats a CPU has fast
-products of matrices and a slow kernel of attention, so there a few rows attend by two products (docs/log.md).
+itself; elsewhere the heads of a group are so many more rows over the same keys. In bfloat16 a CPU may have fast
+products of matrices and a slow kernel of attention: where that is measured, a few rows attend by two products
+(docs/log.md).
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -28,6 +32,7 @@ NOT_HERE = (
     "s_aux",
     "position_bias",
 )  # what some layers ask of attention, and sdpa would leave out in silence
+TRIES, CLEARLY = 7, 1.25
 MOST_ROWS = 512  # of more, as in prefilling and training, the repeated mask is the larger copy
 
 
@@ -44,7 +49,7 @@ def grouped_attention(
 
         return key.attended(one, query, cast("Parts", value), attention_mask), None
     b, heads, q, d = query.shape
-    if query.device.type == "cpu" and query.element_size() == 2 and _by_products(module, query, attention_mask):
+    if query.dtype == torch.bfloat16 and _by_products(module, query, attention_mask):
         return two_products(query, key, value, attention_mask, kwargs.get("scaling")), None
     groups = heads // key.shape[1]
     few = attention_mask is not None and groups > 1 and q <= MOST_ROWS and attention_mask.shape[1] == 1
@@ -61,11 +66,28 @@ def grouped_attention(
 
 
 def _by_products(module: nn.Module, query: Tensor, mask: Tensor | None) -> bool:
-    """Say whether 16-bit attention on a CPU goes by two products. Without a mask one row does, which sees all."""
+    """Say whether attention in bfloat16 goes by two products. Without a mask one row may, which sees all."""
     rows = query.shape[2]
-    if module.training or not torch.is_inference_mode_enabled():
+    if query.device.type != "cpu" or module.training or not torch.is_inference_mode_enabled():
         return False
-    return rows == 1 if mask is None else rows <= MOST_ROWS and mask.shape[1] == 1
+    if mask is not None and (mask.dtype != query.dtype or mask.shape[1] != 1):  # of bool, True is what is seen
+        return False
+    return rows <= (1 if mask is None else MOST_ROWS) and products_are_faster(torch.get_num_threads())
+
+
+@lru_cache(maxsize=8)
+def products_are_faster(threads: int) -> bool:
+    """Say whether two products take clearly less time here than torch's kernel does, as measured once in a process."""
+    query, keys = torch.zeros(1, 8, 4, 64, dtype=torch.bfloat16), torch.zeros(1, 4, 256, 64, dtype=torch.bfloat16)
+    mask, taken = torch.zeros(1, 1, 4, 256, dtype=torch.bfloat16), dict.fromkeys(("kernel", "products"), math.inf)
+    for _ in range(TRIES):
+        begun = time.perf_counter()
+        F.scaled_dot_product_attention(query, keys, keys, mask, enable_gqa=True)
+        between = time.perf_counter()
+        two_products(query, keys, keys, mask, None)
+        times = {"kernel": between - begun, "products": time.perf_counter() - between}
+        taken = {name: min(best, times[name]) for name, best in taken.items()}
+    return taken["kernel"] >= CLEARLY * taken["products"]
 
 
 def two_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:

@@ -45,10 +45,19 @@ class Waiting:
     serve: Callable[[Sequence[Any]], Sequence[Any]]
 
 
+class _Request(greenlet.greenlet):
+    """The stack of one request."""
+
+
 def wait_for(what: Hashable, given: Any, serve: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
-    """Wait within a request until it is served, and return what it is given; outside of one, serve it alone."""
-    hub = greenlet.getcurrent().parent
-    return serve([given])[0] if hub is None else hub.switch(Waiting(what, given, serve))
+    """Wait within a request until it is served, and return what it is given; outside of one, serve it alone.
+
+    Raises what `serve` raises, in every request that is served with this one.
+    """
+    here = greenlet.getcurrent()
+    if not isinstance(here, _Request):
+        return serve([given])[0]
+    return here.parent.switch(Waiting(what, given, serve))
 
 
 def next_step() -> None:
@@ -62,11 +71,11 @@ def side_by_side(jobs: Iterable[Job], most: int) -> Iterator[tuple[int, Any]]:
     Raises what a job raises; others then end unfinished.
     """
     coming = enumerate(jobs)
-    running: dict[greenlet.greenlet, int] = {}
-    waiting: dict[greenlet.greenlet, Waiting] = {}
+    running: dict[_Request, int] = {}
+    waiting: dict[_Request, Waiting] = {}
 
-    def go_on(job: greenlet.greenlet, *given: Any) -> Iterator[tuple[int, Any]]:
-        found = job.switch(*given)
+    def go_on(job: _Request, go: Callable[..., Any], *given: Any) -> Iterator[tuple[int, Any]]:
+        found = go(*given)
         if job.dead:
             yield running.pop(job), found
         else:
@@ -74,20 +83,26 @@ def side_by_side(jobs: Iterable[Job], most: int) -> Iterator[tuple[int, Any]]:
 
     while True:
         while len(running) < most and (following := next(coming, None)) is not None:
-            job = greenlet.greenlet(following[1])
+            job = _Request(following[1])
             running[job] = following[0]
-            yield from go_on(job)
+            yield from go_on(job, job.switch)
         if not running:
             return
         served = _largest(waiting)
         asked = [waiting.pop(job) for job in served]
-        for job, found in zip(served, asked[0].serve([one.given for one in asked]), strict=True):
-            yield from go_on(job, found)
+        try:
+            given = asked[0].serve([one.given for one in asked])
+        except Exception as error:  # of a pass for all of them: each one's rows may be half-written
+            for job in served:
+                yield from go_on(job, job.throw, error)
+            continue
+        for job, found in zip(served, given, strict=True):
+            yield from go_on(job, job.switch, found)
 
 
-def _largest(waiting: dict[greenlet.greenlet, Waiting]) -> list[greenlet.greenlet]:
+def _largest(waiting: dict[_Request, Waiting]) -> list[_Request]:
     """Return those that wait for what most wait for; for the next step only where all do."""
-    groups: dict[Hashable, list[greenlet.greenlet]] = defaultdict(list)
+    groups: dict[Hashable, list[_Request]] = defaultdict(list)
     for job, one in waiting.items():
         groups[one.what].append(job)
     return max(groups.items(), key=lambda group: (group[0] != STEP, len(group[1])))[1]
@@ -109,7 +124,10 @@ class SharedPasses:
         rotary: Any,
         pad: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Rows x [1, q, h] through `layers`, with those of others. pad: whether others may have more or fewer rows."""
+        """Rows x [1, q, h] through `layers`, with those of others. pad: whether others may have more or fewer rows.
+
+        name: all that `layers` depends on besides what it is given: one request's are called for all of that name.
+        """
         what = (id(self), name) if pad else (id(self), name, x.shape[1])
         serve = _in_a_row if pad else _as_a_batch
         return cast("tuple[Tensor, ...]", wait_for(what, (layers, x, cache, mask, rotary), serve))
@@ -179,25 +197,25 @@ class Asked:
 class Answered:
     """A request's answer, or the error that it ended with. Times in seconds from when the request was begun.
 
-    started: Unix time of that. first_s: until its first token. wall_s: until its last.
+    started: Unix time of that. first_s: until its first token. wall_s: until its last. The times of the answer's own
+    steps hold what was computed for others meanwhile, so that steps of several requests overlap.
     """
 
     generation: Generation | None
-    error: Exception | None
+    error: BaseException | None
     started: float
     first_s: float
     wall_s: float
 
 
 class _OneOfMany(Session):
-    """A request among others. Its times are those that pass, waiting for others included."""
+    """A request among others."""
 
-    first_s = 0.0
+    first_at = 0.0
 
     def prefill(self) -> tuple[State, float]:
-        began = time.perf_counter()
         made = super().prefill()
-        self.first_s = time.perf_counter() - began
+        self.first_at = time.perf_counter()
         return made
 
     def step(self, state: State) -> Step:
@@ -205,41 +223,46 @@ class _OneOfMany(Session):
         return super().step(state)
 
 
-def decode_together(
-    decoder: Decoder, asked: Sequence[Asked], most: int, ended: Callable[[int, Answered], None]
-) -> None:
-    """Answer requests, `most` of them at a time. ended: called with a request's place and its answer when it ends.
+class Together:
+    """Answers requests of one method, `most` of them at a time.
 
-    Steps of the answers have their own times; those of `Answered` have the time in which a request waited besides.
     Raises UserError for a method or a model with which it cannot be done.
     """
-    check_together(decoder)
-    free = [decoder, *(decoder.beside() for _ in range(min(most, len(asked)) - 1))]
-    caches = [decoder.target.new_cache(0) for _ in free]
-    places = list(range(len(free)))
 
-    def answered(one: Asked) -> Answered:
-        place, started, began = places.pop(), time.time(), time.perf_counter()
-        session: _OneOfMany | None = None
+    def __init__(self, decoder: Decoder, most: int) -> None:
+        check_together(decoder)
+        self.target = decoder.target
+        self.decoders = [decoder, *(decoder.beside() for _ in range(most - 1))]
+        if any(one.target is not decoder.target for one in self.decoders):
+            raise UserError(f"{decoder.name}: beside() has a model of its own, so that no pass is shared: override it")
+        self.caches = [self.target.new_cache(0) for _ in self.decoders]
+        self.free = list(range(most))
+
+    def answer(self, asked: Iterable[Asked], ended: Callable[[int, Answered], None]) -> None:
+        """Answer requests; `ended` is called with a request's place and its answer when it ends, between passes."""
+        with torch.inference_mode(), shared(targets_of(self.decoders)):
+            for place, found in side_by_side((partial(self._answered, one) for one in asked), len(self.decoders)):
+                ended(place, found)
+
+    def _answered(self, one: Asked) -> Answered:
+        place, started, began = self.free.pop(), time.time(), time.perf_counter()
         try:
-            check_prompt(decoder.target, one.prompt)
-            rows, grows = room_for(decoder, one.prompt, one.limits)
-            caches[place].grows = grows
-            caches[place].allow(None)
-            caches[place].expand(rows)
-            session = _OneOfMany(free[place], one.prompt, one.limits, one.sampling, caches[place])
+            session = self._session(place, one)
             made = session.run()
             made.check()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # as a sample that is made alone fails
             return Answered(None, error, started, 0.0, time.perf_counter() - began)
         finally:
-            places.append(place)
-        return Answered(made, None, started, session.first_s, time.perf_counter() - began)
+            self.free.append(place)
+        return Answered(made, None, started, session.first_at - began, time.perf_counter() - began)
 
-    jobs = (partial(answered, one) for one in asked)
-    with torch.inference_mode(), shared(targets_of(free)):
-        for place, found in side_by_side(jobs, len(free)):
-            ended(place, found)
+    def _session(self, place: int, one: Asked) -> _OneOfMany:
+        decoder, cache = self.decoders[place], self.caches[place]
+        check_prompt(self.target, one.prompt)
+        rows, cache.grows = room_for(decoder, one.prompt, one.limits)
+        cache.allow(None)
+        cache.expand(rows)
+        return _OneOfMany(decoder, one.prompt, one.limits, one.sampling, cache)
 
 
 def check_together(decoder: Decoder) -> None:
@@ -247,6 +270,8 @@ def check_together(decoder: Decoder) -> None:
     decoder.target.check_taken_apart("several requests at a time")
     if decoder.remembers:
         raise UserError(f"{decoder.name} remembers earlier prompts, and requests at the same time have no order")
+    if decoder.target.passes is not None:
+        raise UserError("several requests at a time are passes made operator by operator: leave out the engine graph")
 
 
 def targets_of(decoders: Iterable[Decoder]) -> list[Target]:

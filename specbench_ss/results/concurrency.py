@@ -39,20 +39,6 @@ class LevelRow:
     waits: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """The counts of a request that was made alone. drafts: of a method in this process, its steps."""
-
-    drafts: int | None
-    drafted: int | None
-    accepted: int | None
-
-    @classmethod
-    def of(cls, row: Row) -> Alone:
-        """Return them."""
-        return cls(row.steps if row.drafts is None else row.drafts, row.drafted, row.accepted)
-
-
 def level_rows(run: Run) -> list[LevelRow]:
     """Return a row for each number of requests in flight and method; none of a run that has one in flight alone."""
     if not run.levels:
@@ -78,7 +64,7 @@ def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_
     good = [row for row in asked if row.ok]
     levels = [level for level in run.levels if (level.method, level.concurrency) == (label, concurrency)]
     wall_s = sum(level.wall_s for level in levels) if concurrency > 1 else total(good, "wall_s")
-    counts: Sequence[Counted] = levels if concurrency > 1 else [Alone.of(row) for row in good]
+    counts: Sequence[Counted] = levels if concurrency > 1 else good
     tokens, rate = int(total(good, "tokens")), over(total(good, "tokens"), wall_s)
     itself = label == run.baseline
     times = PairedTimes(*paired(asked, baseline))
@@ -96,10 +82,20 @@ def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_
         speedup=times.speedup(),
         speedup_interval=around,
         comparison="reference" if itself else compare(around),
-        tau=served_tau(counts, tokens - len(good)),
+        tau=served_tau(counts, tokens - len(good)) if _served(run) else own_tau(good),
         acceptance_rate=over(counted(counts, "accepted"), counted(counts, "drafted")),
         waits=latencies(good),
     )
+
+
+def _served(run: Run) -> bool:
+    return bool(run.manifest["config"].get("endpoints"))
+
+
+def own_tau(good: Sequence[Row]) -> float | None:
+    """Return tokens a step of methods in this process, as everywhere."""
+    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in good)
+    return over(later, total(good, "steps"))
 
 
 def value(row: LevelRow, name: str) -> Any:

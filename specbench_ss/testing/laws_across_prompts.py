@@ -14,7 +14,7 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.together import Answered, Asked, check_together, decode_together
+from specbench_ss.decoding.together import Answered, Asked, Together, check_together
 from specbench_ss.errors import UserError
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.laws_greedy import REPEATING, WARM, asked, not_exact
@@ -97,7 +97,7 @@ def together(subject: Subject, case: Case) -> str:
     prompts = (subject.random_prompt(3, seed=1), case.prompt, subject.random_prompt(9, seed=2), case.prompt[:4])
     requests = [Asked(p, Limits(n), case.sampling) for p, n in zip(prompts, lengths, strict=True)]
     found: dict[int, Answered] = {}
-    decode_together(subject.decoder(), requests, 3, found.__setitem__)
+    Together(subject.decoder(), 3).answer(requests, found.__setitem__)
     for place, request in enumerate(requests):
         alone = subject.watch(Case(tuple(request.prompt), request.limits.max_new_tokens, case.sampling)).generation
         made, error = found[place].generation, found[place].error

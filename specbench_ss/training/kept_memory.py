@@ -2,7 +2,8 @@
 
 Every step of a training makes and frees tensors of some hundred megabytes, rows of logits above all. The GNU C library
 gives such memory back to the system at once and asks for it anew, and the system fills every page of it with zeros: two
-trainings on two cores spent half of their time so (docs/log.md).
+trainings on two cores spent half of their time so (docs/log.md). It cannot be undone, so it is not for a process that
+measures.
 """
 
 from __future__ import annotations

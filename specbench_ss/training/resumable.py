@@ -23,7 +23,6 @@ from torch import nn
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files.crash_safe import replacing
-from specbench_ss.training.kept_memory import keep_freed_memory
 
 CHECKPOINT = "checkpoint.pt"
 KEPT = "checkpoint.pt.kept"
@@ -100,7 +99,6 @@ class Resumable(ABC):
 
         Ctrl-C stops after the present step, with a checkpoint: KeyboardInterrupt is raised and says where that is.
         """
-        keep_freed_memory()
         started, first = time.monotonic(), self.step
         with deferred_interrupt() as asked:
             while self.step < self.total:

@@ -11,71 +11,19 @@ from specbench_ss import registry
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.together import Answered, Asked, decode_together, next_step, side_by_side, wait_for
+from specbench_ss.decoding.together import Answered, Asked, Together, next_step, side_by_side, wait_for
 from specbench_ss.errors import UserError
 from specbench_ss.testing.tiny import tiny_target
-from tests.tiny import ARCHITECTURES
-
-PROMPTS = ([5, 6, 7, 8, 9, 10], [3], [8, 4, 4, 4, 3, 9, 9, 8, 5, 4, 3, 2], [2, 2, 3], [7, 8, 9, 10, 7, 8, 9, 10, 7, 8])
-METHODS = list(registry.names(registry.METHODS))
 
 
 def together(decoder: Decoder, asked: list[Asked], most: int) -> list[Answered]:
     found: dict[int, Answered] = {}
-    decode_together(decoder, asked, most, found.__setitem__)
+    Together(decoder, most).answer(asked, found.__setitem__)
     return [found[i] for i in range(len(asked))]
-
-
-def examples() -> list[tuple[str, str, float]]:
-    """Every method and shape, greedy; at temperature 1 the first shape of each."""
-    target, found = tiny_target("llama"), list[tuple[str, str, float]]()
-    for name in METHODS:
-        shapes = list(registry.method_class(name).examples(target))
-        found += [(name, shape, 0.0) for shape in shapes] + [(name, shapes[0], 1.0)]
-    return found
 
 
 def made(kind: str, name: str, shape: str) -> Callable[[], Decoder]:
     return registry.method_class(name).examples(tiny_target(kind))[shape]
-
-
-@pytest.mark.parametrize(("name", "shape", "temperature"), examples())
-def test_answers_do_not_depend_on_neighbours(name: str, shape: str, temperature: float) -> None:
-    """In float32: the same tokens, steps and counts, alone and beside others that come and go."""
-    make = made("llama", name, shape)
-    asked = [
-        Asked(prompt, Limits(9 + 4 * i, frozenset({1})), Sampling(temperature, seed=i))
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    decoder = make()
-    if decoder.remembers:
-        with pytest.raises(UserError, match="remembers earlier prompts"):
-            together(decoder, asked, 3)
-        return
-    found = together(decoder, asked, 3)
-    for one, answer in zip(asked, found, strict=True):
-        assert answer.error is None, answer.error
-        alone = generate(make(), one.prompt, one.limits, one.sampling)
-        assert answer.generation is not None
-        assert answer.generation.tokens == alone.tokens
-        assert [(s.nodes, s.accepted) for s in answer.generation.steps] == [(s.nodes, s.accepted) for s in alone.steps]
-        assert 0 < answer.first_s <= answer.wall_s
-
-
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["pld", "ss", "sd"])
-def test_every_architecture_takes_requests_together(kind: str, name: str) -> None:
-    """Trees of different sizes, streams, a draft model; sliding windows that are full; prompts beside steps."""
-    method, target = registry.method_class(name), tiny_target(kind)
-    if not target.taken_apart:
-        with pytest.raises(UserError, match="several requests at a time enters decoder layers"):
-            together(registry.method_class("ar").load(target, None), [], 2)
-        return
-    make = next(iter(method.examples(target).values()))
-    asked = [Asked(prompt * 2, Limits(20, frozenset({1})), Sampling()) for prompt in PROMPTS]
-    for one, answer in zip(asked, together(make(), asked, 4), strict=True):
-        assert answer.generation is not None, answer.error
-        assert answer.generation.tokens == generate(make(), one.prompt, one.limits, one.sampling).tokens
 
 
 def test_a_request_that_fails_leaves_the_others_alone() -> None:

@@ -20,7 +20,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.ss import drafting
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.drafting import draft_tree, full_tree, judged, prune
+from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, full_tree, judged, prune
 from specbench_ss.methods.ss.layout import stream_visibility
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig
@@ -28,7 +28,7 @@ from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.methods.ss.training import StreamsTrainee, start_embedding
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states
-from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, randomise, streaming
+from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 
 
@@ -145,15 +145,65 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
     assert differ
 
 
-def test_while_learning_every_second_parent_is_kept_back() -> None:
-    trainee = StreamsTrainee(Target(tiny_model("llama")), CONDITIONED)
-    tokens = torch.arange(18).view(1, 6, 3)
-    known = trainee._known(tokens, torch.arange(6)[None])
-    assert (known[..., 0] == tokens[..., 0]).all()
-    assert known[0, :, 1].tolist() == [-1, 4, -1, 10, -1, 16]
-    assert known[0, :, 2].tolist() == [2, -1, 8, -1, 14, -1]
-    trainee.module.eval()
-    assert trainee._known(tokens, torch.arange(6)[None]) is tokens
+def test_while_learning_half_of_the_parents_are_kept_back() -> None:
+    """The root never; the others without a pattern by place, so that each token is a parent for some stream."""
+    streams = random_streams(Target(tiny_model("llama")), CONDITIONED)
+    tokens, at = torch.arange(3, 6 * 400 * 3 + 3).view(6, 400, 3), torch.arange(400).expand(6, -1)
+    streams.train()
+    heard = streams.heard(tokens, at)
+    assert (heard[..., 0] == tokens[..., 0]).all() and set((heard - tokens)[heard >= 0].tolist()) == {0}
+    told = heard[0, :, 1:] >= 0
+    assert 0.4 < told.float().mean() < 0.6
+    assert min(told[place::2, j].float().mean() for place in (0, 1) for j in (0, 1)) > 0.4
+    streams.eval()
+    assert streams.heard(tokens, at) is tokens
+
+
+@pytest.mark.parametrize(("k", "n_draft"), [(3, 0), (3, 60), (2, 20), (3, 8), (1, 0)])
+def test_a_conditioned_tree_is_the_best_part_of_the_whole(k: int, n_draft: int) -> None:
+    """Against every path, by a softmax over all words where the shortlist holds them, and nearly so where it does not.
+
+    Without changes it is the tree of the papers.
+    """
+    rng = torch.Generator().manual_seed(k + n_draft)
+    root, logits = torch.tensor([5]), 3 * torch.randn(4, 30, generator=rng)
+    change = torch.randn(30, 30, generator=rng)
+    tree = conditioned_tree(root, logits, lambda above, below: change[above][:, below], k, n_draft)
+    log_p = [logits[0].log_softmax(-1)[None].expand(30, -1)]
+    log_p += [(logits[g] + change).log_softmax(-1) for g in (1, 2, 3)]  # [parent, child]
+    every: dict[tuple[int, ...], float] = {}
+    level: dict[tuple[int, ...], float] = {(): 0.0}
+    for g in range(4):
+        following = {}
+        for path, score in level.items():
+            row = log_p[g][path[-1] if path else 0]
+            following |= {(*path, int(c)): score + float(row[c]) for c in row.topk(k).indices}
+        every |= following
+        level = following
+    size = n_draft or len(every)
+    best = sorted(every, key=lambda path: -every[path])[:size]
+    assert {tuple(tree.tokens[p[1:]].tolist()) for p in paths(tree.parents().tolist())[1:]} == set(best)
+    same = conditioned_tree(root, logits, lambda above, below: torch.zeros(len(above), len(below)), k, n_draft)
+    plain = draft_tree(root, logits, k, n_draft)
+    said = [sorted(tuple(t.tokens[p].tolist()) for p in paths(t.parents().tolist())) for t in (same, plain)]
+    assert said[0] == said[1]
+
+
+def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
+    """With more words than a shortlist has, probabilities are those of all words where parents change none beyond."""
+    rng = torch.Generator().manual_seed(0)
+    root, logits = torch.tensor([5]), torch.randn(2, 300, generator=rng)
+    listed = logits[1].topk(drafting.SHORTLIST).indices
+    change = torch.zeros(300, 300).index_copy_(1, listed, 2 * torch.randn(300, drafting.SHORTLIST, generator=rng))
+    found = conditioned_tree(root, logits, lambda above, below: change[above][:, below], 4, 12)
+    joint = logits[0].log_softmax(-1)[:, None] + (logits[1] + change).log_softmax(-1)
+    firsts = logits[0].topk(4).indices
+    best = joint[firsts].topk(4, dim=-1)
+    scores = {(int(a),): float(logits[0].log_softmax(-1)[a]) for a in firsts}
+    for first, children, values in zip(firsts.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
+        scores |= {(first, child): value for child, value in zip(children, values, strict=True)}
+    wanted = sorted(scores, key=lambda path: -scores[path])[:12]
+    assert {tuple(found.tokens[p[1:]].tolist()) for p in paths(found.parents().tolist())[1:]} == set(wanted)
 
 
 def test_streams_that_learn_their_root_are_told_it() -> None:
