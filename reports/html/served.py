@@ -47,14 +47,17 @@ def in_flight(run: Run, styles: Mapping[str, Style]) -> Table | None:
         Column("× baseline", help=f"This over that of {run.baseline} with as many in flight"),
         Column("speedup", help=f"Of single requests: seconds per token of {run.baseline} over its own, by prompt"),
         Column("95 % interval", help="Of the speedup of single requests"),
-        Column("first text", help="Milliseconds to the first piece of text: median and 95th percentile"),
+        Column(
+            "first text" if served else "first token",
+            help=f"Milliseconds to the first {'piece of text' if served else 'token'}: median and 95th percentile",
+        ),
         Column("per token", help="Milliseconds per token after the first: median and 95th percentile"),
         Column("request", help="Milliseconds of a whole request: median and 95th percentile"),
         Column("τ", help="By the server's own counts" if served else "1 + accepted tokens over steps"),
         Column("requests"),
     ]
     rows = [_row(row, styles[row.method]) for row in found]
-    return Table("in-flight", columns, rows, "Requests in flight, throughput and waiting times") if found else None
+    return Table("in-flight", columns, rows, "Several requests at a time: throughput and waiting times") if found else None
 
 
 def _row(row: LevelRow, style: Style) -> list[Cell]:

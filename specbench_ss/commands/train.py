@@ -200,7 +200,7 @@ def _keep_memory(config: TrainConfig) -> None:
     from specbench_ss.models.devices import resolve_device
     from specbench_ss.training.kept_memory import keep_freed_memory
 
-    if resolve_device(config.device).type == "cpu":
+    if resolve_device(config.device) == "cpu":
         keep_freed_memory()
 
 

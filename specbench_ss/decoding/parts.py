@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -24,7 +24,7 @@ class Parts:
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Heads' rows [B, heads, q, d] of all requests -> those of each."""
-        return x.split(self.sizes, 2 if self.dim else 0)
+        return cast("tuple[Tensor, ...]", x.split(self.sizes, 2 if self.dim else 0))
 
     def attended(
         self, attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor], query: Tensor, value: Parts, mask: Any

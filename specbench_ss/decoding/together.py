@@ -55,7 +55,7 @@ def wait_for(what: Hashable, given: Any, serve: Callable[[Sequence[Any]], Sequen
     Raises what `serve` raises, in every request that is served with this one.
     """
     here = greenlet.getcurrent()
-    if not isinstance(here, _Request):
+    if not isinstance(here, _Request) or here.parent is None:
         return serve([given])[0]
     return here.parent.switch(Waiting(what, given, serve))
 

@@ -1,4 +1,4 @@
-"""A level of a served engine: the suite sent to it with several requests in flight."""
+"""A level: the suite with several requests at a time, sent to a server or decoded side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of served engines has beside its rows: the suite sent with several requests in flight.
+"""What a run has beside its rows where several requests were made at a time.
 
 requests.jsonl  one line for each request of such a level, in the form of a row
 levels.jsonl    one line for each level of a method and repeat, written last: it commits the level's requests
