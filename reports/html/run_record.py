@@ -23,6 +23,12 @@ MAIN = (  # what a printed page has room for
 )  # fmt: skip
 
 
+def at_a_time(manifest: Mapping[str, Any]) -> str:
+    """Return how many requests were made at a time, as 'one' or '1, 2, 4'."""
+    more = manifest["config"].get("concurrency")
+    return ", ".join(map(str, (1, *more))) if more else "one"
+
+
 def chips(run: Run) -> list[tuple[str, str]]:
     """Return the handful of settings that stand under the title."""
     model, suite = run.manifest["model"], run.manifest["suite"]
@@ -32,7 +38,7 @@ def chips(run: Run) -> list[tuple[str, str]]:
         ("Repeats", str(run.repeats)),
         ("Decoding", decoding(run.manifest["config"])),
         *([("Answers", _answers(run))] if suite.get("max_new_tokens") else []),
-        *([] if run.manifest["config"].get("concurrency") else [("Requests", "one at a time")]),
+        ("Requests", f"{at_a_time(run.manifest)} at a time"),
         ("On", _on(run)),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
     ]
@@ -72,7 +78,10 @@ def facts(run: Run) -> list[Fact]:
         Fact("Model", f"{model['name']}, {_size(model)}"),
         Fact("Model hash", model.get("hash") or "", code=True),
         Fact("Model's origin", _origin(model.get("origin") or {})),
-        Fact("Data type, device", "" if served else f"{model['dtype']}, {model['device']}, batch 1"),
+        Fact(
+            "Data type, device",
+            "" if served else f"{model['dtype']}, {model['device']}, batch {at_a_time(run.manifest)}",
+        ),
         Fact("Choice of the data type", model.get("dtype_choice", "")),
         Fact("Layers", _layers(model)),
         Fact(

@@ -53,11 +53,13 @@ def in_flight(run: Run, styles: Mapping[str, Style]) -> Table | None:
         ),
         Column("per token", help="Milliseconds per token after the first: median and 95th percentile"),
         Column("request", help="Milliseconds of a whole request: median and 95th percentile"),
-        Column("τ", help="By the server's own counts" if served else "1 + accepted tokens over steps"),
+        Column("τ", help="By the server's own counts" if served else "Tokens per step, as everywhere"),
         Column("requests"),
     ]
     rows = [_row(row, styles[row.method]) for row in found]
-    return Table("in-flight", columns, rows, "Several requests at a time: throughput and waiting times") if found else None
+    return (
+        Table("in-flight", columns, rows, "Several requests at a time: throughput and waiting times") if found else None
+    )
 
 
 def _row(row: LevelRow, style: Style) -> list[Cell]:

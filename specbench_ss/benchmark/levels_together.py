@@ -10,6 +10,7 @@ from specbench_ss.benchmark.answering import Request
 from specbench_ss.benchmark.levels import Levels
 from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.benchmark.schedule import Sample
+from specbench_ss.benchmark.telemetry.disturbance import disturbed_by
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.decoding.together import Answered, Asked, Together
 from specbench_ss.errors import error_text
@@ -46,7 +47,11 @@ class LevelsTogether(Levels[Request]):
             few = [_asked(asked, WARM_TOKENS) for _, asked in sent[:concurrency]]
             with session.answering.in_time(label, max(1, len(few))):
                 at_once.answer(few, lambda *_: None)
-            with session.answering.in_time(label, max(1, len(sent))), quiet_collector():
+            with (
+                session.answering.in_time(label, max(1, len(sent))),
+                quiet_collector(),
+                session.machine.watch() as seen,
+            ):
                 started, began = time.time(), time.perf_counter()
                 at_once.answer([_asked(one) for _, one in sent], ended)
                 done, wall_s = time.time(), time.perf_counter() - began
@@ -63,6 +68,8 @@ class LevelsTogether(Levels[Request]):
         level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
         self.run_dir.append_level(level, rows)
         self._compare(label, concurrency, good)
+        if seen is not None and (why := disturbed_by(seen)):
+            session.warn_and_keep(f"{label} with {concurrency} requests at a time was disturbed: {why}")
 
     def _fill(self, row: Row, answered: Answered) -> None:
         """Take an answer. Its times are those that passed since it was begun, waiting for the others included."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
+from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunTarget
 
 if TYPE_CHECKING:
@@ -58,10 +59,7 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
     loaded = load(plan)
     target, decoders = loaded.target, loaded.decoders
     if config.concurrency:
-        from specbench_ss.decoding.together import check_together
-
-        for decoder in decoders.values():
-            check_together(decoder)
+        _check_batches(decoders)
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
         RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,
@@ -72,6 +70,17 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         if off := loaded.changed():
             run_dir.update(target_changed=off)
         write_run_parquet(run_dir, events)
+
+
+def _check_batches(decoders: Mapping[str, Decoder]) -> None:
+    """Raise UserError where a method cannot answer several requests at a time."""
+    from specbench_ss.decoding.together import check_together
+
+    for label, decoder in decoders.items():
+        try:
+            check_together(decoder)
+        except UserError as error:
+            raise UserError(f"--batch-size: {label}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

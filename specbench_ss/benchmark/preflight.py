@@ -85,7 +85,10 @@ def check(
     check_ids(data)
     check_texts(data)
     check_room(outline, data)
-    samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(options)
+    prompts = sum(len(q.turns) for q in data.questions)
+    if config.concurrency and max(config.concurrency) > prompts:
+        raise UserError(f"--batch-size {max(config.concurrency)}: only {prompts} prompts are asked")
+    samples = prompts * config.repeats * len(options)
     if samples > MOST_SAMPLES:
         raise UserError(f"the run would have {samples:,} samples; at most {MOST_SAMPLES:,} are made: fewer --repeats")
     return Plan(config, suite, data, options, device, dtype, samples, notes, loaded, choice)

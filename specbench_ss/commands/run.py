@@ -230,7 +230,8 @@ def command(
         typer.Option(
             metavar="N,N",
             help="Decode the whole suite with this many requests side by side too, once for each number: their rows "
-            "pass the model's layers together. One at a time is measured in any case; rankings and intervals are of that.",
+            "pass the model's layers together. One at a time is measured in any case; rankings and intervals are of "
+            "that.",
             rich_help_panel=HOW,
         ),
     ] = None,

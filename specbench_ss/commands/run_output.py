@@ -45,7 +45,10 @@ def describe(config: RunConfig, where: RunTarget) -> None:
         print(f"preset     {preset.file}, {preset.sha256[:12]}")
     for file in config.plugin:
         print(f"plugin     {file.file}, {file.sha256[:12]}")
-    print(f"samples    {plan.samples}")
+    more = config.concurrency
+    if more:
+        print(f"at a time  {', '.join(map(str, (1, *more)))}")
+    print(f"samples    {plan.samples * (1 + len(more))}")
     if where.workers is not None:
         print(f"workers    {where.workers.count or 'one for each GPU, or for each machine'}, of Ray")
     print(f"out        {where.out}")

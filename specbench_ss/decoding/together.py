@@ -269,7 +269,7 @@ def check_together(decoder: Decoder) -> None:
     """Raise UserError where requests of this method cannot be answered at the same time."""
     decoder.target.check_taken_apart("several requests at a time")
     if decoder.remembers:
-        raise UserError(f"{decoder.name} remembers earlier prompts, and requests at the same time have no order")
+        raise UserError("it remembers earlier prompts, and requests at the same time have no order")
     if decoder.target.passes is not None:
         raise UserError("several requests at a time are passes made operator by operator: leave out the engine graph")
 

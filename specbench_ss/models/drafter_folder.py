@@ -149,7 +149,10 @@ def drafter_here(given: str, method: str, base: Outline, companion: str = "") ->
         return None
     shipped = base.companion(companion or method)
     if shipped is None:
-        raise UserError(f"{method}: no weights for model {base.name!r}; give them with --set {method}.weights=PATH")
+        others = companion and base.companion(method) is not None  # it has weights of another kind
+        kind = f" of the kind {companion!r}" if others else ""
+        said = f"{method}: no weights{kind} for model {base.name!r}"
+        raise UserError(f"{said}; give them with --set {method}.weights=PATH")
     return shipped
 
 

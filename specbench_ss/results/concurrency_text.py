@@ -9,6 +9,7 @@ from rich.markup import escape
 from specbench_ss.results.concurrency import LevelRow, level_rows
 from specbench_ss.results.number_text import interval, number, times
 from specbench_ss.results.terminal_table import result_table, widen
+from specbench_ss.results.verdict_text import MARKS
 from specbench_ss.runs.rows import Run
 
 COLUMNS = (
@@ -22,6 +23,13 @@ COLUMNS = (
     "ms/token",
     "s",
     "failed",
+)
+
+
+EXPLAINED = (
+    "× baseline: throughput over the baseline's with as many in flight, which has no interval; speedup: of single "
+    "requests, by the time per token from when each was begun; first ms, ms/token and s: medians of a request's first "
+    "token, later tokens and whole time"
 )
 
 
@@ -39,6 +47,7 @@ def print_levels(run: Run, console: Console) -> None:
         table.add_row(*_cells(row, row.concurrency != before))
         before = row.concurrency
     console.print(table)
+    console.print(EXPLAINED, soft_wrap=True, highlight=False)
 
 
 def _cells(row: LevelRow, first: bool) -> list[str]:
@@ -48,7 +57,9 @@ def _cells(row: LevelRow, first: bool) -> list[str]:
         escape(row.method),
         number(row.tokens_per_s, 1),
         times(row.throughput_ratio),
-        "reference" if row.comparison == "reference" else times(row.speedup),
+        "reference"
+        if row.comparison == "reference"
+        else f"{MARKS.get(row.comparison, '')} {times(row.speedup)}".strip(),
         interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison),
         *(number(None if s is None else s * scale, 2) for s, scale in zip(waits, (1000, 1000, 1), strict=True)),
         str(row.failed),

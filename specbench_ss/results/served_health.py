@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from specbench_ss.results.concurrency import missing
+from specbench_ss.results.concurrency import level_rows, missing
+from specbench_ss.results.number_text import interval, times
 from specbench_ss.runs.rows import Run
 
 State = Literal["wrong", "warning", "not checked", "ok"]
@@ -17,8 +18,21 @@ def served_findings(run: Run) -> Iterator[Found]:
     if run.manifest["config"].get("endpoints"):
         yield from _tokens(run)
         yield from _acceptance(run)
+    if turned := tuple(_turned(run)):
+        said = "With several requests at a time some verdicts are others than those of one at a time."
+        yield "levels of requests", "warning", said, turned
     if lacking := tuple(missing(run)):
         yield "levels", "wrong", "Not every number of requests at a time was measured; --resume goes on.", lacking
+
+
+def _turned(run: Run) -> Iterator[str]:
+    """Say which methods are faster with one request at a time and slower with several, or the other way round."""
+    found = level_rows(run)
+    alone = {row.method: row.comparison for row in found if row.concurrency == 1}
+    for row in found:
+        if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != alone[row.method]:
+            how = f"{times(row.speedup)} ({interval(row.speedup_interval)})"
+            yield f"{row.method} with {row.concurrency} at a time: {how} by single requests, {row.comparison}"
 
 
 def _tokens(run: Run) -> Iterator[Found]:

@@ -101,13 +101,20 @@ def together(subject: Subject, case: Case) -> str:
     for place, request in enumerate(requests):
         alone = subject.watch(Case(tuple(request.prompt), request.limits.max_new_tokens, case.sampling)).generation
         made, error = found[place].generation, found[place].error
+        said = f"prompt {list(request.prompt)}, at most {request.limits.max_new_tokens} tokens, beside three others: "
         if made is None:
-            return f"prompt {list(request.prompt)} beside others: {error}"
+            return said + str(error)
         if made.tokens != alone.tokens:
-            return f"{alone.tokens}; beside other requests {made.tokens}"
+            return f"{said}{made.tokens}, alone {alone.tokens}{_hint(subject)}"
         if _counts(made) != _counts(alone):
-            return f"the same tokens in other steps: {_counts(alone)}; beside other requests {_counts(made)}"
+            return f"{said}the same tokens in other steps: {_counts(made)}, alone {_counts(alone)}{_hint(subject)}"
     return ""
+
+
+def _hint(subject: Subject) -> str:
+    """Name what is wrong most often."""
+    itself = subject.one.beside() is subject.one
+    return "; its beside() gives the method itself" if itself else "; what beside() gives may share state with it"
 
 
 def _counts(of: Generation) -> list[tuple[int, ...]]:

@@ -72,7 +72,11 @@ def test_a_level_that_was_not_finished_is_made_again(asked: Path, tmp_path: Path
         ({"batch_size": 0}, "--batch-size must be from 1 to"),
         ({"batch_size": 2, "engine": "graph"}, "leave out --engine graph"),
         ({"batch_size": 2, "executor": "ray"}, "leave out --batch-size or --executor"),
-        ({"batch_size": 2, "set": {"suffix.past": "on"}}, "suffix remembers earlier prompts"),
+        (
+            {"batch_size": 2, "set": {"suffix.past": "on"}},
+            "--batch-size: suffix\\[past=on\\]: it remembers earlier prompts",
+        ),
+        ({"batch_size": 1000}, "--batch-size 1000: only 21 prompts are asked"),
         ({"concurrency": 2}, "--concurrency needs --endpoint"),
     ],
 )

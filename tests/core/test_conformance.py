@@ -389,7 +389,7 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("seed", PythonDraws, "generators at another point"),
     ("seed", AlwaysGreedy, "seeds gave only"),
     ("memory", Remembers, "after other prompts"),
-    ("together", OneForAll, "beside other requests"),
+    ("together", OneForAll, r"beside three others: .*; its beside\(\) gives the method itself"),
     ("long", CribsOfLongPrompts, "when the same decoder was asked the same again"),
     ("long", CribsOfManyWords, "when the same decoder was asked the same again"),
     ("long", CribsLate, "when the same decoder was asked the same again"),
