@@ -9,6 +9,7 @@ import pytest
 
 from specbench_ss import run
 from specbench_ss.errors import UserError
+from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.results.run_results import RunResults
 from specbench_ss.results.served_health import served_findings
 from specbench_ss.runs.run_directory import read_run
@@ -84,3 +85,12 @@ def test_what_does_not_go_together_is_one_line(options: dict[str, object], said:
     with pytest.raises(UserError, match=said):
         run("suffix", suite="specbench", limit=1, out=tmp_path / "r", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "r").exists()
+
+
+def test_the_page_has_the_levels_and_says_what_else_is_of_one_at_a_time(asked: Path, tmp_path: Path) -> None:
+    measured(asked, tmp_path / "r")
+    run = read_run(tmp_path / "r")
+    HtmlReport().write(run, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Several requests at a time" in page and 'id="together"' in page
+    assert "with one request at a time" in page and "1, 2, 3 at a time" in page

@@ -76,3 +76,26 @@ def test_what_most_wait_for_is_served_first_and_a_step_last() -> None:
     with pytest.raises(ZeroDivisionError):
         list(side_by_side([lambda: 1 // 0], 2))
     assert wait_for("outside", 3, list) == 3
+
+
+def test_what_fails_within_a_shared_pass_fails_for_those_in_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three requests are in a pass that breaks; the third, and one that comes later, are answered."""
+    decoder = made("llama", "ar", "default")()
+    target, layers = decoder.target, decoder.target._layers
+
+    def broken(lo: int, hi: int, wanted: tuple[int, ...], x: torch.Tensor, *rest: object) -> object:
+        if x.shape[1] == 7:  # the prompts of the first two
+            raise RuntimeError("out of memory")
+        return layers(lo, hi, wanted, x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(target, "_layers", broken)
+    found = together(decoder, [Asked(p, Limits(4), Sampling()) for p in ([5, 6, 7], [5, 6, 7, 8], [5, 9])], 2)
+    assert [str(one.error) for one in found] == ["out of memory", "out of memory", "None"]
+    assert found[2].generation is not None and len(found[2].generation.tokens) == 4
+
+
+def test_another_model_for_a_request_beside_is_refused() -> None:
+    decoder = made("llama", "ar", "default")()
+    decoder.beside = made("llama", "ar", "default")  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="has a model of its own"):
+        Together(decoder, 2)

@@ -1,0 +1,47 @@
+"""Attention of a few rows gives what torch's own gives, whatever the format, the mask, and the way it goes by."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding.grouped_attention import MOST_ROWS
+
+MODULE = cast("Any", SimpleNamespace(training=False, is_causal=False, num_key_value_groups=3))
+OFF = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.parametrize("kind", ["none", "additive", "bool", "of each"])
+@pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_few_rows_attend_as_torch_has_it(
+    dtype: torch.dtype, rows: int, kind: str, products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
+    if kind == "none" and rows > 1:
+        return
+    monkeypatch.setattr(grouped_attention, "products_are_faster", lambda threads: products)
+    rng, keys = torch.Generator().manual_seed(rows), rows + 20
+    query, key, value = (torch.randn(2, n, r, 16, generator=rng) for n, r in ((6, rows), (2, keys), (2, keys)))
+    seen = torch.rand(2 if kind == "of each" else 1, 1, rows, keys, generator=rng) < 0.7
+    seen[..., 0] = True
+    mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    given = {"none": None, "bool": seen}.get(kind, mask)
+    with torch.inference_mode():
+        out, _ = grouped_attention.grouped_attention(
+            MODULE, query.to(dtype), key.to(dtype), value.to(dtype), given, scaling=0.25, dropout=0.0
+        )
+        wide = [x.to(dtype).double() for x in (query, key, value)]
+        shown = None if kind == "none" else seen
+        exact = F.scaled_dot_product_attention(*wide, shown, scale=0.25, enable_gqa=True).transpose(1, 2)
+    assert (out.double() - exact).abs().max() < OFF[dtype]
+
+
+def test_a_probe_says_which_way_is_faster() -> None:
+    assert grouped_attention.products_are_faster(torch.get_num_threads()) in (True, False)
