@@ -1,7 +1,7 @@
 """Tau against the time of a step, a number a drafter: of the table of `ssbench paper ablations`, or of a run.
 
     python benchmarks/frontier.py DIR/table.csv docs/images/ablations.svg
-    python benchmarks/frontier.py RUN docs/images/smollm2-frontier.svg
+    python benchmarks/frontier.py RUN docs/images/smollm2-frontier.svg [--names "ss, root known;eagle;..."]
 
 Dotted lines are where tau over step time is the same: above that at 1 a drafter would pay.
 """
@@ -58,9 +58,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, help="a table, or the directory of a run")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--names", default="", help="what to call them, from the largest tau on, with semicolons")
     arguments = parser.parse_args()
     of_run = arguments.table.is_dir()
-    draw(methods_of(arguments.table) if of_run else pd.read_csv(arguments.table).rename(columns=NAMES), arguments.out)
+    table = methods_of(arguments.table) if of_run else pd.read_csv(arguments.table).rename(columns=NAMES)
+    if arguments.names:
+        table["name"] = arguments.names.split(";")
+    draw(table, arguments.out)
 
 
 if __name__ == "__main__":
