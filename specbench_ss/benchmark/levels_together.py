@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from specbench_ss.benchmark.answering import Request
+from specbench_ss.benchmark.answering import Answering, Request
 from specbench_ss.benchmark.levels import Levels
 from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.benchmark.schedule import Sample
+from specbench_ss.benchmark.session import Session
 from specbench_ss.benchmark.telemetry.disturbance import disturbed_by
+from specbench_ss.benchmark.telemetry.record import MachineRecord
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.decoding.together import Answered, Asked, Together
 from specbench_ss.errors import error_text
 from specbench_ss.runs.level import Level
 from specbench_ss.runs.rows import Row
-
-if TYPE_CHECKING:
-    from specbench_ss.benchmark.runner import LocalSession
+from specbench_ss.runs.run_directory import RunDir
 
 WARM_TOKENS = 4  # of each answer before a level is measured
 
 
 class LevelsTogether(Levels[Request]):
-    """Decodes in this process; session: the run's own."""
+    """Decodes in this process. request: what is asked for a sample; answering, machine: those of the run."""
 
-    session: LocalSession
+    def __init__(
+        self,
+        session: Session,
+        run_dir: RunDir,
+        decoders: Mapping[str, Decoder],
+        request: Callable[[Sample], Request],
+        answering: Answering,
+        machine: MachineRecord,
+    ) -> None:
+        super().__init__(session, run_dir)
+        self.decoders, self.request, self.answering, self.machine = decoders, request, answering, machine
+        self.target = answering.target
 
     def prompt(self, sample: Sample) -> Request:
-        return self.session.request(sample)
+        """Return the request of the sample's own method."""
+        return self.request(sample)
 
     def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Make one level, after a few tokens that are not measured. One that takes too long is left out."""
@@ -43,23 +56,23 @@ class LevelsTogether(Levels[Request]):
             session.events.on_sample(sent[place][0])
 
         try:
-            at_once = Together(session.decoders[label], concurrency)
+            at_once = Together(self.decoders[label], concurrency)
             few = [_asked(asked, WARM_TOKENS) for _, asked in sent[:concurrency]]
-            with session.answering.in_time(label, max(1, len(few))):
+            with self.answering.in_time(label, max(1, len(few))):
                 at_once.answer(few, lambda *_: None)
             with (
-                session.answering.in_time(label, max(1, len(sent))),
+                self.answering.in_time(label, max(1, len(sent))),
                 quiet_collector(),
-                session.machine.watch() as seen,
+                self.machine.watch() as seen,
             ):
                 started, began = time.time(), time.perf_counter()
                 at_once.answer([_asked(one) for _, one in sent], ended)
                 done, wall_s = time.time(), time.perf_counter() - began
         except Exception as error:  # the samples are there: nothing of them is lost
-            check_device(session.target.device)
+            check_device(self.target.device)
             session.warn_and_keep(f"{label} with {concurrency} requests at a time: {error_text(error)}")
             return
-        check_device(session.target.device)  # its answers would all be failed ones
+        check_device(self.target.device)  # its answers would all be failed ones
         for place, answered in answers.items():
             self._fill(sent[place][0], answered)
         rows = sorted((row for row, _ in wanted), key=lambda row: row.index)
@@ -78,7 +91,7 @@ class LevelsTogether(Levels[Request]):
             self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
             return
         row.fill(answered.generation)
-        row.text = self.session.target.decode_text(answered.generation.tokens)
+        row.text = self.target.decode_text(answered.generation.tokens)
         row.started, row.ended = answered.started, answered.started + answered.wall_s
         row.prefill_s, row.wall_s = answered.first_s, answered.wall_s
         row.decode_s = answered.wall_s - answered.first_s

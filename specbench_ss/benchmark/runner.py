@@ -126,7 +126,8 @@ class LocalSession(Session):
         if self.config.concurrency:
             from specbench_ss.benchmark.levels_together import LevelsTogether
 
-            LevelsTogether(self, cast("RunDir", self.run_dir)).make()
+            run_dir = cast("RunDir", self.run_dir)
+            LevelsTogether(self, run_dir, self.decoders, self.request, self.answering, self.machine).make()
 
     def second_passes(self) -> SecondPasses:
         """What answers once more, untimed, after the samples."""

@@ -10,7 +10,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.target import Target
+    # mask of a request or None, window, rows, cache, layer -> the mask with the window
+    Fold = Callable[[Tensor | None, int, int, Any, int], Tensor | None]
 
 
 class Parts:
@@ -54,9 +55,9 @@ class PartsCache:
         keys, values = zip(*(cache.update(a, b, layer) for cache, a, b in each), strict=True)
         return Parts(keys, self.sizes, self.dim), Parts(values, self.sizes, self.dim)
 
-    def windowed(self, target: Target, mask: Parts, window: int | None, rows: int, layer: int) -> Parts:
-        """The mask of each with a sliding window folded in, as `Target.windowed` does it."""
+    def windowed(self, fold: Fold, mask: Parts, window: int, rows: int, layer: int) -> Parts:
+        """The mask of each with a sliding window folded in. fold: `Target.windowed`."""
         lengths = self.sizes if self.dim else [rows] * len(self.sizes)
         each = zip(mask.of, lengths, self.caches, strict=True)
-        folded = [target.windowed(one, window, q, cache, layer) for one, q, cache in each]
+        folded = [fold(one, window, q, cache, layer) for one, q, cache in each]
         return Parts(folded, self.sizes, self.dim)

@@ -269,7 +269,7 @@ class Target(Outline):
         if window is None or cache is None:
             return mask
         if isinstance(cache, PartsCache):
-            return cast("Tensor", cache.windowed(self, cast("Parts", mask), window, q, layer))
+            return cast("Tensor", cache.windowed(self.windowed, cast("Parts", mask), window, q, layer))
         past = cache.get_seq_length(layer)
         if past + q <= window:
             return mask
