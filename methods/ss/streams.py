@@ -86,10 +86,10 @@ class Streams(nn.Module):
     def heard(self, tokens: Tensor, at: Tensor) -> Tensor:
         """Tokens [.., gamma] after the rows at places int64 [..] of a text, as far as `told` may have them.
 
-        While learning, half of the parents are kept back, since candidates are first looked for without them: which
-        ones depends on place and stream alone, so that a training that is resumed sees the same.
+        Where gradients are made, half of the parents are kept back, since candidates are first looked for without
+        them: which ones depends on place and stream alone, so that a training that is resumed sees the same.
         """
-        if not self.config.parent_rank or not self.training:
+        if not self.config.parent_rank or not torch.is_grad_enabled():
             return tokens
         stream = torch.arange(tokens.shape[-1], device=at.device)
         mixed = (at[..., None] * 40503 + stream * 30011) % 65537  # no pattern that places or streams follow

@@ -53,7 +53,7 @@ class TokenMaps:
         """What parents [m] change in the logits of tokens [s] as their children: [m, s]."""
         return self.streams.parent_rows(self.target, parents) @ self.parent.weight[tokens].mT
 
-    def read_in_a_step(self) -> list[Tensor]:
-        """Matrices that `known` multiplies by."""
+    def ready(self) -> list[Tensor]:
+        """Matrices that `known` multiplies by, from now on there: no step has to make them."""
         c = self.streams.config
         return [*([self.root.weight] if c.root_rank else []), *([self.parent.weight] if c.parent_rank else [])]

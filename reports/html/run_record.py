@@ -10,6 +10,7 @@ from typing import Any
 
 from specbench_ss.options import value_text
 from specbench_ss.reports.html.page_parts import Fact
+from specbench_ss.results.concurrency import at_a_time
 from specbench_ss.results.health import NOT_HELD
 from specbench_ss.results.number_text import parameters
 from specbench_ss.runs.config import decoding
@@ -21,12 +22,6 @@ MAIN = (  # what a printed page has room for
     "Layers", "Suite", "Suite hash", "Settings", "Processor", "GPU", "Driver, CUDA", "System", "Packages",
     "Fingerprint",
 )  # fmt: skip
-
-
-def at_a_time(manifest: Mapping[str, Any]) -> str:
-    """Return how many requests were made at a time, as 'one' or '1, 2, 4'."""
-    more = manifest["config"].get("concurrency")
-    return ", ".join(map(str, (1, *more))) if more else "one"
 
 
 def chips(run: Run) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbench_ss.results.concurrency import at_a_time
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.rows import Run
 
@@ -57,12 +58,11 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 def machine(run: Run) -> str:
     """Describe the machine of a run, as in 'lab, float32, cpu: AMD EPYC, 1 thread, batch 1'."""
-    sizes = ", ".join(map(str, (1, *run.manifest["config"].get("concurrency", ()))))
     model, here = run.manifest["model"], run.manifest["environment"]
     on_gpu = model["device"].startswith("cuda") and here["gpus"]
     chip = here["gpus"][0]["name"] if on_gpu else (here.get("cpu") or {}).get("model")
     threads = "" if on_gpu else f", {(here.get('threads') or {}).get('intra_op')} threads"
-    return f"{model['name']}, {model['dtype']}, {model['device']}: {chip}{threads}, batch {sizes}"
+    return f"{model['name']}, {model['dtype']}, {model['device']}: {chip}{threads}, batch {at_a_time(run.manifest)}"
 
 
 def health(run: Run) -> list[str]:

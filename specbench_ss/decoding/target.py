@@ -109,6 +109,7 @@ class Target(Outline):
 
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
+        from specbench_ss.decoding.grouped_attention import products_are_faster
         from specbench_ss.decoding.lean_layers import in_words, lean_blocks, products_of
         from specbench_ss.decoding.products import Product, measure_one_row
 
@@ -119,6 +120,9 @@ class Target(Outline):
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
         measure_one_row(products_of(self.family.blocks, self._head))
         self.computed = in_words(self.family.blocks, self._head)
+        if self.dtype == torch.bfloat16 and self.device.type == "cpu":  # asked now: no step has to measure it
+            way = "two products" if products_are_faster(torch.get_num_threads()) else "torch's kernel"
+            self.computed += f"; attention of few rows by {way}"
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""

@@ -186,7 +186,7 @@ def shared(targets: Iterable[Target]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request of `decode_together`."""
+    """A request: its prompt's tokens, where its answer ends, and how it is sampled."""
 
     prompt: Sequence[int]
     limits: Limits

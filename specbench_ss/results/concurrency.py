@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,11 @@ def own_tau(good: Sequence[Row]) -> float | None:
     """Return tokens a step of methods in this process, as everywhere."""
     later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in good)
     return over(later, total(good, "steps"))
+
+
+def at_a_time(manifest: Mapping[str, Any]) -> str:
+    """Return how many requests were made at a time, as '1' or '1, 2, 4'."""
+    return ", ".join(map(str, (1, *manifest["config"].get("concurrency", ()))))
 
 
 def value(row: LevelRow, name: str) -> Any:

@@ -26,7 +26,7 @@ def served_findings(run: Run) -> Iterator[Found]:
 
 
 def _turned(run: Run) -> Iterator[str]:
-    """Say which methods are faster with one request at a time and slower with several, or the other way round."""
+    """Say which methods have another verdict with several requests at a time than with one."""
     found = level_rows(run)
     alone = {row.method: row.comparison for row in found if row.concurrency == 1}
     for row in found:

@@ -13,11 +13,11 @@ LevelKey = tuple[str, int, int]  # method, requests in flight, repeat
 
 @dataclass(slots=True)
 class Level:
-    """The whole suite sent to one server, so many requests in flight at a time.
+    """The whole suite asked of one server or method, so many requests at a time.
 
-    wall_s: from the first request to the end of the last answer. requests: how many were sent. drafts, drafted,
-    accepted: what the server's counters grew by meanwhile; None where that was not measured. started, ended: Unix
-    times.
+    wall_s: from the first request to the end of the last answer. requests: how many were made. drafts, drafted,
+    accepted: what the server's counters grew by meanwhile, None where that was not measured; of a method in this
+    process its steps, and what these drafted and accepted. started, ended: Unix times.
     """
 
     method: str

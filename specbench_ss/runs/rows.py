@@ -69,8 +69,8 @@ class Row(OfSample):
     overshoot: tokens that were accepted but cut off.
 
     Of a server alone: counted, where the number of tokens comes from; chunks, pieces of text that came; drafts, how
-    often it drafted, by its own counters; concurrency, requests in flight, where that is more than one. Its prefill_s
-    is the time to the first piece of text, and what it does not tell is None.
+    often it drafted, by its own counters. Its prefill_s is the time to the first piece of text, and what it does not
+    tell is None. concurrency: requests at a time, where that is more than one.
     """
 
     category: str

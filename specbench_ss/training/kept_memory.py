@@ -14,9 +14,9 @@ import sys
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # parameters of mallopt(3)
 
 
-def keep_freed_memory() -> bool:
-    """Have the C library keep what is freed, from now on; return whether it does: only the GNU one is known."""
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, from now on. Only the GNU one is known; with others nothing happens."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if library is None or not hasattr(library, "gnu_get_libc_version"):
-        return False
-    return all(library.mallopt(*one) == 1 for one in ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1)))
+    if library is not None and hasattr(library, "gnu_get_libc_version"):
+        library.mallopt(MMAP_MAX, 0)
+        library.mallopt(TRIM_THRESHOLD, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,5 +44,11 @@ def test_few_rows_attend_as_torch_has_it(
     assert (out.double() - exact).abs().max() < OFF[dtype]
 
 
-def test_a_probe_says_which_way_is_faster() -> None:
-    assert grouped_attention.products_are_faster(torch.get_num_threads()) in (True, False)
+@pytest.mark.parametrize("slow", ["kernel", "products"])
+def test_a_probe_takes_the_faster_way(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*given: Any, **more: Any) -> None:
+        time.sleep(0.02)
+
+    place = {"kernel": (F, "scaled_dot_product_attention"), "products": (grouped_attention, "two_products")}[slow]
+    monkeypatch.setattr(*place, waits)
+    assert grouped_attention.products_are_faster.__wrapped__(1) == (slow == "kernel")

@@ -102,7 +102,7 @@ def chosen(options: SSOptions) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_training_sees_what_decoding_sees(kind: str, attends: bool, root_rank: int, tmp_path: Path) -> None:
     """Main logits and stream logits at every answer position, teacher-forced, equal those of decoding steps."""
-    target, trainee = trained(kind, config(attends, root_rank=root_rank))
+    target, trainee = trained(kind, config(attends, root_rank=root_rank, parent_rank=root_rank))
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
     first = 4
     one = answers_of(ids, first)

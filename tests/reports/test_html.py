@@ -353,6 +353,6 @@ def test_the_limit_of_the_answers_stands_on_the_first_screen(make_run: MakeRun) 
     for i, row in enumerate(plain):
         row.finish = "length" if i < len(plain) / 4 else "eos"
     chips = dict(chips_of(run))
-    assert chips["Answers"] == "at most 64 tokens, 25 % cut there" and chips["Requests"] == "one at a time"
+    assert chips["Answers"] == "at most 64 tokens, 25 % cut there" and chips["Requests"] == "1 at a time"
     run.manifest["config"]["concurrency"] = [2, 4]
     assert dict(chips_of(run))["Requests"] == "1, 2, 4 at a time"
