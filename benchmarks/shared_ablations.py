@@ -1,57 +1,75 @@
-"""What in shared mode costs quality: the lab's ss-shared trained again with one thing changed at a time.
+"""What in shared mode costs quality: the lab trained with one thing changed at a time, by several seeds.
 
-    python benchmarks/shared_ablations.py work/lab [--only eq1] [--device cuda]
+    python benchmarks/shared_ablations.py work/lab [--seeds 0 1 2] [--only alpha-0.1 next-token] [--steps 900]
 
-work/lab: a folder of `ssbench lab train` with its first stages done. Same batches, steps and start as stage `shared`;
-each variant goes into a folder of its own name there, resumable. Their quality, as their plain decoding has it:
+work/lab: a folder of `ssbench lab train` with its first stages done. All variants of a seed learn side by side from the
+same batches; each goes into a folder of its own name there, shared-VARIANT-SEED, resumable. A seed decides the text,
+its order, and what weights start from. Their quality, as their plain decoding has it:
 
-    ssbench run --suite apps --limit 0 --methods "ss-shared-ar[weights=work/lab/shared-eq1],..."
+    ssbench run --suite apps --limit 0 --methods "ss-shared-ar[weights=work/lab/shared-alpha-0.1-0],..."
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from specbench_ss.methods._lab import stages
-from specbench_ss.methods._lab.lab_training import LabTraining
+from specbench_ss.decoding.target import Target
+from specbench_ss.methods._lab.drafters import STREAM_EMBEDDING_LR, STREAM_LR
+from specbench_ss.methods._lab.lab_training import DRAFTER_STEPS, LabTraining
+from specbench_ss.methods._lab.stages import SHARED_LR, SHARED_STREAMS, train_shared
 from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.models.devices import resolve_device
 
-WHOLE = stages.SHARED_STREAMS
-VARIANTS: dict[str, tuple[StreamConfig, float]] = {  # what differs from ss-shared: (streams, alpha_j)
-    "eq1": (replace(WHOLE, main_attends_streams=False), 0.1),
-    "alpha-0.01": (WHOLE, 0.01),
+NO_EQ3 = replace(SHARED_STREAMS, main_attends_streams=False)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The streams, the weight of their losses, and the share of the steps in which it rises from nothing."""
+
+    streams: StreamConfig
+    alpha_j: float
+    ramp: float = 0.0
+
+
+VARIANTS = {
+    "alpha-0.1": Variant(SHARED_STREAMS, 0.1),  # as ss-shared ships
+    "eq1": Variant(NO_EQ3, 0.1),
+    "alpha-0.01": Variant(SHARED_STREAMS, 0.01),
+    "alpha-0.01-ramp": Variant(SHARED_STREAMS, 0.01, 0.3),
+    "next-token": Variant(NO_EQ3, 0.0),
 }
 
 
 def main() -> None:
-    """Train the variants, one after the other."""
+    """Train the variants of each seed side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", choices=list(VARIANTS), help="this one alone")
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="these alone")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--budget-scale", type=float, default=1.0)
+    parser.add_argument("--steps", type=int, default=DRAFTER_STEPS, help="of training; the text becomes as much less")
     given = parser.parse_args()
-    lab = LabTraining(given.folder, "s", resolve_device(given.device), 0, given.budget_scale, print)
-    target = lab.base_target()
-    for name, (config, alpha) in VARIANTS.items():
-        if given.only in (None, name):
-            torch.manual_seed(lab.seed + 5)
-            trainee = SharedTrainee(
-                target,
-                config,
-                stages.SHARED_LR,
-                stages.STREAM_LR,
-                stages.STREAM_EMBEDDING_LR,
-                alpha_j=alpha,
-                name=f"shared-{name}",
-            )
-            stages.train_shared(lab, target, [trainee], f"shared-{name}-run")
+    for seed in given.seeds:
+        scale = given.steps / DRAFTER_STEPS
+        lab = LabTraining(given.folder, "s", resolve_device(given.device), seed, scale, print)
+        target = lab.base_target()
+        torch.manual_seed(seed + 5)
+        trainees = [trainee(target, name, seed, given.steps) for name in given.only]
+        train_shared(lab, target, trainees, f"shared-run-{seed}")
+
+
+def trainee(target: Target, name: str, seed: int, steps: int) -> SharedTrainee:
+    """One variant, to be saved in the folder of its own name."""
+    v = VARIANTS[name]
+    rates = (SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
+    called = f"shared-{name}-{seed}"
+    return SharedTrainee(target, v.streams, *rates, alpha_j=v.alpha_j, name=called, ramp=int(v.ramp * steps))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ trees, not models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,14 +36,12 @@ def best(k: int) -> Choose:
     return choose
 
 
-def grow(
-    root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int, most: int = 0
-) -> DraftTree:
+def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: int, nodes: int) -> DraftTree:
     """A tree under root [1], whose children's logits [V] are given; at most `nodes` of it, the best (0 = all).
 
     depth - 1 calls of `expand`; nothing is waited for. Drawn candidates stay exact only with nodes = 0. Nodes are in
-    order of depth. most: of a level so many nodes get children, the best; 0 = k. What is noted of a node is the row of
-    `expand` that gave it children, -1 where none did; rows count through the levels.
+    order of depth. What is noted of a node is the row of `expand` that gave it children, -1 where none did; rows count
+    through the levels.
     """
     tokens, log_p, q = choose(logits[None])  # [1, k]
     k, device = tokens.shape[1], tokens.device
@@ -54,7 +52,7 @@ def grow(
     drawn, expanded = [] if q is None else [q], []
     first = 1  # index of the last level's first node
     for level in range(1, depth):
-        chosen = scores[-1].topk(min(most or k, len(scores[-1]))).indices  # those of the level that get children
+        chosen = scores[-1].topk(k).indices  # those of the level that get children
         above, own = origin[chosen], torch.eye(len(chosen), dtype=torch.bool, device=device)
         visible = torch.cat((visible[above], own), 1)  # [m, parents so far]
         tokens, log_p, q = choose(expand(levels[-1][chosen], visible, above, level))  # [m, k]
@@ -66,40 +64,45 @@ def grow(
         origin = torch.arange(len(chosen), device=device).repeat_interleave(k)
         if q is not None:
             drawn.append(q)
-    return _selected(root, levels, parents, scores, expanded, drawn, nodes)
+    return best_nodes(root, levels, parents, scores, nodes, expanded, drawn)
 
 
-def _selected(
+def best_nodes(
     root: Tensor,
-    tokens: list[Tensor],
-    parents: list[Tensor],
-    scores: list[Tensor],
-    expanded: list[Tensor],
-    drawn: list[Tensor],
+    tokens: Sequence[Tensor],
+    parents: Sequence[Tensor],
+    scores: Sequence[Tensor],
     nodes: int,
+    expanded: Sequence[Tensor] | None = None,
+    drawn: Sequence[Tensor] = (),
 ) -> DraftTree:
-    """The best nodes as a tree. Node 0 is the root, node i the i-th of all levels' tokens."""
+    """The `nodes` best of all levels' nodes as a tree, 0 = all of them. Node 0 is the root [1], node i the i-th token.
+
+    Of each level [n_g]: tokens, the parents' nodes, scores, of which no child's is above its parent's. expanded: the
+    nodes that got children, in their order, which is noted; drawn: what these were drawn from, the root's first.
+    """
     flat, above = torch.cat((root, *tokens)), torch.cat((torch.zeros_like(root), *parents))
     total, kept = len(flat), torch.arange(len(flat), device=root.device)
-    rows = torch.full_like(kept, -1)
-    if expanded:
-        inner = torch.cat(expanded)
+    rows = None if expanded is None else torch.full_like(kept, -1)
+    if rows is not None and expanded:
+        inner = torch.cat(tuple(expanded))
         rows.index_copy_(0, inner, torch.arange(len(inner), device=root.device))
     if 0 < nodes < total - 1:
         # no child scores more than its parent, and of equals the first is taken: that is the parent
-        order = torch.cat(scores).sort(descending=True, stable=True).indices
+        order = torch.cat(tuple(scores)).sort(descending=True, stable=True).indices
         kept = with_root(order[:nodes].sort().values)
         new = torch.full_like(flat, -1).index_copy_(0, kept, torch.arange(len(kept), device=root.device))
-        flat, above, rows = flat[kept], new[above[kept]], rows[kept]
-    probs = _probs(drawn, rows) if drawn else None
+        flat, above = flat[kept], new[above[kept]]
+        rows = None if rows is None else rows[kept]
+    probs = _probs(drawn, rows) if rows is not None and drawn else None
     return DraftTree.grown(flat, above, min(len(tokens), len(kept) - 1), probs, rows)
 
 
-def _probs(drawn: list[Tensor], rows: Tensor) -> Tensor:
+def _probs(drawn: Sequence[Tensor], rows: Tensor) -> Tensor:
     """[n, V]: what each node's children were drawn from; of a node without any, zeros. rows: as noted."""
     has = rows >= 0
     has[0] = True
-    return torch.cat(drawn)[rows + 1] * has[:, None]  # the root's, then one for each row
+    return torch.cat(tuple(drawn))[rows + 1] * has[:, None]  # the root's, then one for each row
 
 
 def with_root(drafted: Tensor) -> Tensor:

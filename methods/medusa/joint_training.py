@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,8 @@ from specbench_ss.methods.medusa.files import HEADS_FILES
 from specbench_ss.methods.medusa.training import config_of, heads_accuracies, heads_loss, new_heads
 from specbench_ss.models.drafter_folder import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents
+from specbench_ss.training.ramp import Ramp
 from specbench_ss.training.trainee import BaseStates, Trainee, base_states, run_rows
-
-
-class Ramp(nn.Module):
-    """sin(pi/2 * t / steps), then 1; t is saved with the weights."""
-
-    updates: Tensor
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
-
-    def forward(self) -> float:
-        """Of the next update; looking without a gradient is none."""
-        t = int(self.updates)
-        if torch.is_grad_enabled():
-            self.updates += 1
-        return math.sin(math.pi / 2 * min(1.0, t / self.steps)) if self.steps else 1.0
 
 
 class Medusa2Trainee(Trainee):

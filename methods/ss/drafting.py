@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench_ss.decoding.tree import DraftTree, TreeShape, shape_of
-from specbench_ss.methods._shared.tree_growth import draw, grow, with_root
+from specbench_ss.methods._shared.tree_growth import IMPOSSIBLE, best_nodes, draw, with_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    # tokens [m] of a level, tokens [s] -> what the former change in the logits of the latter as their children, [m, s]
+    # tokens [.., m], tokens [.., s] -> what the former change in the logits of the latter as their children, [.., m, s]
     Changes = Callable[[Tensor, Tensor], Tensor]
 
 # breaks ties between a node and its parent when a transition has probability one: the parent wins
 DEPTH_PENALTY = 1e-4
 SHORTLIST = 32  # tokens of a level whose probabilities as children are told apart by their parent
-IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +86,35 @@ def conditioned_tree(root: Tensor, logits: Tensor, changes: Changes, k: int, n_d
     """
     logits = logits.float()
     short, whole = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
-    share = (short.values.logsumexp(-1) - whole).exp()  # [gamma], of the shortlist
+    firsts = (short.values[0, :k] - whole[0]).clamp(IMPOSSIBLE, 0)
+    listed, below = short.indices, _children(short.values, whole, changes(short.indices[:-1], short.indices[1:]), k)
+    # of each level's nodes: place in its shortlist, log-probability of the path, parent in the tree
+    places, scores = [torch.arange(k, device=root.device)], [firsts]
+    parents, start = [torch.zeros_like(places[0])], 1  # start: the last level's first node
+    for values, children in zip(*below, strict=True):  # [s, k] each
+        # of a level no more than n_draft nodes are drafted, so no more need children
+        chosen = scores[-1].topk(min(n_draft or len(scores[-1]), len(scores[-1]))).indices
+        at = places[-1][chosen]
+        parents.append((start + chosen)[:, None].expand(-1, k).flatten())
+        start += len(scores[-1])
+        scores.append((scores[-1][chosen, None] + values[at]).flatten())
+        places.append(children[at].flatten())
+    tokens = [row[place] for row, place in zip(listed, places, strict=True)]
+    return best_nodes(root, tokens, parents, scores, n_draft)
+
+
+def _children(guesses: Tensor, whole: Tensor, changed: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the k best children of every listed token of a level, and their places in the next list.
+
+    guesses [gamma, s]: logits of the listed tokens; whole [gamma]: the log of all mass; changed [gamma - 1, s, s]: what
+    tokens of a list change in the logits of the next. Both of shape [gamma - 1, s, k].
+    """
+    share = (guesses.logsumexp(-1) - whole).exp()  # [gamma], of the shortlist
     rest = whole + torch.log1p(-share.clamp_max(1 - 1e-6))  # log of the mass beyond
-    level = 0
-
-    def choose(log_p: Tensor) -> tuple[Tensor, Tensor, None]:
-        top = log_p.topk(k, dim=-1)
-        return short.indices[level][top.indices], top.values, None
-
-    def expand(tokens: Tensor, visible: Tensor, above: Tensor, at: int) -> Tensor:
-        nonlocal level
-        level = at
-        told = short.values[at] + changes(tokens, short.indices[at]).float()  # [k, s]
-        return told - torch.logaddexp(told.logsumexp(-1), rest[at])[:, None]
-
-    gamma = len(logits)
-    most = k ** (gamma - 1)  # all of the last level but one
-    return grow(root, short.values[0] - whole[0], choose, expand, gamma, n_draft, min(most, n_draft or most))
+    known = guesses[1:, None] + changed.float()
+    top = known.topk(k, dim=-1)
+    norm = torch.logaddexp(known.logsumexp(-1), rest[1:, None])
+    return (top.values - norm[..., None]).clamp(IMPOSSIBLE, 0), top.indices
 
 
 def sibling_places(tree: DraftTree) -> Tensor:

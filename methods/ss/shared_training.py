@@ -1,5 +1,8 @@
 """Training shared mode: LoRA and streams together on eq. 6, with alpha_0 = 1 for the main stream, alpha_j = 0.1.
 
+The papers choose alpha_j "to normalise losses", which on a base that is sure of its text is less than 0.1. At first
+streams know nothing and their gradients are many times the main stream's: alpha_j can rise from nothing (our addition).
+
 Under eq. 3 a main state depends on its own streams, so every position that predicts an answer token carries streams,
 as in decoding. Of several answers in a row all do, where decoding a later turn has the earlier ones as prompt,
 without streams: a small difference (docs/design/speculative-streaming.md). Segment attention (ACL appendix I): the
@@ -28,6 +31,7 @@ from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream
 from specbench_ss.models.drafter_folder import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents, additive
 from specbench_ss.training.losses import head_sums, mean_loss
+from specbench_ss.training.ramp import Ramp
 from specbench_ss.training.trainee import BaseStates, Trainee, run_rows
 
 KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, an entry for each MSA layer, each [B, kv_heads, t, d]
@@ -39,6 +43,7 @@ class SharedTrainee(Trainee):
     Runs its own copy of the base, so it wants nothing of the frozen one. alpha_j 0 trains the LoRA on next tokens
     alone, without streams: the fine-tune to compare with. segment: positions whose streams are alive at once; 0 = all
     of them, nothing computed twice. recompute: the layers below the streams are computed again in the backward pass.
+    ramp: updates in which alpha_j rises from nothing; 0 = it is what it is from the start.
     """
 
     needs_base = False
@@ -56,6 +61,7 @@ class SharedTrainee(Trainee):
         prune_weight: float = 0.5,
         name: str = "ss-shared",
         recompute: bool = False,
+        ramp: int = 0,
     ) -> None:
         self.name, self.config, self.recompute = name, config, recompute
         target.check_taken_apart("ss-shared")
@@ -68,11 +74,14 @@ class SharedTrainee(Trainee):
         self.alpha_j, self.prune_weight = alpha_j, prune_weight
         self.streams = Streams(config, target.hidden_size)
         self.lora = lora_parameters(self.tuned.model)
-        self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora)])
+        self.ramp = Ramp(ramp)
+        # a training without a ramp is the one of before there was a choice
+        self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora), *([self.ramp] if ramp else [])])
 
     def about(self) -> dict[str, Any]:
         """The streams and the weights of the losses."""
-        return {**self.config.as_dict(), "alpha_j": self.alpha_j, "prune_weight": self.prune_weight}
+        weights = {"alpha_j": self.alpha_j, "prune_weight": self.prune_weight}
+        return {**self.config.as_dict(), **weights, **({"ramp": self.ramp.steps} if self.ramp.steps else {})}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The LoRA, P_j, the rest."""
@@ -98,7 +107,8 @@ class SharedTrainee(Trainee):
             sums.append(found)
             past.append(own)
         together = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
-        total, right = mean_loss(together, batch.whole.labels[..., : 1 + g], [1.0] + [self.alpha_j] * g)
+        weights = [1.0] + [self.alpha_j * self.ramp()] * g
+        total, right = mean_loss(together, batch.whole.labels[..., : 1 + g], weights)
         pruned = states.at(at_pruning, batch.anchors)
         loss: Tensor = total + self.prune_weight * prune_loss(self.tuned, self.streams, pruned, batch)
         return loss, right[1:] if g else right

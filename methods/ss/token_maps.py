@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from specbench_ss.decoding.products import Product
@@ -15,8 +17,14 @@ if TYPE_CHECKING:
     from specbench_ss.methods.ss.streams import Streams
 
 
+CHUNK = 4096  # tokens whose embeddings are normed at a time
+
+
 class TokenMaps:
-    """W times the maps of `Streams.told`, [V, rank] each, made when they are needed, once for all that share them."""
+    """What `Streams.told` adds, as two tables for each map, made when they are needed, once for all that share them.
+
+    One has what each token says, [V, rank], and the other, W times the map, what that changes in the logits of each.
+    """
 
     def __init__(self, target: Target, streams: Streams) -> None:
         self.target, self.streams = target, streams
@@ -31,6 +39,22 @@ class TokenMaps:
         """Of a parent, for the stream of its children."""
         return self._made(self.streams.parent_up)
 
+    @cached_property
+    def root_said(self) -> Tensor:
+        """What each token says as a root, [V, root_rank]."""
+        return self._said(self.streams.root_rows)
+
+    @cached_property
+    def parent_said(self) -> Tensor:
+        """What each token says as a parent, [V, parent_rank]."""
+        return self._said(self.streams.parent_rows)
+
+    def _said(self, rows: Callable[[Target, Tensor], Tensor]) -> Tensor:
+        count = len(self.target.model.get_input_embeddings().weight)
+        every = torch.arange(count, device=self.target.device)
+        with torch.no_grad():
+            return torch.cat([rows(self.target, tokens) for tokens in every.split(CHUNK)])
+
     def _made(self, up: Tensor) -> Product:
         from specbench_ss.decoding.products import Product  # which loads torch, and methods are listed without it
 
@@ -41,19 +65,23 @@ class TokenMaps:
 
     def known(self, logits: Tensor, root: Tensor) -> Tensor:
         """Logits [gamma, V] of streams that know no token yet, with what their root int64 [] says; [gamma, V]."""
-        c, streams = self.streams.config, self.streams
+        c = self.streams.config
         if c.root_rank:
-            logits = logits + self.root(streams.root_rows(self.target, root)[None])
+            logits = logits + self.root(self.root_said[root][None])
         if c.parent_rank:  # of the first level the root is the parent
-            first = logits[:1] + self.parent(streams.parent_rows(self.target, root)[None])
+            first = logits[:1] + self.parent(self.parent_said[root][None])
             logits = torch.cat((first, logits[1:]))
         return logits
 
     def changes(self, parents: Tensor, tokens: Tensor) -> Tensor:
-        """What parents [m] change in the logits of tokens [s] as their children: [m, s]."""
-        return self.streams.parent_rows(self.target, parents) @ self.parent.weight[tokens].mT
+        """What parents [.., m] change in the logits of tokens [.., s] as their children: [.., m, s]."""
+        return self.parent_said[parents] @ self.parent.weight[tokens].mT
 
     def ready(self) -> list[Tensor]:
-        """Matrices that `known` multiplies by, from now on there: no step has to make them."""
-        c = self.streams.config
-        return [*([self.root.weight] if c.root_rank else []), *([self.parent.weight] if c.parent_rank else [])]
+        """Matrices that `known` multiplies by, from now on there, as the tables are: no step has to make them."""
+        c, made = self.streams.config, []
+        if c.root_rank:
+            made, _ = [self.root.weight], self.root_said
+        if c.parent_rank:
+            made, _ = [*made, self.parent.weight], self.parent_said
+        return made

@@ -93,6 +93,14 @@ class StreamsOptions(Bounded):
     alpha: Annotated[float, Gt(0)] = field(
         default=0.1, metadata={"help": "Weight of each stream's loss in shared mode, where the next token's has 1."}
     )
+    alpha_ramp: Annotated[int, Ge(0)] = field(
+        default=0,
+        metadata={
+            "help": "Steps in which alpha rises from 0 in shared mode, so that streams that know nothing yet do not "
+            "distort the base. 0: it is the same from the start.",
+            "later": True,
+        },
+    )
     embedding_lr: float = field(default=5e-2, metadata={"help": "Peak learning rate of the stream embeddings."})
     segment: Annotated[int, Ge(0)] = field(
         default=0,
@@ -112,6 +120,8 @@ class StreamsOptions(Bounded):
         """What each mode has."""
         if self.mode == "shared" and self.targets != "tokens":
             raise UserError("ss: targets=distribution is for --mode lossless: in shared mode the base itself changes")
+        if self.mode == "lossless" and self.alpha_ramp:
+            raise UserError("ss: alpha_ramp is for --mode shared: in lossless mode all losses are the streams'")
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank > 0):
             raise UserError(
                 "ss: main_attends_streams and lora_rank are for --mode shared; lossless leaves the base alone"
@@ -163,7 +173,15 @@ class StreamsTrainer(DrafterTrainer):
         if o.mode == "lossless":
             return StreamsTrainee(target, self.shape(), lr, o.embedding_lr, segment, targets=o.targets)
         return SharedTrainee(
-            target, self.shape(), lr, lr, o.embedding_lr, segment, o.alpha, recompute=o.gradient_checkpointing
+            target,
+            self.shape(),
+            lr,
+            lr,
+            o.embedding_lr,
+            segment,
+            o.alpha,
+            recompute=o.gradient_checkpointing,
+            ramp=o.alpha_ramp,
         )
 
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""Products of rows with a matrix of weights on a CPU, in float32, by a copy of the weights in an order of its own.
+"""Products of rows with a matrix of weights on a CPU by a copy of the weights in an order of its own.
 
 A pass over a draft has 2 to 32 rows. torch gives such a product to a library that reorders the matrix each time, which
 takes as long as several rows. Two libraries that torch brings along take a matrix that was reordered once:
 
-- oneDNN, in float32: 8 rows take about 1.6 times as long as one, and not 2.2 times.
+- oneDNN, in float32: 8 rows take about 1.6 times as long as one, and not 2.2 times. In bfloat16, where the processor
+  multiplies it: all products of SmolLM2 take half of the time for 1 to 16 rows (docs/log.md).
 - FBGEMM, with weights rounded to float16 numbers: it reads half of the bytes and computes in float32, so the product is
   that of the rounded weights but for the order of its sums. A pass of SmolLM2 took 0.7 of the time (docs/results).
 
@@ -30,7 +31,9 @@ LEAST_ROWS, MOST_ROWS = 2, 32  # of oneDNN; with fewer or more, the other librar
 MOST_ROWS_HALF = 256  # of FBGEMM
 LARGE = 1_500_000  # weights, from where a single row gains by oneDNN too, unless it was measured
 CLEARLY = 1.25  # times as fast as the usual way another has to be, so that loading twice rarely rounds in two ways
-TRIES = 5
+PACKED = (torch.float32, torch.bfloat16)  # formats that oneDNN's copies are made in
+OFF = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # by how much products of 16 numbers below one may differ
+TRIES, REPEATED = 5, 10
 SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
 
@@ -38,7 +41,8 @@ HINT = 8  # rows that the order of the weights is chosen for
 Packing = Literal["", "whole", "half"]  # the second copy of weights: none, reordered in float32, in float16
 
 _HALVED: WeakSet[Product] = WeakSet()
-_one_row: dict[tuple[torch.Size, int], int] = {}  # shape, threads -> fewest rows of the copy, as measured
+Key = tuple[torch.Size, torch.dtype, int]  # shape and format of weights, threads
+_one_row: dict[Key, int] = {}  # fewest rows of the copy, as measured
 
 
 class Product:
@@ -60,9 +64,9 @@ class Product:
         if self.half:
             self.packed = _packed_half(weight, bias)
             _HALVED.add(self)
-        elif pack and _works():
+        elif pack and _works(weight.dtype):
             self.packed = _packed(weight)
-            by_size = 1 if weight.numel() >= LARGE else LEAST_ROWS
+            by_size = 1 if weight.numel() >= LARGE or weight.dtype == torch.bfloat16 else LEAST_ROWS
             self.least, self.most = _one_row.get(_key(weight), by_size), MOST_ROWS
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -99,8 +103,8 @@ def measure_one_row(products: Iterable[Product]) -> None:
             product.least = _one_row[key]
 
 
-def _key(weight: Tensor) -> tuple[torch.Size, int]:
-    return weight.shape, torch.get_num_threads()
+def _key(weight: Tensor) -> Key:
+    return weight.shape, weight.dtype, torch.get_num_threads()
 
 
 def _faster(same: Sequence[Product]) -> int:
@@ -114,11 +118,11 @@ def _faster(same: Sequence[Product]) -> int:
     return other if min(seconds[usual]) >= CLEARLY * min(seconds[other]) else usual
 
 
-def _seconds(same: Sequence[Product], least: int) -> float:
-    """Return how long one row takes through every one of these, the copy serving so many rows and more."""
+def _seconds(same: Sequence[Product], least: int, rows: int = 1) -> float:
+    """Return how long rows take through every one of these, the copy serving so many rows and more."""
     for product in same:
         product.least = least
-    x = same[0].weight.new_ones(1, same[0].weight.shape[1])
+    x = same[0].weight.new_ones(rows, same[0].weight.shape[1])
     start = time.perf_counter()
     for product in same:
         product(x)
@@ -130,11 +134,11 @@ def packing(weight: Tensor, weights_bytes: int, rounded: bool) -> Packing:
 
     weights_bytes: of all weights of the model. rounded: the model's number format is float16 weights.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not has_room(weights_bytes):
+    if weight.device.type != "cpu" or weight.dtype not in PACKED or not has_room(weights_bytes):
         return ""
     if rounded and may_halve():
         return "half"
-    return "whole" if _works() else ""
+    return "whole" if _works(weight.dtype) and (weight.dtype == torch.float32 or bfloat16_gains()) else ""
 
 
 def has_room(weights_bytes: int) -> bool:
@@ -188,11 +192,24 @@ def _memory() -> int:
 
 
 @functools.cache
-def _works() -> bool:
+def _works(dtype: torch.dtype) -> bool:
     """Say whether this build of torch has oneDNN's operators, no part of its API, and they give what F.linear gives."""
     if not torch.backends.mkldnn.is_available():
         return False
-    return _gives(lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, _packed(weight), None, "none", [], ""))
+    return _gives(lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, _packed(weight), None, "none", [], ""), dtype)
+
+
+@functools.cache
+@torch.inference_mode()
+def bfloat16_gains() -> bool:
+    """Say whether few rows go clearly faster through the copy in bfloat16, as where the processor multiplies it."""
+    weight = torch.full((1024, 1024), 0.01, dtype=torch.bfloat16)
+    usual, copied = Product(weight), Product(weight, None, "whole")
+    taken: dict[Product, list[float]] = {usual: [], copied: []}
+    for _ in range(TRIES):
+        for product, seconds in taken.items():
+            seconds.append(_seconds([product] * REPEATED, 1, HINT))
+    return min(taken[usual]) >= CLEARLY * min(taken[copied])
 
 
 @functools.cache
@@ -201,10 +218,10 @@ def may_halve() -> bool:
     return _gives(lambda x, weight: torch.ops.quantized.linear_dynamic_fp16(x, _packed_half(weight, None)))
 
 
-def _gives(product: Callable[[Tensor, Tensor], Tensor]) -> bool:
-    x, weight = (torch.arange(n * 16, dtype=torch.float32).sin().half().float().view(n, 16) for n in (2, 24))
+def _gives(product: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype = torch.float32) -> bool:
+    x, weight = (torch.arange(n * 16, dtype=torch.float32).sin().half().to(dtype).view(n, 16) for n in (2, 24))
     try:
         with torch.inference_mode():
-            return bool(torch.allclose(product(x, weight), F.linear(x, weight), atol=1e-4))
+            return bool(torch.allclose(product(x, weight), F.linear(x, weight), atol=OFF[dtype]))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False

@@ -67,9 +67,11 @@ class Target(Outline):
         folder: Path | None = None,
         attention: str | None = None,
         rounded: bool = False,
+        part_of: int = 0,
     ) -> None:
         """attention: drive a model that is not taken apart with this one, without a proof that it is driven rightly.
 
+        part_of: bytes of a larger model's weights that this one stands for, as far as room for copies is concerned.
         rounded: round the matrices of this float32 model, in place, to float16 numbers, which a CPU multiplies faster.
         """
         if not _is_causal_lm(model):
@@ -98,7 +100,7 @@ class Target(Outline):
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
-        self.packs = packing(weight, self.parameter_count * weight.element_size(), rounded)
+        self.packs = packing(weight, part_of or self.parameter_count * weight.element_size(), rounded)
         self._settle()
         self.eos_ids = self._eos_ids()
         self.passes: StaticPasses | None = None  # how steps are replayed, where they are
@@ -109,7 +111,7 @@ class Target(Outline):
 
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
-        from specbench_ss.decoding.grouped_attention import products_are_faster
+        from specbench_ss.decoding import bfloat16_attention
         from specbench_ss.decoding.lean_layers import in_words, lean_blocks, products_of
         from specbench_ss.decoding.products import Product, measure_one_row
 
@@ -120,9 +122,8 @@ class Target(Outline):
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
         measure_one_row(products_of(self.family.blocks, self._head))
         self.computed = in_words(self.family.blocks, self._head)
-        if self.dtype == torch.bfloat16 and self.device.type == "cpu":  # asked now: no step has to measure it
-            way = "two products" if products_are_faster(torch.get_num_threads()) else "torch's kernel"
-            self.computed += f"; attention of few rows by {way}"
+        if self.dtype == torch.bfloat16 and self.device.type == "cpu":
+            self.computed += f"; {bfloat16_attention.in_words()}"
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""

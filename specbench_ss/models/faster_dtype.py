@@ -3,7 +3,8 @@
 Plain decoding multiplies one row by each matrix, verification a few rows. Where a processor has products in bfloat16,
 these read half of the bytes; where it has none, they are emulated and many times slower. Weights that are rounded to
 float16 numbers can be read as such while everything is computed in float32: half of the bytes too, on any processor
-that torch has these products for, in layers that are computed lean.
+that torch has these products for, in layers that are computed lean. Whole layers are measured, since what lies between
+products differs too.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from typing import Any
 import torch
 
 from specbench_ss.decoding.architectures import LLAMA_LIKE
-from specbench_ss.decoding.products import Product, has_room, may_halve, measure_one_row, packing
+from specbench_ss.decoding.products import has_room, may_halve
 from specbench_ss.files import crash_safe, records
 from specbench_ss.files.cache_folder import cache_folder
 from specbench_ss.models.devices import resolve_dtype
+from specbench_ss.models.layer_times import CPU, Sizes, pass_ms
 from specbench_ss.models.machine_limits import best_time, device_file
 from specbench_ss.models.model_folder import is_lab
-from specbench_ss.number_formats import HALF_WEIGHTS, arithmetic
+from specbench_ss.number_formats import HALF_WEIGHTS
 
 ROWS = (1, 16)  # of plain decoding, and of a draft that is verified
-READ = 256 << 20  # bytes of float32 weights in one pass, so that they come from memory and not from the cache
 PROBE, PROBE_S = 256, 0.01  # side of a square product that shows an emulated dtype at once; seconds that it is repeated
-PASS_S = 0.15  # seconds that a pass is repeated
-HALF_NUMBER = 2.0**-7  # one that float16 holds, as 0.01 is not
-CPU = torch.device("cpu")
+HEAD = 64  # numbers of a head, where a configuration does not say how many heads there are
+ROUNDING = ("float32", HALF_WEIGHTS, "bfloat16")  # what rounds more comes later (docs/models.md)
+CLEARLY = 1.1  # times as fast a format has to be as one that rounds less: noise alone is not to choose
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """dtype: the faster one. ms: of one pass over the measured matrices, by dtype and by number of rows."""
+    """dtype: the faster one. ms: of one pass over the measured layers, by dtype and by number of rows."""
 
     dtype: str
     ms: dict[str, dict[str, float]]
@@ -49,7 +50,7 @@ class Choice:
             f"{' and '.join(f'{value:.1f}' for value in ms.values())} ms in {form}" for form, ms in self.ms.items()
         ]
         what = " (weights rounded to float16, computed in float32)" if self.dtype == HALF_WEIGHTS else ""
-        measured = f"products of this model's shapes with {rows} rows took {', '.join(times)}"
+        measured = f"some layers of this model's sizes took for {rows} rows {', '.join(times)}"
         return f"--dtype auto takes {self.dtype}{what}: {measured}"
 
 
@@ -70,13 +71,13 @@ def chosen_dtype(
     shape = _shape(outline)
     if shape is None:
         return usual, ""
-    weights_bytes = 4 * _parameters(outline, *shape)
+    weights_bytes = 4 * _parameters(outline, shape)
     forms = _forms(getattr(outline, "model_type", ""), weights_bytes)
     if quantised:  # float16 weights are another way of holding them
         forms = tuple(form for form in forms if form != HALF_WEIGHTS)
     if len(forms) == 1:
         return usual, ""
-    choice = faster_dtype(forms, *shape, weights_bytes)
+    choice = faster_dtype(forms, shape, weights_bytes)
     return choice.dtype, choice.in_words()
 
 
@@ -87,23 +88,30 @@ def has_bfloat16() -> bool:
     return best_time(lambda: bfloat16 @ bfloat16, CPU, PROBE_S) <= best_time(lambda: float32 @ float32, CPU, PROBE_S)
 
 
-def faster_dtype(forms: tuple[str, ...], hidden: int, inner: int, layers: int, weights_bytes: int) -> Choice:
-    """Return the fastest of these number formats for a model of these sizes: measured once, in a second or two.
+def faster_dtype(forms: tuple[str, ...], sizes: Sizes, weights_bytes: int) -> Choice:
+    """Return the fastest of these number formats for a model of these sizes: measured once, in some seconds.
 
-    It is read from the cache later, so a run that goes on computes as it began. hidden, inner: of the MLP's matrices.
-    weights_bytes: of the model in float32, which decide whether there is room for a second copy.
+    It is read from the cache later, so a run that goes on computes as it began. weights_bytes: of the model in float32,
+    which decide whether there is room for a second copy.
     """
-    key = hashlib.sha256(
-        repr(("one row measured", forms, hidden, inner, layers, has_room(weights_bytes), torch.__version__)).encode()
-    ).hexdigest()[:8]
+    asked = ("whole layers", forms, sizes, has_room(weights_bytes), torch.__version__)
+    key = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
         return records.decoder(Choice)(file.read_bytes())
-    matrices = max(1, min(3 * layers, READ // (4 * hidden * inner)))
-    ms = {form: _pass_ms(form, matrices, hidden, inner, weights_bytes) for form in forms}
-    choice = Choice(min(ms, key=lambda name: sum(ms[name].values())), ms)
+    ms = {form: pass_ms(form, sizes, weights_bytes, ROWS) for form in forms}
+    choice = Choice(_clearly_fastest({form: sum(times.values()) for form, times in ms.items()}), ms)
     _keep(file, choice)
     return choice
+
+
+def _clearly_fastest(ms: dict[str, float]) -> str:
+    """Return the fastest format, unless one that rounds less is nearly as fast."""
+    taken, *others = sorted(ms, key=ROUNDING.index)
+    for form in others:
+        if CLEARLY * ms[form] <= ms[taken]:
+            taken = form
+    return taken
 
 
 def _forms(model_type: str, weights_bytes: int) -> tuple[str, ...]:
@@ -121,32 +129,24 @@ def _keep(file: Path, choice: Choice) -> None:
         crash_safe.write_json(file, asdict(choice))
 
 
-def _shape(config: Any) -> tuple[int, int, int] | None:
-    """Return hidden size, inner size of the MLP, and layers; None where the configuration does not say."""
-    hidden, inner, layers = (
-        getattr(config, name, None) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
+def _shape(config: Any) -> Sizes | None:
+    """Return the sizes of a model's layers; None where the configuration does not say."""
+    hidden, inner, heads, kv_heads, layers = (
+        value if isinstance(value := getattr(config, name, None), int) and value > 0 else 0
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "num_hidden_layers",
+        )
     )
-    if not isinstance(hidden, int) or not isinstance(layers, int) or hidden < 1:
+    if not hidden or not layers:
         return None
-    return hidden, inner if isinstance(inner, int) and inner > 0 else 4 * hidden, layers
+    heads = heads or max(1, hidden // HEAD)
+    return Sizes(hidden, inner or 4 * hidden, heads, kv_heads if kv_heads and heads % kv_heads == 0 else heads, layers)
 
 
-def _parameters(config: Any, hidden: int, inner: int, layers: int) -> int:
-    """Return about how many weights a model has: embedding, LM head, four matrices of attention and three of an MLP."""
-    return 2 * int(getattr(config, "vocab_size", 0) or 0) * hidden + layers * (4 * hidden**2 + 3 * hidden * inner)
-
-
-@torch.inference_mode()
-def _pass_ms(form: str, matrices: int, hidden: int, inner: int, weights_bytes: int) -> dict[str, float]:
-    """Return milliseconds of multiplying rows by all matrices [inner, hidden], by the number of rows."""
-    dtype, value = getattr(torch, arithmetic(form)), HALF_NUMBER if form == HALF_WEIGHTS else 0.01
-    weights = [torch.full((inner, hidden), value, dtype=dtype) for _ in range(matrices)]
-    pack = packing(weights[0], weights_bytes, form == HALF_WEIGHTS)
-    products = [Product(weight, None, pack) for weight in weights]
-    measure_one_row(products)
-
-    def milliseconds(rows: int) -> float:
-        x = torch.ones(1, rows, hidden, dtype=dtype)
-        return 1e3 * best_time(lambda: [product(x) for product in products], CPU, PASS_S)
-
-    return {str(rows): milliseconds(rows) for rows in ROWS}
+def _parameters(config: Any, sizes: Sizes) -> int:
+    """Return about how many weights a model has: embedding, LM head, and the matrices of its layers."""
+    return 2 * int(getattr(config, "vocab_size", 0) or 0) * sizes.hidden + sizes.layers * sizes.parameters

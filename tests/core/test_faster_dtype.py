@@ -8,15 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from specbench_ss import load_run
 from specbench_ss.cli import main
+from specbench_ss.decoding import products
 from specbench_ss.models import faster_dtype
 from specbench_ss.models.faster_dtype import Choice, chosen_dtype
+from specbench_ss.models.layer_times import Sizes, few_layers, pass_ms
 from tests.architectures import random_model
 from tests.methods.train.tokenizers_made import made_tokenizer
 
+pytestmark = pytest.mark.measured_format
 CONFIG = SimpleNamespace(hidden_size=64, intermediate_size=128, num_hidden_layers=2, model_type="llama")
 FORMS = ("float32", "bfloat16", "float16-weights")
 
@@ -28,7 +32,7 @@ def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     made = {"float32": 40.0, "bfloat16": 21.0, "float16-weights": 30.0}
     monkeypatch.setattr(faster_dtype, "has_bfloat16", lambda: True)
     monkeypatch.setattr(faster_dtype, "may_halve", lambda: True)
-    monkeypatch.setattr(faster_dtype, "_pass_ms", lambda form, *_: {"1": made[form], "16": made[form] + 4})
+    monkeypatch.setattr(faster_dtype, "pass_ms", lambda form, *_: {"1": made[form], "16": made[form] + 4})
     return made
 
 
@@ -48,6 +52,30 @@ def test_the_faster_dtype_is_chosen_and_told_in_words(times: dict[str, float]) -
     name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     assert name == "bfloat16"
     assert "takes bfloat16" in why and "40.0 and 44.0 ms in float32, 21.0 and 25.0 ms in bfloat16, 30.0" in why
+
+
+@pytest.mark.parametrize(
+    ("ms", "taken"),
+    [
+        ((40, 39, 38), "float32"),
+        ((40, 30, 31), "float16-weights"),
+        ((40, 30, 25), "bfloat16"),
+        ((40, 38, 33), "bfloat16"),
+    ],
+)
+def test_what_rounds_less_is_taken_where_it_is_nearly_as_fast(ms: tuple[int, int, int], taken: str) -> None:
+    float32, halved, bfloat16 = ms
+    times = {"float32": float32, "bfloat16": bfloat16, "float16-weights": halved}
+    assert faster_dtype._clearly_fastest(times) == taken
+
+
+def test_float32_stays_where_nothing_is_clearly_faster(times: dict[str, float]) -> None:
+    """On a tiny model noise alone would choose, and answers would differ from machine to machine."""
+    times["bfloat16"], times["float16-weights"] = 37.5, 39.0
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)[0] == "float32"
+    times["bfloat16"] = 36.0
+    deeper = SimpleNamespace(**vars(CONFIG) | {"num_hidden_layers": 3})  # of which nothing is kept yet
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: deeper)[0] == "bfloat16"
 
 
 def test_rounded_weights_are_chosen_and_told(times: dict[str, float]) -> None:
@@ -101,17 +129,37 @@ def test_a_configuration_without_sizes_stays_in_float32(times: dict[str, float])
 
 
 def test_passes_are_measured_for_real() -> None:
+    before = torch.random.get_rng_state()
     for form in FORMS:
-        ms = faster_dtype._pass_ms(form, 1, 16, 32, 2048)
+        ms = pass_ms(form, Sizes(32, 48, 4, 2, 3), 2048, (1, 16))
         assert set(ms) == {"1", "16"} and min(ms.values()) > 0
     assert faster_dtype.has_bfloat16() in (True, False)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16-weights", "float32")]
+)
+def test_what_is_measured_are_layers_of_these_sizes_in_that_format(form: str, dtype: str) -> None:
+    target = few_layers(Sizes(32, 48, 4, 2, 3), form, 2048)
+    assert target.number_format == form and str(target.dtype) == f"torch.{dtype}" and target.n_layers == 3
+    layer = target.model.model.layers[0]
+    assert layer.mlp.up_proj.weight.shape == (48, 32) and layer.self_attn.k_proj.weight.shape == (16, 32)
+    assert sum(p.numel() for p in layer.parameters() if p.ndim > 1) == Sizes(32, 48, 4, 2, 3).parameters
+
+
+def test_a_large_model_is_measured_by_a_few_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Sizes(4096, 11008, 32, 32, 32)
+    assert large.measured == 1 and Sizes(576, 1536, 9, 3, 30).measured == 18
+    monkeypatch.setattr(products, "_memory", lambda: 10**9)
+    assert few_layers(Sizes(32, 48, 4, 2, 3), "float32", 10**9).packs == "", "the whole has no room for copies"
 
 
 def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[str, float]) -> None:
     chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.write_text("{")
-    found = faster_dtype.faster_dtype(FORMS, 64, 128, 2, 1 << 20)
+    found = faster_dtype.faster_dtype(FORMS, Sizes(64, 128, 1, 1, 2), 1 << 20)
     assert found == Choice("bfloat16", {form: {"1": times[form], "16": times[form] + 4} for form in FORMS})
 
 

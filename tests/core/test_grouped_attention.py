@@ -10,24 +10,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding import bfloat16_attention, grouped_attention
 from specbench_ss.decoding.grouped_attention import MOST_ROWS
 
 MODULE = cast("Any", SimpleNamespace(training=False, is_causal=False, num_key_value_groups=3))
 OFF = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.parametrize("way", bfloat16_attention.WAYS)
 @pytest.mark.parametrize("kind", ["none", "additive", "bool", "of each"])
 @pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_few_rows_attend_as_torch_has_it(
-    dtype: torch.dtype, rows: int, kind: str, products: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, rows: int, kind: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
     if kind == "none" and rows > 1:
         return
-    monkeypatch.setattr(grouped_attention, "products_are_faster", lambda threads: products)
+    monkeypatch.setattr(bfloat16_attention, "way_of", lambda one_row, sequences: way)
     rng, keys = torch.Generator().manual_seed(rows), rows + 20
     query, key, value = (torch.randn(2, n, r, 16, generator=rng) for n, r in ((6, rows), (2, keys), (2, keys)))
     seen = torch.rand(2 if kind == "of each" else 1, 1, rows, keys, generator=rng) < 0.7
@@ -44,11 +44,19 @@ def test_few_rows_attend_as_torch_has_it(
     assert (out.double() - exact).abs().max() < OFF[dtype]
 
 
-@pytest.mark.parametrize("slow", ["kernel", "products"])
-def test_a_probe_takes_the_faster_way(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def waits(*given: Any, **more: Any) -> None:
+@pytest.mark.parametrize("one_row", [True, False])
+@pytest.mark.parametrize("fast", bfloat16_attention.WAYS)
+def test_a_probe_takes_the_fastest_way(fast: str, one_row: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*given: Any) -> None:
         time.sleep(0.02)
 
-    place = {"kernel": (F, "scaled_dot_product_attention"), "products": (grouped_attention, "two_products")}[slow]
-    monkeypatch.setattr(*place, waits)
-    assert grouped_attention.products_are_faster.__wrapped__(1) == (slow == "kernel")
+    for name in bfloat16_attention.WAYS:
+        if name != fast:
+            monkeypatch.setitem(bfloat16_attention.WAYS, name, waits)
+    assert bfloat16_attention.fastest.__wrapped__(one_row, 1) == fast
+
+
+def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, in_float32, products = bfloat16_attention.WAYS
+    monkeypatch.setattr(bfloat16_attention, "fastest", lambda one_row, threads: in_float32)
+    assert [bfloat16_attention.way_of(True, sequences) for sequences in (1, 8)] == [in_float32, products]

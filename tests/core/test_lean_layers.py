@@ -112,19 +112,29 @@ def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
     assert bool(target.family.blocks[0].joined.qkv.weight[0].any())  # type: ignore[attr-defined]
 
 
-needs_packing = pytest.mark.skipif(not products._works(), reason="this build of torch has no packed products")
+needs_packing = pytest.mark.skipif(
+    not products._works(torch.float32), reason="this build of torch has no packed products"
+)
 
 
 @needs_packing
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, MOST_ROWS, MOST_ROWS + 1])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_product_is_the_product(rows: int, bias: bool) -> None:
+@pytest.mark.parametrize("dtype", products.PACKED)
+def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    """Against float64, with sums as large as those of a layer."""
+    if not products._works(dtype):
+        pytest.skip(f"this build of torch has no packed products in {dtype}")
     torch.manual_seed(rows)
-    x, weight = torch.randn(1, rows, 48), torch.randn(80, 48)
-    extra = torch.randn(80) if bias else None
+    x, weight = torch.randn(1, rows, 48, dtype=dtype), torch.randn(80, 48, dtype=dtype)
+    extra = torch.randn(80, dtype=dtype) if bias else None
     with torch.inference_mode():
-        made = Product(weight, extra, pack="whole")(x)
-    assert made.shape == (1, rows, 80) and torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
+        product = Product(weight, extra, pack="whole")
+        product.least = 1
+        made = product(x)
+    exact = F.linear(x.double(), weight.double(), None if extra is None else extra.double())
+    assert product.packed is not None and made.shape == (1, rows, 80) and made.dtype == dtype
+    assert (made - exact).abs().max() <= {torch.float32: 1e-4, torch.bfloat16: 2**-8 * 40}[dtype]
 
 
 @needs_packing
@@ -164,14 +174,19 @@ def test_measuring_one_row_leaves_every_product_on_one_of_both_ways(monkeypatch:
 
 
 @needs_packing
-def test_only_float32_weights_that_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_weights_that_gain_and_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(4, 4)
     assert products.packing(weight, 1000, False) == "whole"
-    assert not products.packing(weight.bfloat16(), 1000, False)
+    assert not products.packing(weight.half(), 1000, False)
+    for gains in (False, True):
+        monkeypatch.setattr(products, "bfloat16_gains", lambda gains=gains: gains)
+        assert products.packing(weight.bfloat16(), 1000, False) == (
+            "whole" if gains and products._works(torch.bfloat16) else ""
+        )
     monkeypatch.setattr(products, "_memory", lambda: 3999)
     assert not products.packing(weight, 1000, False)
     monkeypatch.setattr(products, "_memory", lambda: 10**12)
-    monkeypatch.setattr(products, "_works", lambda: False)
+    monkeypatch.setattr(products, "_works", lambda dtype: False)
     monkeypatch.setattr(products, "may_halve", lambda: True)
     assert products.packing(weight, 1000, True) == "half"
     monkeypatch.setattr(products, "may_halve", lambda: False)
@@ -181,7 +196,16 @@ def test_only_float32_weights_that_fit_twice_are_packed(monkeypatch: pytest.Monk
 def test_a_build_without_an_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_packed", _missing)
     monkeypatch.setattr(products, "_packed_half", lambda *_: _missing(_))
-    assert not products._works.__wrapped__() and not products.may_halve.__wrapped__()
+    assert not products._works.__wrapped__(torch.float32) and not products.may_halve.__wrapped__()
+
+
+@pytest.mark.parametrize("copy", ["slow", "fast"])
+def test_bfloat16_is_packed_where_that_is_faster(copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_works", lambda dtype: True)
+    monkeypatch.setattr(products, "_packed", lambda weight: weight)
+    taken = {True: 1.0 if copy == "fast" else 2.0, False: 1.9}  # seconds, with a copy and without
+    monkeypatch.setattr(products, "_seconds", lambda same, least, rows: taken[same[0].packed is not None])
+    assert products.bfloat16_gains.__wrapped__() == (copy == "fast")
 
 
 needs_halves = pytest.mark.skipif(not products.may_halve(), reason="this build of torch has no float16 weights")

@@ -210,6 +210,25 @@ def test_a_checkpoint_is_of_one_set_of_settings(changes: dict[str, Any], field: 
         trainer(bool(changes), **changes)
 
 
+def test_losses_of_streams_rise_from_nothing() -> None:
+    """At first the loss is the next token's and the pruning map's alone; after the ramp it is eq. 6's."""
+    target = Target(tiny_model("llama"))
+    batch = answers_of(torch.arange(3, 43).view(2, 20) % 37, 3)
+
+    def losses(**settings: Any) -> list[float]:
+        torch.manual_seed(0)
+        trainee = SharedTrainee(target, config(False), **settings)
+        found = [trainee.loss(EMPTY, batch)[0].item() for _ in range(4)]
+        with torch.no_grad():
+            looked = float(trainee.loss(EMPTY, batch)[0])
+        assert looked == pytest.approx(found[-1], rel=1e-4)
+        return found
+
+    plain, whole, rising = losses(alpha_j=0.0), losses(), losses(ramp=3)
+    assert rising[0] == pytest.approx(plain[0], rel=1e-4)
+    assert rising[0] < rising[1] < rising[2] < rising[3] == pytest.approx(whole[0], rel=1e-4)
+
+
 def test_the_base_is_not_touched(tmp_path: Path) -> None:
     target, trainee = trained("qwen3", config())
     before = {k: v.clone() for k, v in target.model.state_dict().items()}

@@ -157,6 +157,11 @@ def test_while_learning_half_of_the_parents_are_kept_back() -> None:
         assert streams.heard(tokens, at) is tokens
 
 
+def changed(change: torch.Tensor) -> drafting.Changes:
+    """What parents change in logits, from a table [parent, child] of all tokens."""
+    return lambda above, below: change[above[..., None], below[..., None, :]]
+
+
 @pytest.mark.parametrize(("k", "n_draft"), [(3, 0), (3, 60), (2, 20), (3, 8), (1, 0)])
 def test_a_conditioned_tree_is_the_best_part_of_the_whole(k: int, n_draft: int) -> None:
     """Against every path, by a softmax over all words where the shortlist holds them, and nearly so where it does not.
@@ -166,7 +171,7 @@ def test_a_conditioned_tree_is_the_best_part_of_the_whole(k: int, n_draft: int) 
     rng = torch.Generator().manual_seed(k + n_draft)
     root, logits = torch.tensor([5]), 3 * torch.randn(4, 30, generator=rng)
     change = torch.randn(30, 30, generator=rng)
-    tree = conditioned_tree(root, logits, lambda above, below: change[above][:, below], k, n_draft)
+    tree = conditioned_tree(root, logits, changed(change), k, n_draft)
     log_p = [logits[0].log_softmax(-1)[None].expand(30, -1)]
     log_p += [(logits[g] + change).log_softmax(-1) for g in (1, 2, 3)]  # [parent, child]
     every: dict[tuple[int, ...], float] = {}
@@ -181,7 +186,7 @@ def test_a_conditioned_tree_is_the_best_part_of_the_whole(k: int, n_draft: int) 
     size = n_draft or len(every)
     best = sorted(every, key=lambda path: -every[path])[:size]
     assert {tuple(tree.tokens[p[1:]].tolist()) for p in paths(tree.parents().tolist())[1:]} == set(best)
-    same = conditioned_tree(root, logits, lambda above, below: torch.zeros(len(above), len(below)), k, n_draft)
+    same = conditioned_tree(root, logits, lambda above, below: torch.zeros(*above.shape, below.shape[-1]), k, n_draft)
     plain = draft_tree(root, logits, k, n_draft)
     said = [sorted(tuple(t.tokens[p].tolist()) for p in paths(t.parents().tolist())) for t in (same, plain)]
     assert said[0] == said[1]
@@ -193,7 +198,7 @@ def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
     root, logits = torch.tensor([5]), torch.randn(2, 300, generator=rng)
     listed = logits[1].topk(drafting.SHORTLIST).indices
     change = torch.zeros(300, 300).index_copy_(1, listed, 2 * torch.randn(300, drafting.SHORTLIST, generator=rng))
-    found = conditioned_tree(root, logits, lambda above, below: change[above][:, below], 4, 12)
+    found = conditioned_tree(root, logits, changed(change), 4, 12)
     joint = logits[0].log_softmax(-1)[:, None] + (logits[1] + change).log_softmax(-1)
     firsts = logits[0].topk(4).indices
     best = joint[firsts].topk(4, dim=-1)
