@@ -39,7 +39,7 @@ DRAFTS = {"draft": "sd", SMALL_DRAFT: f"sd[weights={SMALL_DRAFT}]"}  # models th
 WITH_THE_LAB = {
     "medusa": "medusa", "ss": "ss", "ss-shared": "ss-shared", "hydra": "hydra", "eagle": "eagle", "eagle2": "eagle",
     "eagle3": "eagle3", "dflash": "dflash", "peagle": "peagle", "medusa2": "medusa2", "space": "space", "rest": "rest",
-    **{method: folder for folder, method in DRAFTS.items()},
+    "ss[parent=on]": "ss-parent", **{method: folder for folder, method in DRAFTS.items()},
 }  # fmt: skip
 
 
@@ -143,6 +143,7 @@ DRAFTERS = {
     "dflash": ("DFlash's drafter of one layer and a block of eight", OWN),
     "peagle": ("P-EAGLE's drafter of one layer and seven depths", OWN),
     "ss": ("Lossless streams and the pruning map", OWN),
+    "ss-parent": ("Streams that know their root and parents, as no paper has them, for `ss[parent=on]`,", OWN),
     "space": ("LoRA and masks, learnt together, which change the model,", "the base's kind of text"),
     "rest": ("A datastore", f"{OWN} to questions of the applications, so that it has none to Spec-Bench's categories"),
     "medusa2": ("LoRA and four Medusa heads, learnt together, which change the model,", "the base's kind of text"),
@@ -166,11 +167,13 @@ def write_cards(out: Path, models: Mapping[str, Target], measured: Measured) -> 
             name=name, parameters=size[name], method=method, text=LEARNT[name], loss=measured.losses[name],
             tau=measured.taus[method],
         )  # fmt: skip
+    methods = {folder: method for method, folder in WITH_THE_LAB.items()}
     for name, (what, text) in DRAFTERS.items():
-        if name not in measured.taus:
+        method = methods[name]
+        if method not in measured.taus:
             continue
-        others = ", ".join(f"{k} {v:.2f}" for k, v in measured.taus.items() if k != name)
-        cards[name] = DRAFTER.format(name=name, what=what, text=text, tau=measured.taus[name], others=others)
+        others = ", ".join(f"{k} {v:.2f}" for k, v in measured.taus.items() if k != method)
+        cards[name] = DRAFTER.format(name=name, what=what, text=text, tau=measured.taus[method], others=others)
     for name, text in cards.items():
         (out / name / "README.md").write_text(text + AGAIN)
     known = json.loads((out / "lab.json").read_text())

@@ -43,6 +43,7 @@ EAGLE_LEVELS = 6  # one more than the published tree has; what is learnt is the 
 EAGLE3_LEVELS = 4  # of training-time test: with this budget better than the published 7
 EAGLE3_WORDS = 2048
 BLOCK_LEVELS = 7  # of the drafters that make a block in one pass: DFlash's published block has eight places
+KNOWN_RANK = 64  # of the maps by which streams learn tokens that are known
 STREAM_LR, STREAM_EMBEDDING_LR = 1.5e-2, 0.1
 
 
@@ -120,6 +121,16 @@ DRAFTERS = {
     ),
     "ss": Drafter(
         lambda target, levels, lr: StreamsTrainee(target, streams_of(target), lr, embedding_lr=STREAM_EMBEDDING_LR),
+        STREAM_LR,
+        {"advice": SS_ADVICE},
+    ),
+    "ss-parent": Drafter(  # beyond the papers
+        lambda target, levels, lr: StreamsTrainee(
+            target,
+            replace(streams_of(target), root_rank=KNOWN_RANK, parent_rank=KNOWN_RANK),
+            lr,
+            embedding_lr=STREAM_EMBEDDING_LR,
+        ),
         STREAM_LR,
         {"advice": SS_ADVICE},
     ),
