@@ -12,6 +12,8 @@ import pandas as pd
 from specbench_ss.errors import UserError
 from specbench_ss.files.crash_safe import replacing
 from specbench_ss.results import exports, frames
+from specbench_ss.results.concurrency import level_rows
+from specbench_ss.results.concurrency_text import markdown_levels
 from specbench_ss.results.finding import finding
 from specbench_ss.results.markdown_table import safe
 from specbench_ss.results.quality import measures
@@ -41,7 +43,7 @@ class MarkdownReport(_File):
     """The report `md`."""
 
     name = "md"
-    summary = "the finding, what is wrong, and the summary as a Markdown table"
+    summary = "the finding, what is wrong, and the summary as a Markdown table, with several requests at a time too"
     filename = "report.md"
 
     def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
@@ -53,7 +55,8 @@ class MarkdownReport(_File):
         lines = [f"# {model} on {suite}", "", finding(rows, made, standings(run, rows)), "", *told]
         table = exports.markdown(rows, config_of(run))
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
-        return "\n".join([*map(safe, lines), "", table, *notes]).encode("utf-8", "replace")
+        levels = [markdown_levels(run)] if run.levels else []
+        return "\n".join([*map(safe, lines), "", table, *notes, *levels]).encode("utf-8", "replace")
 
 
 class _Frame(_File):
@@ -111,6 +114,7 @@ class JsonReport(_File):
             "checks": said,
             "places": {label: asdict(standing) for label, standing in placed.items()},
             "summary": [row.as_dict() for row in rows],
+            **({"levels": [asdict(row) for row in level_rows(run)]} if run.levels else {}),
             "manifest": run.manifest,
         }
         return json.dumps(whole, indent=1, ensure_ascii=False).encode("utf-8", "replace")

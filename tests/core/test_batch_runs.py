@@ -10,6 +10,7 @@ import pytest
 from specbench_ss import run
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html.report import HtmlReport
+from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.run_results import RunResults
 from specbench_ss.results.served_health import served_findings
 from specbench_ss.runs.run_directory import read_run
@@ -94,3 +95,19 @@ def test_the_page_has_the_levels_and_says_what_else_is_of_one_at_a_time(asked: P
     page = (tmp_path / "page.html").read_text()
     assert "Several requests at a time" in page and 'id="together"' in page
     assert "with one request at a time" in page and "1, 2, 3 at a time" in page
+
+
+def test_reports_that_are_files_have_the_levels_too(asked: Path, tmp_path: Path) -> None:
+    measured(asked, tmp_path / "r")
+    run = read_run(tmp_path / "r")
+    MarkdownReport().write(run, tmp_path / "r.md")
+    text = (tmp_path / "r.md").read_text()
+    lines = text[text.index("## By requests in flight") :].splitlines()
+    counts = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
+    assert counts == [str(n) for n in (1, 2, 3) for _ in run.labels]
+    JsonReport().write(run, tmp_path / "r.json")
+    levels = json.loads((tmp_path / "r.json").read_text())["levels"]
+    assert [(level["concurrency"], level["method"]) for level in levels] == [
+        (n, m) for n in (1, 2, 3) for m in run.labels
+    ]
+    assert all(level["tokens_per_s"] > 0 and not level["failed"] for level in levels)
