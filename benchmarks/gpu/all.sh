@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # All that needs a GPU, the most valuable first, in stages of under ten minutes. usage: all.sh OUT [STAGE...]
-# Stages: sameness telemetry roofline lab; none given: all of them, in this order. Each goes on from what it finds in OUT,
+# Stages: sameness telemetry roofline batches lab; none given: all of them, in this order. Each goes on from what it finds in OUT,
 # but for sameness, which is made anew.
 # A stage that fails is named at the end, and the others are made all the same.
 set -uo pipefail
 out=${1:?usage: all.sh OUT [STAGE...]}
 shift
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(sameness telemetry roofline lab)
+[ ${#stages[@]} -gt 0 ] || stages=(sameness telemetry roofline batches lab)
 mkdir -p "$out"
 export PYTHONPATH=${PYTHONPATH:-.} PYTHONUNBUFFERED=1
 limit=540 # seconds of a stage
@@ -38,6 +38,10 @@ roofline() { # what width and context cost, by random weights of 1B, 7B and 13B
             --widths 1 4 8 16 32 64 128 --contexts 512 4096 --out "$out/roofline.jsonl" --plot "$out/roofline-$engine.png" || code=1
     done
     return $code
+}
+batches() { # several requests at a time, operator by operator
+    timeout $limit python3 -m specbench_ss run --methods ss,medusa,eagle,hydra,sd --suite specbench --device cuda \
+        --engine eager --dtype bfloat16 --limit 2 --batch-size 2,4,8,16 --out "$out/lab-batches" --resume
 }
 lab() { # the larger lab
     bash benchmarks/gpu/lab.sh "$out/lab-m" m $limit
