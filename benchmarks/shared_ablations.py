@@ -2,9 +2,10 @@
 
     python benchmarks/shared_ablations.py work/lab [--seeds 0 1 2] [--only alpha-0.1 next-token] [--steps 900]
 
-work/lab: a folder of `ssbench lab train` with its first stages done. All variants of a seed learn side by side from the
-same batches; each goes into a folder of its own name there, shared-VARIANT-SEED, resumable. A seed decides the text,
-its order, and what weights start from. Their quality, as their plain decoding has it:
+work/lab: a folder of `ssbench lab train` with its first stages done. All variants of a seed learn side by side from
+the same batches; each goes into a folder of its own name there, shared-VARIANT-SEED. With the same --only and --steps
+it goes on where it was cut off. A seed decides the text, its order, and what weights start from. Their quality, as
+their plain decoding has it:
 
     ssbench run --suite apps --limit 0 --methods "ss-shared-ar[weights=work/lab/shared-alpha-0.1-0],..."
 """
@@ -56,16 +57,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=DRAFTER_STEPS, help="of training; the text becomes as much less")
     given = parser.parse_args()
     for seed in given.seeds:
-        scale = given.steps / DRAFTER_STEPS
+        scale = given.steps / DRAFTER_STEPS + 1e-9  # or rounding would take a step away
         lab = LabTraining(given.folder, "s", resolve_device(given.device), seed, scale, print)
         target = lab.base_target()
-        torch.manual_seed(seed + 5)
         trainees = [trainee(target, name, seed, given.steps) for name in given.only]
-        train_shared(lab, target, trainees, f"shared-run-{seed}")
+        train_shared(lab, target, trainees, "-".join(["shared-run", *given.only, str(given.steps), str(seed)]))
 
 
 def trainee(target: Target, name: str, seed: int, steps: int) -> SharedTrainee:
-    """One variant, to be saved in the folder of its own name."""
+    """One variant, to be saved in the folder of its own name; all of a seed start from the same LoRA."""
+    torch.manual_seed(seed + 5)
     v = VARIANTS[name]
     rates = (SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
     called = f"shared-{name}-{seed}"

@@ -167,7 +167,9 @@ def write_cards(out: Path, models: Mapping[str, Target], measured: Measured) -> 
             name=name, parameters=size[name], method=method, text=LEARNT[name], loss=measured.losses[name],
             tau=measured.taus[method],
         )  # fmt: skip
-    methods = {folder: method for method, folder in WITH_THE_LAB.items()}
+    methods: dict[str, str] = {}
+    for method, folder in WITH_THE_LAB.items():
+        methods.setdefault(folder, method)  # the first: eagle2 reads eagle's
     for name, (what, text) in DRAFTERS.items():
         method = methods[name]
         if method not in measured.taus:

@@ -147,7 +147,8 @@ def train_shared(lab: LabTraining, target: Target, trainees: Sequence[SharedTrai
     """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
     budget = _tune(lab, target, trainees, stage)
     for trainee in trainees:
-        trained = {**_trained(lab, budget), "alpha_j": trainee.alpha_j}
+        rises = {"ramp": trainee.ramp.steps} if trainee.ramp.steps else {}
+        trained = {**_trained(lab, budget), "alpha_j": trainee.alpha_j, **rises}
         about = {**belongs_to(target), "trained": trained, "advice": SS_ADVICE}
         save_shared(lab.folder(trainee.name), trainee, about)
 

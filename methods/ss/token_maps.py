@@ -67,9 +67,9 @@ class TokenMaps:
         """Logits [gamma, V] of streams that know no token yet, with what their root int64 [] says; [gamma, V]."""
         c = self.streams.config
         if c.root_rank:
-            logits = logits + self.root(self.root_said[root][None])
+            logits = logits + self.root(said_by(self.root_said, root))
         if c.parent_rank:  # of the first level the root is the parent
-            first = logits[:1] + self.parent(self.parent_said[root][None])
+            first = logits[:1] + self.parent(said_by(self.parent_said, root))
             logits = torch.cat((first, logits[1:]))
         return logits
 
@@ -85,3 +85,8 @@ class TokenMaps:
         if c.parent_rank:
             made, _ = [*made, self.parent.weight], self.parent_said
         return made
+
+
+def said_by(table: Tensor, token: Tensor) -> Tensor:
+    """The row [1, rank] of a token int64 []; to index by a number without dimensions would wait for the device."""
+    return table.index_select(0, token[None])

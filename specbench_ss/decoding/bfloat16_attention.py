@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 
 TRIES, CLEARLY = 7, 1.25  # how often each is measured; times as fast as the kernel another has to be
-KEYS, FEW = 256, 4  # of the probe: keys, and rows that have a mask
+SHORT, LONG, FEW = 256, 1024, 4  # of the probe: keys of either length, and rows that have a mask
+FROM = 512  # keys from where what is faster over the longer ones counts
 
 
 def by_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -59,14 +60,14 @@ KERNEL, _, PRODUCTS = WAYS
 
 
 @lru_cache(maxsize=16)
-def fastest(one_row: bool, threads: int) -> str:
+def fastest(one_row: bool, long: bool, threads: int) -> str:
     """Return the name of the way that takes clearly less time than torch's kernel, or that of the kernel.
 
-    one_row: without a mask, as in plain decoding; else a few rows with one.
+    one_row: without a mask, as in plain decoding; else a few rows with one. long: over how many keys.
     """
-    rows = 1 if one_row else FEW
-    query, keys = torch.zeros(1, 8, rows, 64, dtype=torch.bfloat16), torch.zeros(1, 4, KEYS, 64, dtype=torch.bfloat16)
-    mask = None if one_row else torch.zeros(1, 1, rows, KEYS, dtype=torch.bfloat16)
+    rows, count = 1 if one_row else FEW, LONG if long else SHORT
+    query, keys = torch.zeros(1, 8, rows, 64, dtype=torch.bfloat16), torch.zeros(1, 4, count, 64, dtype=torch.bfloat16)
+    mask = None if one_row else torch.zeros(1, 1, rows, count, dtype=torch.bfloat16)
     taken = dict.fromkeys(WAYS, math.inf)
     for _ in range(TRIES):
         for name, way in WAYS.items():
@@ -77,13 +78,19 @@ def fastest(one_row: bool, threads: int) -> str:
     return best if taken[KERNEL] >= CLEARLY * taken[best] else KERNEL
 
 
-def way_of(one_row: bool, sequences: int) -> str:
-    """Return the name of the way for rows of so many sequences at a time, on the threads that torch has now."""
-    name = fastest(one_row, torch.get_num_threads())
+def way_of(one_row: bool, keys: int, sequences: int = 1) -> str:
+    """Return the name of the way for rows over so many keys of so many sequences, on the threads torch has now."""
+    name = fastest(one_row, keys >= FROM, torch.get_num_threads())
     # many copies in float32 are no longer small; what a slow kernel leaves then are the products
     return name if sequences == 1 or name == KERNEL else PRODUCTS
 
 
 def in_words() -> str:
     """Say for the record by which ways rows attend here. Measured now, so that no step has to."""
-    return f"attention of one row by {way_of(True, 1)}, of few by {way_of(False, 1)}"
+    of = [f"of {name} by {_by_length(one_row)}" for name, one_row in (("one row", True), ("few", False))]
+    return f"attention {', '.join(of)}"
+
+
+def _by_length(one_row: bool) -> str:
+    short, long = way_of(one_row, SHORT), way_of(one_row, LONG)
+    return short if short == long else f"{short} ({long} from {FROM} keys)"

@@ -46,7 +46,7 @@ def grouped_attention(
         return key.attended(one, query, cast("Parts", value), attention_mask), None
     b, heads, q, d = query.shape
     if _in_bfloat16(module, query, attention_mask):
-        way = bfloat16_attention.WAYS[bfloat16_attention.way_of(attention_mask is None, b)]
+        way = bfloat16_attention.WAYS[bfloat16_attention.way_of(attention_mask is None, key.shape[2], b)]
         return way(query, key, value, attention_mask, kwargs.get("scaling")), None
     groups = heads // key.shape[1]
     few = attention_mask is not None and groups > 1 and q <= MOST_ROWS and attention_mask.shape[1] == 1

@@ -112,6 +112,7 @@ class Target(Outline):
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
         from specbench_ss.decoding import bfloat16_attention
+        from specbench_ss.decoding.grouped_attention import NAME
         from specbench_ss.decoding.lean_layers import in_words, lean_blocks, products_of
         from specbench_ss.decoding.products import Product, measure_one_row
 
@@ -122,7 +123,7 @@ class Target(Outline):
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
         measure_one_row(products_of(self.family.blocks, self._head))
         self.computed = in_words(self.family.blocks, self._head)
-        if self.dtype == torch.bfloat16 and self.device.type == "cpu":
+        if self.dtype == torch.bfloat16 and self.device.type == "cpu" and self.attention == NAME:
             self.computed += f"; {bfloat16_attention.in_words()}"
 
     def _attention(self, given: str | None) -> str:

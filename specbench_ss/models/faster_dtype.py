@@ -33,7 +33,7 @@ ROWS = (1, 16)  # of plain decoding, and of a draft that is verified
 PROBE, PROBE_S = 256, 0.01  # side of a square product that shows an emulated dtype at once; seconds that it is repeated
 HEAD = 64  # numbers of a head, where a configuration does not say how many heads there are
 ROUNDING = ("float32", HALF_WEIGHTS, "bfloat16")  # what rounds more comes later (docs/models.md)
-CLEARLY = 1.1  # times as fast a format has to be as one that rounds less: noise alone is not to choose
+CLEARLY = 1.1  # times as long as the fastest one a format may take that rounds less: noise alone is not to choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ def faster_dtype(forms: tuple[str, ...], sizes: Sizes, weights_bytes: int) -> Ch
     It is read from the cache later, so a run that goes on computes as it began. weights_bytes: of the model in float32,
     which decide whether there is room for a second copy.
     """
-    asked = ("whole layers", forms, sizes, has_room(weights_bytes), torch.__version__)
+    room = has_room(weights_bytes), has_room(weights_bytes // 2)  # in float32, in bfloat16
+    asked = ("whole layers", forms, sizes, room, torch.__version__)
     key = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -106,12 +107,8 @@ def faster_dtype(forms: tuple[str, ...], sizes: Sizes, weights_bytes: int) -> Ch
 
 
 def _clearly_fastest(ms: dict[str, float]) -> str:
-    """Return the fastest format, unless one that rounds less is nearly as fast."""
-    taken, *others = sorted(ms, key=ROUNDING.index)
-    for form in others:
-        if CLEARLY * ms[form] <= ms[taken]:
-            taken = form
-    return taken
+    """Return the format that rounds least of those that are nearly as fast as the fastest."""
+    return next(form for form in sorted(ms, key=ROUNDING.index) if ms[form] <= CLEARLY * min(ms.values()))
 
 
 def _forms(model_type: str, weights_bytes: int) -> tuple[str, ...]:
@@ -131,20 +128,28 @@ def _keep(file: Path, choice: Choice) -> None:
 
 def _shape(config: Any) -> Sizes | None:
     """Return the sizes of a model's layers; None where the configuration does not say."""
-    hidden, inner, heads, kv_heads, layers = (
+    hidden, inner, heads, kv_heads, head_dim, layers = (
         value if isinstance(value := getattr(config, name, None), int) and value > 0 else 0
         for name in (
             "hidden_size",
             "intermediate_size",
             "num_attention_heads",
             "num_key_value_heads",
+            "head_dim",
             "num_hidden_layers",
         )
     )
     if not hidden or not layers:
         return None
-    heads = heads or max(1, hidden // HEAD)
-    return Sizes(hidden, inner or 4 * hidden, heads, kv_heads if kv_heads and heads % kv_heads == 0 else heads, layers)
+    heads = _divisor(hidden, heads or hidden // HEAD)  # as the layers that are measured have to have it
+    each = max(2, (head_dim or hidden // heads) // 2 * 2)  # positions turn pairs of numbers
+    lean = getattr(config, "model_type", "") in LLAMA_LIKE
+    return Sizes(hidden, inner or 4 * hidden, heads, _divisor(heads, kv_heads or heads), each, layers, lean)
+
+
+def _divisor(of: int, most: int) -> int:
+    """Return the largest number up to `most` that divides `of`."""
+    return next(n for n in range(max(1, min(most, of)), 0, -1) if of % n == 0)
 
 
 def _parameters(config: Any, sizes: Sizes) -> int:

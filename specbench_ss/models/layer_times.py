@@ -5,6 +5,7 @@ Products alone would mislead: in bfloat16 what lies between them takes longer th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,18 +27,18 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """hidden, and inner of the MLP; heads of queries, and of keys and values; layers."""
+    """hidden, and inner of the MLP; heads of queries, and of keys and values, and numbers of a head; layers.
+
+    lean: whether layers of the model are computed lean, and their products by copies of the weights.
+    """
 
     hidden: int
     inner: int
     heads: int
     kv_heads: int
+    head_dim: int
     layers: int
-
-    @property
-    def head_dim(self) -> int:
-        """Of each head: even, as positions turn pairs of numbers."""
-        return max(2, self.hidden // self.heads // 2 * 2)
+    lean: bool = True
 
     @property
     def parameters(self) -> int:
@@ -52,7 +53,10 @@ class Sizes:
 
 
 def few_layers(sizes: Sizes, form: str, weights_bytes: int) -> Target:
-    """A Llama of some of these layers with random weights and hardly any words. weights_bytes: of the whole model."""
+    """A Llama of some of these layers with random weights and hardly any words.
+
+    weights_bytes: of the whole model in float32, which decide whether there is room for copies.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -68,9 +72,11 @@ def few_layers(sizes: Sizes, form: str, weights_bytes: int) -> Target:
         bos_token_id=None,
         eos_token_id=None,
     )
+    dtype = getattr(torch, arithmetic(form))
     with torch.random.fork_rng(devices=[]):
-        model: Any = LlamaForCausalLM(config).to(getattr(torch, arithmetic(form)))
-    return Target(model, rounded=form == HALF_WEIGHTS, part_of=weights_bytes)
+        model: Any = LlamaForCausalLM(config).to(dtype)
+    whole = weights_bytes * dtype.itemsize // torch.float32.itemsize if sizes.lean else sys.maxsize
+    return Target(model, rounded=form == HALF_WEIGHTS, part_of=whole)
 
 
 @torch.inference_mode()

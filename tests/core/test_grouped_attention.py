@@ -27,7 +27,7 @@ def test_few_rows_attend_as_torch_has_it(
     """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
     if kind == "none" and rows > 1:
         return
-    monkeypatch.setattr(bfloat16_attention, "way_of", lambda one_row, sequences: way)
+    monkeypatch.setattr(bfloat16_attention, "way_of", lambda one_row, keys, sequences: way)
     rng, keys = torch.Generator().manual_seed(rows), rows + 20
     query, key, value = (torch.randn(2, n, r, 16, generator=rng) for n, r in ((6, rows), (2, keys), (2, keys)))
     seen = torch.rand(2 if kind == "of each" else 1, 1, rows, keys, generator=rng) < 0.7
@@ -44,19 +44,27 @@ def test_few_rows_attend_as_torch_has_it(
     assert (out.double() - exact).abs().max() < OFF[dtype]
 
 
+@pytest.mark.parametrize("long", [True, False])
 @pytest.mark.parametrize("one_row", [True, False])
 @pytest.mark.parametrize("fast", bfloat16_attention.WAYS)
-def test_a_probe_takes_the_fastest_way(fast: str, one_row: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_takes_the_fastest_way(fast: str, one_row: bool, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(*given: Any) -> None:
         time.sleep(0.02)
 
     for name in bfloat16_attention.WAYS:
         if name != fast:
             monkeypatch.setitem(bfloat16_attention.WAYS, name, waits)
-    assert bfloat16_attention.fastest.__wrapped__(one_row, 1) == fast
+    assert bfloat16_attention.fastest.__wrapped__(one_row, long, 1) == fast
 
 
 def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     _, in_float32, products = bfloat16_attention.WAYS
-    monkeypatch.setattr(bfloat16_attention, "fastest", lambda one_row, threads: in_float32)
-    assert [bfloat16_attention.way_of(True, sequences) for sequences in (1, 8)] == [in_float32, products]
+    monkeypatch.setattr(bfloat16_attention, "fastest", lambda one_row, long, threads: in_float32)
+    assert [bfloat16_attention.way_of(True, 9, sequences) for sequences in (1, 8)] == [in_float32, products]
+
+
+def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, _, products = bfloat16_attention.WAYS
+    monkeypatch.setattr(bfloat16_attention, "fastest", lambda one_row, long, threads: products if long else kernel)
+    assert [bfloat16_attention.way_of(False, keys) for keys in (511, 512)] == [kernel, products]
+    assert bfloat16_attention.in_words().endswith(f"of few by {kernel} ({products} from 512 keys)")

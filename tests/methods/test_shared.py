@@ -215,18 +215,17 @@ def test_losses_of_streams_rise_from_nothing() -> None:
     target = Target(tiny_model("llama"))
     batch = answers_of(torch.arange(3, 43).view(2, 20) % 37, 3)
 
-    def losses(**settings: Any) -> list[float]:
+    def losses(**settings: Any) -> tuple[list[float], float]:
         torch.manual_seed(0)
         trainee = SharedTrainee(target, config(False), **settings)
-        found = [trainee.loss(EMPTY, batch)[0].item() for _ in range(4)]
         with torch.no_grad():
-            looked = float(trainee.loss(EMPTY, batch)[0])
-        assert looked == pytest.approx(found[-1], rel=1e-4)
-        return found
+            looked = trainee.loss(EMPTY, batch)[0].item()
+        return [trainee.loss(EMPTY, batch)[0].item() for _ in range(4)], looked
 
-    plain, whole, rising = losses(alpha_j=0.0), losses(), losses(ramp=3)
+    (plain, _), (whole, seen), (rising, looked) = losses(alpha_j=0.0), losses(), losses(ramp=3)
     assert rising[0] == pytest.approx(plain[0], rel=1e-4)
     assert rising[0] < rising[1] < rising[2] < rising[3] == pytest.approx(whole[0], rel=1e-4)
+    assert looked == pytest.approx(seen, rel=1e-4), "what is held out is weighed as at the end, and is no update"
 
 
 def test_the_base_is_not_touched(tmp_path: Path) -> None:
