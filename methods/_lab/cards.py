@@ -150,6 +150,12 @@ DRAFTERS = {
     "ss-shared": ("LoRA and streams, learnt together (eq. 6; main rows see their streams), which change the model,",
                   "the base's kind of text"),
 }  # fmt: skip
+NEXT_TOKEN = """# Lab next-token
+
+LoRA for the lab base that learnt next tokens alone, from the very batches of `ss-shared` and at its rank: the fine-tune
+that shared mode's quality is held against (ACL table 3). It drafts nothing: `ss-shared-ar[weights=next-token]` decodes
+with it.
+"""
 AGAIN = """
 Measured by `ssbench lab train --stages cards --out DIR`; float32. DIR is the folder of a training run; with an empty
 one, the weights that come with the package are measured.
@@ -176,6 +182,8 @@ def write_cards(out: Path, models: Mapping[str, Target], measured: Measured) -> 
             continue
         others = ", ".join(f"{k} {v:.2f}" for k, v in measured.taus.items() if k != method)
         cards[name] = DRAFTER.format(name=name, what=what, text=text, tau=measured.taus[method], others=others)
+    if (out / "next-token").is_dir():  # an older family has none
+        cards["next-token"] = NEXT_TOKEN
     for name, text in cards.items():
         (out / name / "README.md").write_text(text + AGAIN)
     known = json.loads((out / "lab.json").read_text())

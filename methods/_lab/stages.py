@@ -220,6 +220,7 @@ def export(lab: LabTraining) -> None:
         "base": lab.made("polish/model", "polish"),
         "draft": lab.made("draft/model", "draft"),
         "ss-shared": lab.made("ss-shared", "shared"),
+        "next-token": lab.made("next-token", "shared"),
         "medusa2": lab.made("medusa2/weights", "medusa2"),
         **{name: lab.made(name, "drafters") for name in DRAFTERS},
         "rest": lab.made("rest", "datastore"),
