@@ -30,6 +30,7 @@ from specbench_ss.training.drafter_training import LOG
 SEEDS, STEPS, ROWS, LENGTH, ANCHORS, TALKS = 3, 300, 4, 256, 32, 4000
 NODES = 8  # of every draft
 CENTRE, MEDUSA, SMALL = "N_s 4, R_s 32", "Medusa's heads", "R_s 8"
+MAPS = ("f_eta of rank 8", "f_eta of rank 64")
 GAMMA, LR = 4, 0.01
 
 
@@ -63,8 +64,7 @@ VARIANTS = (
     Variant("N_s 8", options="n_msa_layers=8"),
     Variant(SMALL, options="adapter_rank=8"),
     Variant("R_s 128", options="adapter_rank=128"),
-    Variant("f_eta of rank 8", options="init_rank=8"),
-    Variant("f_eta of rank 64", options="init_rank=64"),
+    *(Variant(name, options=f"init_rank={rank}") for name, rank in zip(MAPS, (8, 64), strict=True)),
     Variant("MLPs kept", options="keep_mlp=on"),
     Variant("root known", options="root_rank=64"),
     Variant("MLPs kept, root known", options="keep_mlp=on,root_rank=64"),
@@ -167,18 +167,43 @@ class Ablations(Experiment):
             yield from (((v, seed), order.folder) for v, order in zip(same, trainer.orders(config), strict=True))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """ACL abstract: acceptance with few parameters; the better Medusa counts. Few seeds, so without an interval."""
-        grid = result.grids[0]
-        tau, count = place_of(grid, "tau"), place_of(grid, "parameters")
-        of = {row[0]: (number_or_none(row[tau]), row[count]) for row in grid.rows}
-        small = of.get(SMALL, (None, 0))
-        rivals = [of[name] for name in (MEDUSA, f"{MEDUSA}, the base's LM head") if name in of]
-        medusa = max((one for one in rivals if one[0] is not None), default=(None, 0))
-        if small[0] is None or medusa[0] is None:
-            return []
-        found = f"tau {small[0]:.2f} with {small[1]:,} parameters against {medusa[0]:.2f} with {medusa[1]:,}"
-        says = "Streams of rank 8 keep as many tokens a pass as Medusa's heads after the same training"
-        return [Claim(says, small[0] >= medusa[0], found, sure=False)]
+        """ACL abstract: acceptance with few parameters. App. N.1: f_eta may as well be the identity. Few seeds each."""
+        grids = {grid.name: grid for grid in result.grids}
+        return [*_few_parameters(grids["ablations"]), *_identity(grids["ablations"], grids["seeds"])]
+
+
+def _few_parameters(grid: Grid) -> list[Claim]:
+    """Hold streams of the papers' rank against the better of Medusa's forms (ACL abstract)."""
+    tau, count = place_of(grid, "tau"), place_of(grid, "parameters")
+    of = {row[0]: (number_or_none(row[tau]), row[count]) for row in grid.rows}
+    small = of.get(SMALL, (None, 0))
+    rivals = [of[name] for name in (MEDUSA, f"{MEDUSA}, the base's LM head") if name in of]
+    medusa = max((one for one in rivals if one[0] is not None), default=(None, 0))
+    if small[0] is None or medusa[0] is None:
+        return []
+    found = f"tau {small[0]:.2f} with {small[1]:,} parameters against {medusa[0]:.2f} with {medusa[1]:,}"
+    says = "Streams of rank 8 keep as many tokens a pass as Medusa's heads after the same training"
+    return [Claim(says, small[0] >= medusa[0], found, sure=False)]
+
+
+def _identity(summary: Grid, seeds: Grid) -> list[Claim]:
+    """Hold the identity against learnt maps (ACL app. N.1: similar performance, with far fewer parameters).
+
+    They are called alike where neither keeps more tokens a pass with every seed: a seed's text and order are the same.
+    """
+    tau, count = place_of(seeds, "tau"), place_of(summary, "parameters")
+    of = {(row[0], row[1]): number_or_none(row[tau]) for row in seeds.rows}
+    parameters = {row[0]: row[count] for row in summary.rows}
+    made = []
+    for name in MAPS:
+        pairs = [(of.get((CENTRE, seed)), value) for (variant, seed), value in of.items() if variant == name]
+        gains = [learnt / own for own, learnt in pairs if own and learnt]
+        if len(gains) > 1:
+            says = f"The identity keeps about as many tokens a pass as a learnt {name}"
+            told = f"the map's tau over the identity's, by seed: {', '.join(f'{gain:.2f}' for gain in gains)}"
+            found = f"{told}; {parameters[name]:,} parameters against {parameters[CENTRE]:,}"
+            made.append(Claim(says, min(gains) <= 1 <= max(gains), found, sure=False))
+    return made
 
 
 def write_conversations(path: Path, count: int, seed: int) -> None:

@@ -57,12 +57,17 @@ def streaming(target: Target, top_p: int = 0) -> Overhead:
     logits = torch.empty(GAMMA, target.vocab_size, device=META)
     root = torch.empty(1, dtype=torch.long, device=META)
     full = draft_tree(root, logits, K, 0)
-    kept = full.select(range(KEPT))  # any ancestor-closed choice has these shapes
-    fused = flops(lambda: decoder.forward(meta_state(target), kept))
-    plain = flops(lambda: target.forward_tree(kept, meta_state(target).cache))
     final = torch.empty(GAMMA, target.hidden_size, device=META)
     drafting = flops(lambda: target.logits(final))
-    return Overhead(count(streams), 1, fused - plain + drafting + early_exit(target, streams, full))
+    # any ancestor-closed choice of so many nodes has these shapes
+    all_kept, one = (drafting + beside(target, decoder, full.select(range(nodes))) for nodes in (KEPT, 1))
+    return Overhead(count(streams), 1, all_kept + early_exit(target, streams, full), one)
+
+
+def beside(target: Target, decoder: SpeculativeStreaming, tree: DraftTree) -> int:
+    """Return what a fused pass over this tree costs beyond a plain one: the streams beside its nodes."""
+    fused = flops(lambda: decoder.forward(meta_state(target), tree))
+    return fused - flops(lambda: target.forward_tree(tree, meta_state(target).cache))
 
 
 def early_exit(target: Target, streams: Streams, tree: DraftTree) -> int:
@@ -73,10 +78,11 @@ def early_exit(target: Target, streams: Streams, tree: DraftTree) -> int:
 
 
 def medusa(target: Target) -> Overhead:
-    """Return the costs of four Medusa heads with the published tree."""
+    """Return the costs of four Medusa heads with the published tree. A chain costs as much: each head runs once."""
     heads = meta_heads(target.hidden_size, target.vocab_size)
     decoder = Medusa(target, MedusaOptions(), heads, tree_of(PUBLISHED))
-    return Overhead(count(heads), 1, flops(lambda: decoder.propose(meta_state(target))))
+    drafting = flops(lambda: decoder.propose(meta_state(target)))
+    return Overhead(count(heads), 1, drafting, drafting)
 
 
 def draft_model(name: str = "Llama-68M", gamma: int = GAMMA) -> Overhead:
@@ -84,7 +90,7 @@ def draft_model(name: str = "Llama-68M", gamma: int = GAMMA) -> Overhead:
     target = meta_target(name)
     state = meta_state(target)
     one = flops(lambda: target.forward_tree(DraftTree.root_only(state.root), state.cache))
-    return Overhead(target.parameter_count, gamma, gamma * one)
+    return Overhead(target.parameter_count, gamma, gamma * one, gamma * one)
 
 
 def all_overheads(model: str) -> dict[str, Overhead]:

@@ -23,12 +23,13 @@ CONTEXT = 512  # tokens in the cache; the papers do not give theirs
 class Overhead:
     """parameters: those beyond the base's. passes: forward passes of the drafter per draft.
 
-    flops: those of all passes.
+    flops: those of all passes. one_node: those of a chain, which has one node on each level and nothing to prune.
     """
 
     parameters: int
     passes: int
     flops: int
+    one_node: int
 
 
 def count(module: nn.Module) -> int:

@@ -48,12 +48,22 @@ def of_method(text: str, request: Request) -> str:
     return ""
 
 
-def _comes_along(model: str, name: str) -> bool:
-    """Say whether weights of this name lie beside an embedded model's."""
-    from specbench_ss.models.model_folder import find_folder, is_lab
+def next_token(request: Request) -> str:
+    """Return the method that decodes the base with the LoRA on next tokens alone, the papers' Baseline of table 3.
 
-    folder = find_folder(model)
-    return folder is not None and is_lab(model) and (folder.parent / name).is_dir()
+    '' where no such LoRA came with the request's model and none is given: NEXT_TOKEN_LACKS then says what to give.
+    """
+    if any(setting.startswith(f"{PLAIN}.weights=") for setting in request.settings):
+        return PLAIN
+    return f"{PLAIN}[weights={NEXT_TOKEN}]" if _comes_along(request.model, NEXT_TOKEN) else ""
+
+
+def _comes_along(model: str, name: str) -> bool:
+    """Say whether a folder of this name came with the model: where methods look for their weights too."""
+    from specbench_ss.models.model_folder import companions
+
+    folder = companions(model)
+    return folder is not None and (folder / name).is_dir()
 
 
 def of_model(name: str) -> str:
@@ -80,6 +90,8 @@ def training_text(request: Request) -> str:
     return "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
 
 
+PLAIN, NEXT_TOKEN = "ss-shared-ar", "next-token"  # plain decoding of a LoRA's model, and that LoRA's folder
+NEXT_TOKEN_LACKS = f"its LoRA (--set {PLAIN}.weights=PATH)"
 TREES = (  # what the papers draft: 4 streams with 3 candidates are 120 nodes, of which 32 are kept (ACL app. H)
     *(f"{name}.{option}" for name in ("ss", "ss-shared") for option in ("gamma=4", "k=3", "n_draft=0", "n_keep=32",
       "prune=on", "stream_attention_top_p=64")),

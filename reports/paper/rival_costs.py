@@ -43,8 +43,11 @@ class Eagle(nn.Module):
 def eagle(target: Target, model: str) -> Overhead:
     """Return the costs of five passes of the layer over the static tree, each with the base's LM head."""
     drafter = Eagle(model)
-    total = sum(layer_flops(target, rows) + flops(_fusion_and_head(target, drafter, rows)) for rows in EAGLE_ROWS)
-    return Overhead(count(drafter), len(EAGLE_ROWS), total)
+    total, chain = (
+        sum(layer_flops(target, rows) + flops(_fusion_and_head(target, drafter, rows)) for rows in tree)
+        for tree in (EAGLE_ROWS, (1,) * len(EAGLE_ROWS))
+    )
+    return Overhead(count(drafter), len(EAGLE_ROWS), total, chain)
 
 
 def _fusion_and_head(target: Target, drafter: Eagle, rows: int) -> Callable[[], Tensor]:
@@ -59,12 +62,13 @@ def hydra(target: Target, model: str, plus: bool) -> Overhead:
     """
     with META:
         heads = HydraHeads(HEADS, 4 if plus else 1, target.hidden_size, target.vocab_size, tied=True)
-    total = sum(flops(_of_head(heads, head, rows)) for head, rows in enumerate(_expanded()))
-    parameters = count(heads)
-    if plus:  # the prefix layer runs once a draft, on the newest state
-        parameters += count(Eagle(model).layer)
-        total += layer_flops(target, 1)
-    return Overhead(parameters, HEADS, total)
+    prefix = layer_flops(target, 1) if plus else 0  # runs once a draft, on the newest state
+    total, chain = (
+        prefix + sum(flops(_of_head(heads, head, rows)) for head, rows in enumerate(tree))
+        for tree in (_expanded(), (1,) * HEADS)
+    )
+    parameters = count(heads) + (count(Eagle(model).layer) if plus else 0)
+    return Overhead(parameters, HEADS, total, chain)
 
 
 def _of_head(heads: HydraHeads, head: int, rows: int) -> Callable[[], Tensor]:

@@ -11,9 +11,12 @@ from specbench_ss.reports.paper.claims import number_or_none, same_order
 from specbench_ss.reports.paper.figures import A100, ACL, OLD, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import (
     METHODS,
+    NEXT_TOKEN_LACKS,
+    PLAIN,
     as_published,
     config_for,
     model_parts,
+    next_token,
     nothing_runs,
     of_method,
     told_trees,
@@ -39,6 +42,8 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
 
 ORDERED = ("speedup", "tau")  # metrics by which methods have an order
+BASELINE, FROZEN = "Baseline", "Frozen base"  # the second is a row of its own where the first has a fine-tune's quality
+FINE_TUNE = "the base fine-tuned with a LoRA on next tokens alone"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
@@ -70,7 +75,10 @@ LATENCY = Metric("latency_ms", "wall time per sample, ms", _latency)
 
 
 class RunTable(Experiment):
-    """A table of a paper as one run. Tasks of the published data are the suite's categories, or all of the run."""
+    """A table of a paper as one run. Tasks of the published data are the suite's categories, or all of the run.
+
+    Every speedup is over `ar`, plain decoding of the frozen base, whose time per token is Baseline's of 1.
+    """
 
     data: ClassVar[str]
     suite: ClassVar[str]
@@ -78,6 +86,7 @@ class RunTable(Experiment):
     metrics: ClassVar[tuple[Metric, ...]]
     beside: ClassVar[tuple[str, ...]] = ()  # rows that the paper has not, so that ours has a counterpart
     parameters: ClassVar[bool] = False
+    fine_tunes: ClassVar[bool] = False  # whether the paper's models are fine-tuned on the tasks, Baseline's too
     uses = tuple(f.name for f in fields(Request))
 
     def entries(self) -> tuple[Entry, ...]:
@@ -91,11 +100,15 @@ class RunTable(Experiment):
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a row for each method on the request's model, and one for each published model."""
         mine = [Part(f"{m} on {request.model}", of_method(METHODS[m], request)) for m in self.methods()]
+        if self._has_tuned_baseline():
+            mine.append(Part(f"{BASELINE}'s fine-tune on next tokens", "" if next_token(request) else NEXT_TOKEN_LACKS))
         return [*mine, *model_parts(list(dict.fromkeys(e.model for e in self.entries())), request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """Return one run with every method that can run."""
+        """Return one run with every method that can run, and with plain decoding of Baseline's model."""
         able = [METHODS[m] for m in self.methods() if not of_method(METHODS[m], request)]
+        if self._has_tuned_baseline() and (tuned := next_token(request)):
+            able.append(tuned)
         return {"run": config_for(as_published(request, able), able, suite=self.suite, categories=self.categories)}
 
     def run(self, bench: Bench) -> Result:
@@ -105,12 +118,14 @@ class RunTable(Experiment):
         if all(spec.name == REFERENCE for spec in config.methods):
             raise nothing_runs(self.name, parts)
         run = bench.measure(config, "run")
-        grids = [self._grid(metric, run) for metric in self.metrics]
+        tuned = next((spec.label for spec in config.methods if spec.name == PLAIN), "")
+        grids = [self._grid(metric, run, tuned) for metric in self.metrics]
         plot = self._plot(grids[0])
         if self.parameters:
             grids.append(parameter_grid(self.source))
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
-        notes = (f"ours: {machine(run)}", *told_trees(bench.request), *health(run), f"published: {A100}", *out)
+        ours = (f"ours: {machine(run)}", *told_trees(bench.request), *self._models(tuned), *health(run))
+        notes = (*ours, f"published: {A100}", *out)
         return Result(tuple(grids), (plot,), notes=notes)
 
     def claims(self, result: Result) -> Sequence[Claim]:
@@ -118,6 +133,21 @@ class RunTable(Experiment):
         grids = {grid.name: grid for grid in result.grids}
         made = [claim for name in ORDERED if name in grids for claim in self._orders(grids[name])]
         return [*made, *_kept_quality(grids["metric"])] if "metric" in grids else made
+
+    def _has_tuned_baseline(self) -> bool:
+        """Say whether the paper prints a Baseline, and means a fine-tune of the base by it."""
+        return self.fine_tunes and BASELINE in self.methods()
+
+    def _models(self, tuned: str) -> list[str]:
+        """Say whose quality and whose time each row shows, where the paper fine-tunes the models of all of them."""
+        if not self.fine_tunes:
+            return []
+        kept = "SS-Shared has a model of its own, all other methods draft for the frozen base and have its quality"
+        theirs = "speedups are over plain decoding of the frozen base; in the paper all of it is of fine-tuned models"
+        if not self._has_tuned_baseline():
+            return [f"{kept}; {theirs}"]
+        whose = f"{FINE_TUNE} ({tuned}), shown beside the frozen base" if tuned else "the frozen base"
+        return [f"the quality of {BASELINE} is that of {whose}; {kept}; {theirs}"]
 
     def _orders(self, grid: Grid) -> list[Claim]:
         """Hold the order on the published model that has the most of our methods."""
@@ -131,16 +161,25 @@ class RunTable(Experiment):
             made += same_order(printed[best], ours, f"{task}, order by {grid.name} on {grid.columns[best].title}")
         return made
 
-    def _grid(self, metric: Metric, run: Run) -> Grid:
+    def _rows(self, metric: Metric, tuned: str) -> list[tuple[str, str]]:
+        """Return the rows of a task: their names, and the method of the run that each shows."""
+        others = [(method, METHODS[method]) for method in self.methods()]
+        if metric is not METRIC or not tuned:
+            return others
+        return [(BASELINE, tuned), (FROZEN, REFERENCE), *(row for row in others if row[0] != BASELINE)]
+
+    def _grid(self, metric: Metric, run: Run, tuned: str) -> Grid:
         printed = {(e.task, e.method, e.model): e.number(metric.column) for e in self.entries()}
         models = list(dict.fromkeys(e.model for e in self.entries()))
-        ours = {(row.category, row.method.partition("[")[0]): row for row in summarise(run)}  # whatever its options
+        summary = summarise(run)
+        ours = {(row.category, row.method.partition("[")[0]): row for row in summary}  # whatever its options
+        ours |= {(row.category, row.method): row for row in summary if row.method == tuned}
         spread = metric is SPEEDUP
         rows: list[tuple[Value, ...]] = []
         for task in dict.fromkeys(e.task for e in self.entries()):
             category = task if task in self.categories else OVERALL
-            for method in self.methods():
-                row = ours.get((category, METHODS[method]))
+            for method, shown in self._rows(metric, tuned):
+                row = ours.get((category, shown))
                 mine = (None if row is None else metric.ours(row),)
                 around = ((interval(row.speedup_interval) or None) if row else None,) if spread else ()
                 rows.append((task, method, *mine, *around, *(printed.get((task, method, m)) for m in models)))
@@ -168,14 +207,23 @@ def _printed(grid: Grid, place: int, task: Value, ours: Mapping[str, float | Non
 
 
 def _kept_quality(grid: Grid) -> list[Claim]:
-    """Hold quality under shared mode against the baseline's: single values, without intervals."""
+    """Hold quality under shared mode against the Baseline's: single values, without intervals.
+
+    ACL table 3, caption: Baseline is the base with a LoRA that learnt next tokens alone. A result that has the frozen
+    base's quality in its place has no row of its own for it.
+    """
     ours = {(row[0], row[1]): number_or_none(row[2]) for row in grid.rows}
+    tuned = any(row[1] == FROZEN for row in grid.rows)
+    against = FINE_TUNE if tuned else "the frozen base (in the paper: against its fine-tune on next tokens)"
     made = []
     for task in dict.fromkeys(row[0] for row in grid.rows):
-        base, shared = ours.get((task, "Baseline")), ours.get((task, "SS-Shared"))
+        base, shared = ours.get((task, BASELINE)), ours.get((task, "SS-Shared"))
         if base is not None and shared is not None:
-            says = f"{task}: shared mode costs no quality against the next-token baseline"
-            made.append(Claim(says, shared >= base, f"SS-Shared {shared:.1f}, Baseline {base:.1f} of 100", sure=False))
+            frozen = ours.get((task, FROZEN)) if tuned else base
+            values = [("SS-Shared", shared), *([("the fine-tune", base)] if tuned else []), ("the frozen base", frozen)]
+            found = ", ".join(f"{name} {value:.1f}" for name, value in values if value is not None)
+            says = f"{task}: shared mode costs no quality against {against}"
+            made.append(Claim(says, shared >= base, f"{found} of 100", sure=False))
     return made
 
 
@@ -197,8 +245,16 @@ class Table2(RunTable):
 
 
 class _Apps(RunTable):
-    """What the tables on the three applications share."""
+    """What the tables on the three applications share.
 
+    The papers fine-tune every model on the tasks: Baseline is plain decoding of the base with a LoRA that learnt next
+    tokens alone (ACL table 3, caption; app. A), and Medusa, Eagle and the draft model draft for it. Here they draft
+    for the frozen base, so each row's speedup is over `ar`, that base decoded plainly, and so is SS-Shared's. A merged
+    LoRA has the base's shapes, so that a step of either takes as long; how many tokens are accepted may differ.
+    Baseline's quality alone is the fine-tune's, where that LoRA is at hand.
+    """
+
+    fine_tunes = True
     suite, categories = "apps", ("sql", "dialogue_summary", "meaning_representation")
     beside = ("SS-Lossless",)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.reports.paper import ablations
-from specbench_ss.reports.paper.ablations import CENTRE, MEDUSA, NODES, SMALL, VARIANTS, Ablations, Variant
-from specbench_ss.results.experiment import Bench, Request, Result
+from specbench_ss.reports.paper.ablations import CENTRE, MAPS, MEDUSA, NODES, SMALL, VARIANTS, Ablations, Variant
+from specbench_ss.results.experiment import Bench, Column, Grid, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
@@ -84,3 +84,23 @@ def test_the_frontier_draws_every_variant(made: tuple[Result, RunConfig, Path]) 
     (plot,) = made[0].plots
     points = [trace for trace in plot.data if trace["mode"] == "markers"]
     assert [trace["name"] for trace in points] == [v.name for v in FEW]
+
+
+def of_maps(rank_8: tuple[float, ...], rank_64: tuple[float, ...]) -> list[str]:
+    """The verdicts on learnt maps with these taus, one a seed, beside a centre of 1.4, 1.5 and 1.6."""
+    taus = {CENTRE: (1.4, 1.5, 1.6), MAPS[0]: rank_8, MAPS[1]: rank_64}
+    parameters = Grid(
+        "ablations",
+        (Column("drafter"), Column("parameters"), Column("tau")),
+        tuple((name, 70 + i, 1.0) for i, name in enumerate(taus)),
+    )
+    rows = tuple((name, seed, tau) for name, of in taus.items() for seed, tau in enumerate(of))
+    seeds = Grid("seeds", (Column("drafter"), Column("seed"), Column("tau")), rows)
+    return [claim.verdict for claim in Ablations().claims(Result((parameters, seeds)))]
+
+
+def test_the_identity_is_like_a_map_that_is_not_ahead_or_behind_with_every_seed() -> None:
+    level, better, worse = (1.5, 1.4, 1.7), (1.45, 1.55, 1.65), (1.3, 1.4, 1.5)
+    assert of_maps(level, better) == ["tends to agree", "tends not to"]
+    assert of_maps(worse, level) == ["tends not to", "tends to agree"]
+    assert of_maps((1.5,), ()) == [], "one seed tells nothing"

@@ -9,7 +9,8 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.reports.paper import drafter_costs, meta_device, rival_costs
-from specbench_ss.reports.paper.overheads import FLOP_NOTES, PRINTED, as_printed, counted
+from specbench_ss.reports.paper.meta_device import Overhead
+from specbench_ss.reports.paper.overheads import FLOP_NOTES, PRINTED, Figure9, as_printed, counted
 from specbench_ss.reports.paper.paper_models import MODELS, meta_target
 from specbench_ss.reports.paper.theory import parity, streaming_over_draft
 from tests.tiny import tiny_model
@@ -87,6 +88,46 @@ def test_flops_of_streaming_are_streams_exits_and_draft_logits() -> None:
     head = 2 * h * v
     expected = layers * (projections + adapters + attention) + drafter_costs.GAMMA * head + 40 * (head + 2 * 2 * 8 * h)
     assert drafter_costs.streaming(target).flops == expected
+
+
+def test_one_node_has_its_streams_and_no_early_exit() -> None:
+    target = Target(tiny_model("llama").to("meta"))
+    h, kv, rows, layers = target.hidden_size, 16, drafter_costs.GAMMA, 4
+    linear = 2 * rows * (2 * h * h + 2 * h * kv + 2 * 8 * h)
+    attention = 2 * 2 * h * (rows * (meta_device.CONTEXT + 1 + rows) + rows)  # and the main row beside the streams
+    head = 2 * h * target.vocab_size
+    assert drafter_costs.streaming(target).one_node == layers * (linear + attention) + drafter_costs.GAMMA * head
+
+
+def test_a_chain_costs_what_its_rows_cost() -> None:
+    target = meta_target("Vicuna-7B")
+    h, v = target.hidden_size, target.vocab_size
+    eagle, hydra = rival_costs.eagle(target, "Vicuna-7B"), rival_costs.hydra(target, "Vicuna-7B", plus=False)
+    passes = rival_costs.layer_flops(target, 1) + 2 * (2 * h * h + h * v)
+    assert eagle.one_node == len(rival_costs.EAGLE_ROWS) * passes
+    assert eagle.flops > 4 * eagle.one_node and hydra.flops > 4 * hydra.one_node > 16 * 2 * h * v
+    assert all(o.one_node == o.flops for o in (drafter_costs.medusa(target), drafter_costs.draft_model()))
+
+
+def costs(ours: tuple[float, float], eagle: tuple[float, float]) -> dict[str, Overhead]:
+    """Drafters that need so many GFLOPs per draft and for one node."""
+    made = {"Medusa": (1.0, 1.0), "Eagle": eagle, "SS-Lossless": ours, "SS-Lossless, full attention": (0.1, 0.1)}
+    return {name: Overhead(1, 1, int(1e9 * draft), int(1e9 * one)) for name, (draft, one) in made.items()}
+
+
+def test_figure_9_says_by_which_count_the_streams_need_fewer() -> None:
+    result = Figure9().show(costs((9, 3), eagle=(7, 2)))
+    assert [claim.holds for claim in Figure9().claims(result)] == [False, False]
+    assert result.notes[-3:] == (
+        "Per draft: SS-Lossless needs 9 GFLOPs, more than Medusa, Eagle.",
+        "Of one node each: SS-Lossless needs 3 GFLOPs, more than Medusa, Eagle.",
+        "Of one node, beside the whole drafts of the others: SS-Lossless needs 3 GFLOPs, more than Medusa and fewer "
+        "than Eagle.",
+    )
+    least = Figure9().show(costs((9, 0.5), eagle=(7, 2)))
+    assert [claim.holds for claim in Figure9().claims(least)] == [False, True]
+    assert least.notes[-2] == "Of one node each: SS-Lossless needs 0.5 GFLOPs, fewer than Medusa, Eagle."
+    assert [trace["y"][0] for trace in result.plots[0].data] == [1.0, 1.0]
 
 
 def test_overheads_rank_as_the_paper_says() -> None:

@@ -1,0 +1,112 @@
+"""Tables of the applications: whose quality the papers' Baseline has, and that the claim says what was compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specbench_ss.models import model_folder
+from specbench_ss.reports.paper.quantised import Table4
+from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, RunTable, Table1, Table3, Table5
+from specbench_ss.results.experiment import Bench, Grid, Request, Result
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+
+TASKS = ("sql", "dialogue_summary", "meaning_representation")
+TUNED = "ss-shared-ar[weights=next-token]"
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def lora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lab with weights of some methods, and the LoRA on next tokens."""
+    folder = tmp_path / "lab"
+    for name in ("base", "medusa", "ss", "ss-shared", "next-token"):
+        (folder / name).mkdir(parents=True)
+    (folder / "lab.json").write_text("{}")
+    monkeypatch.setattr(model_folder, "LAB", folder)
+    return folder / "next-token"
+
+
+def asked(table: RunTable, *settings: str) -> list[str]:
+    return [spec.label for spec in table.configs(Request(settings=settings))["run"].methods]
+
+
+def made(table: RunTable, folder: Path, make_run: MakeRun) -> tuple[Result, Run]:
+    """The table of a made-up run of whatever it asks for."""
+    runs = []
+
+    def measure(config: RunConfig, name: str) -> Run:
+        labels = tuple(spec.label for spec in config.methods)
+        runs.append(read_run(make_run(labels=labels, categories=TASKS)))
+        return runs[0]
+
+    result = table.run(Bench(Request(), folder, measure, lambda: pytest.fail("no model is needed")))
+    return result, runs[0]
+
+
+def quality(result: Result) -> Grid:
+    return next(grid for grid in result.grids if grid.name == "metric")
+
+
+@pytest.mark.parametrize("table", [Table3, OldTable1])
+def test_the_lora_on_next_tokens_is_taken_where_it_came_with_the_model(table: type[RunTable], lora: Path) -> None:
+    assert TUNED in asked(table())
+    lora.rmdir()
+    assert not any("ss-shared-ar" in label for label in asked(table()))
+    (part,) = [part for part in table().parts(Request()) if "fine-tune" in part.name]
+    assert "--set ss-shared-ar.weights=PATH" in part.missing
+    assert "ss-shared-ar[weights=mine]" in asked(table(), "ss-shared-ar.weights=mine")
+
+
+@pytest.mark.parametrize("table", [Table1, Table5])
+def test_tables_without_a_fine_tuned_baseline_ask_for_none(table: type[RunTable], lora: Path) -> None:
+    assert TUNED not in asked(table()) and not any("fine-tune" in part.name for part in table().parts(Request()))
+
+
+def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
+    lora: Path, tmp_path: Path, make_run: MakeRun
+) -> None:
+    result, run = made(Table3(), tmp_path, make_run)
+    true = {(row.category, row.method): 100 * (row.quality or 0) for row in summarise(run)}
+    shown = {(row[0], row[1]): row[2] for row in quality(result).rows}
+    for task in TASKS:
+        assert shown[task, "Baseline"] == pytest.approx(true[task, TUNED]) != pytest.approx(true[task, "ar"])
+        assert shown[task, "Frozen base"] == pytest.approx(true[task, "ar"])
+        assert shown[task, "SS-Shared"] == pytest.approx(true[task, "ss-shared"])
+    speed = next(grid for grid in result.grids if grid.name == "speedup")
+    assert [row[2] for row in speed.rows if row[1] == "Baseline"] == [1.0] * 3
+    assert not any(row[1] == "Frozen base" for row in speed.rows)
+    assert any(TUNED in note and "speedups are over plain decoding of the frozen base" in note for note in result.notes)
+
+
+def test_the_claim_says_which_model_was_compared(lora: Path, tmp_path: Path, make_run: MakeRun) -> None:
+    result, run = made(Table3(), tmp_path, make_run)
+    true = {(row.category, row.method): row.quality or 0 for row in summarise(run)}
+    for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
+        assert claim.says == f"{task}: shared mode costs no quality against {FINE_TUNE}" and not claim.sure
+        assert claim.holds is (true[task, "ss-shared"] >= true[task, TUNED])
+        assert (
+            f"the fine-tune {100 * true[task, TUNED]:.1f}, the frozen base {100 * true[task, 'ar']:.1f} of"
+            in claim.found
+        )
+    lora.rmdir()
+    result, run = made(Table3(), tmp_path, make_run)
+    true = {(row.category, row.method): row.quality or 0 for row in summarise(run)}
+    for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
+        assert "against the frozen base (in the paper: against its fine-tune" in claim.says
+        assert claim.holds is (true[task, "ss-shared"] >= true[task, "ar"])
+        assert "the fine-tune" not in claim.found and f"frozen base {100 * true[task, 'ar']:.1f} of" in claim.found
+    assert any("the quality of Baseline is that of the frozen base" in note for note in result.notes)
+
+
+def test_table_4_says_that_its_baseline_is_the_frozen_base(tmp_path: Path, make_run: MakeRun) -> None:
+    def measure(config: RunConfig, name: str) -> Run:
+        return read_run(make_run(labels=("ar", "ss", "ss-shared"), categories=("sql",)))
+
+    result = Table4().run(Bench(Request(), tmp_path, measure, lambda: pytest.fail("no model is needed")))
+    assert any(note.startswith("Baseline is the frozen base of each level") for note in result.notes)
