@@ -24,7 +24,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.files import records
 from specbench_ss.methods._shared.fused_head import MOST_FUSED
 from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, drawn_tree, judged, prune
-from specbench_ss.methods.ss.layout import Layout, stream_visibility
+from specbench_ss.methods.ss.layout import Layout, stream_positions, stream_visibility
 from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.token_maps import TokenMaps
@@ -218,13 +218,9 @@ class SpeculativeStreaming(Decoder):
         return self.settings.most_rows()
 
     def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
-        """Insert gamma streams beside the carrying rows of main [1, m, h]: rows [1, m + c*gamma, h] and positions.
-
-        Stream j stands at the position of the token whose successor it predicts: its row's + j.
-        """
+        """Insert gamma streams beside the carrying rows of main [1, m, h]: rows [1, m + c*gamma, h] and positions."""
         streams = self.streams.insert(main[:, carriers], self.gamma)
-        ahead = torch.arange(1, self.gamma + 1, device=positions.device)
-        places = (positions[carriers, None] + ahead).clamp_max(self.target.context_length - 1).flatten()
+        places = stream_positions(self.target, positions[carriers], self.gamma, self.streams.config.stream_position)
         return torch.cat((main, streams), 1), torch.cat((positions, places))
 
     # -- the loop's calls ---------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
 ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
 ROOTED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4)
 CONDITIONED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4, parent_rank=4)
+SAME_POSITION = StreamConfig(gamma=3, n_msa_layers=2, stream_position="same")
 BESIDE_MLP = StreamConfig(gamma=3, n_msa_layers=2, keep_mlp=True)
 EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
 SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
@@ -58,6 +59,7 @@ def shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
         "root-chain": made(ROOTED, mode="chain", gamma=2),
         "parent": made(CONDITIONED, k=3, n_draft=9, n_keep=6),
         "parent-chain": made(CONDITIONED, mode="chain", gamma=2),
+        "same-position": made(SAME_POSITION, k=2, n_keep=6),
         "beside-mlp": made(BESIDE_MLP, k=2, n_keep=6),
         "fewer-streams": made(TWO_LAYERS, gamma=1, k=3),
         "drawn": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5, sample="on"),

@@ -1,4 +1,4 @@
-"""Which rows a multi-stream-attention layer has, and which of them see each other. Knows no model and no weights."""
+"""Which rows a multi-stream-attention layer has, where they stand, and which see each other. Knows no weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.target import Target
+    from specbench_ss.methods.ss.stream_config import StreamPosition
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -22,6 +25,22 @@ class Layout:
     mains: int
     gamma: int
     stream_top_p: int = 0
+
+
+def steps_ahead(gamma: int, position: StreamPosition, device: torch.device) -> Tensor:
+    """How many positions each of gamma streams stands ahead of its main row, int64 [gamma].
+
+    The papers do not say where streams stand. ahead: 1..gamma, so that stream j has the position of the token whose
+    successor it predicts. same: 0, the main row's own position.
+    """
+    steps = torch.arange(1, gamma + 1, device=device)
+    return steps if position == "ahead" else torch.zeros_like(steps)
+
+
+def stream_positions(target: Target, at: Tensor, gamma: int, position: StreamPosition = "ahead") -> Tensor:
+    """Positions of the streams of rows at positions int64 [.., m]: [.., m * gamma], none beyond the model's context."""
+    places = at[..., None] + steps_ahead(gamma, position, at.device)
+    return places.clamp_max(target.context_length - 1).flatten(-2)
 
 
 def own_streams(rows: int, gamma: int, device: torch.device) -> Tensor:

@@ -24,10 +24,10 @@ from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
-from specbench_ss.methods.ss.layout import Layout, own_streams
+from specbench_ss.methods.ss.layout import Layout, own_streams, stream_positions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, run_masked
-from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups, stream_positions
+from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups
 from specbench_ss.models.drafter_folder import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents, additive
 from specbench_ss.training.losses import head_sums, mean_loss
@@ -169,7 +169,8 @@ class SharedTrainee(Trainee):
         rows = low
         if gamma:
             rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma).to(low.dtype)), 1)
-            places = torch.cat((places, stream_positions(target, places.gather(1, carriers), gamma)), 1)
+            beside = stream_positions(target, places.gather(1, carriers), gamma, self.config.stream_position)
+            places = torch.cat((places, beside), 1)
         mask = additive(self._visible(length, start, carriers, real, gamma, documents), low.dtype)
         cache = StreamCache(dict(enumerate(past or [None] * self.config.n_msa_layers, start=self.lo)), length)
         masks = [mask] * self.config.n_msa_layers

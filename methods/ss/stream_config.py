@@ -11,6 +11,8 @@ from annotated_types import Ge, Le
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded, recorded_values
 
+StreamPosition = Literal["ahead", "same"]
+
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig(Bounded):
@@ -24,6 +26,7 @@ class StreamConfig(Bounded):
     ACL text (False = eq. 1 of 2024). root_rank: of the map by which finished streams learn the token that the main
     stream has decided meanwhile; 0 = they do not, as in the papers. parent_rank: of the map by which the guesses of a
     node's children learn the node's token; 0 = all nodes of a level have the same children, as in the papers.
+    stream_position, which the papers leave open: stream j of a row at position i stands at i + j (ahead) or i (same).
     """
 
     owner: ClassVar[str] = "ss"
@@ -41,6 +44,7 @@ class StreamConfig(Bounded):
     keep_mlp: bool = field(default=False, metadata={"later": True})
     root_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
     parent_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
+    stream_position: StreamPosition = field(default="ahead", metadata={"later": True})
 
     def check_together(self) -> None:
         """What each mode has."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench_ss.decoding.architectures import Block
+from specbench_ss.decoding.parts import PartsCache
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p
 from specbench_ss.methods.ss.layout import Layout
@@ -121,10 +123,12 @@ class Streams(nn.Module):
     def run(self, target: Target, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
         """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2 or 3 as the mask says."""
         lo = target.n_layers - self.config.n_msa_layers
+        same = self.config.stream_position == "same"
+        windowed = partial(windowed_as_main_rows, target, layout.mains) if same else target.windowed
 
         def layers(x: Tensor, cache: Any, mask: Tensor, rotary: Any) -> tuple[Tensor, ...]:
             upper = enumerate(target.family.blocks[lo:], start=lo)
-            masks = [target.windowed(mask, block.window, x.shape[1], cache, i) for i, block in upper]
+            masks = [windowed(mask, block.window, x.shape[1], cache, i) for i, block in upper]
             return (run_masked(target, self, x, layout, cache, masks, rotary),)
 
         made = None
@@ -132,6 +136,28 @@ class Streams(nn.Module):
         if target.passes is not None and layout.mains and not layout.stream_top_p:
             made = target.passes.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
         return (made or layers(x, cache, mask, rotary))[0]
+
+
+def windowed_as_main_rows(
+    target: Target, mains: int, mask: Tensor | None, window: int | None, q: int, cache: Any, layer: int
+) -> Tensor | None:
+    """`Target.windowed` for streams at the position of their main row: they see as far back as it does.
+
+    mask additive [1, 1, q, past + q], of `mains` main rows and then streams. `Target.windowed` counts the new rows that
+    a row sees to know its place, so that streams are shown to it as if they saw no stream. Those that they see stand at
+    their own position, and no window hides them.
+    """
+    if window is None or mask is None:
+        return mask
+    if isinstance(cache, PartsCache):
+        fold = partial(windowed_as_main_rows, target, mains)
+        return cast("Tensor", cache.windowed(fold, cast("Any", mask), window, q, layer))
+    end = cache.get_seq_length(layer) + mains
+    alone = mask.clone()
+    alone[..., mains:, end:] = torch.finfo(mask.dtype).min
+    folded = target.windowed(alone, window, q, cache, layer)
+    assert folded is not None
+    return torch.cat((folded[..., :end], mask[..., end:]), -1)
 
 
 def _said(target: Target, tokens: Tensor, down: Tensor) -> Tensor:

@@ -89,6 +89,14 @@ class StreamsOptions(Bounded):
             "later": True,
         },
     )
+    stream_position: Literal["ahead", "same"] = field(
+        default="ahead",
+        metadata={
+            "help": "Position at which attention takes a stream to be. ahead: that of the token whose successor it "
+            "predicts, so each stream has its own. same: the position of the token beside which it runs.",
+            "later": True,
+        },
+    )
     targets: Targets = targets_option("tokens")
     alpha: Annotated[float, Gt(0)] = field(
         default=0.1, metadata={"help": "Weight of each stream's loss in shared mode, where the next token's has 1."}
@@ -160,6 +168,7 @@ class StreamsTrainer(DrafterTrainer):
             keep_mlp=o.keep_mlp,
             root_rank=o.root_rank,
             parent_rank=o.parent_rank,
+            stream_position=o.stream_position,
             lora_rank=(SHARED_RANK if o.lora_rank < 0 else o.lora_rank) if shared else 0,
         )
 

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
-from specbench_ss.methods.ss.layout import Layout, own_streams
+from specbench_ss.methods.ss.layout import Layout, own_streams, steps_ahead
+from specbench_ss.methods.ss.layout import stream_positions as stream_positions  # which others import from here
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, run_masked
 from specbench_ss.training.batches import Batch, Documents, additive
@@ -107,7 +108,7 @@ class StreamsTrainee(Trainee):
             low.dtype
         )  # [B, a*gamma, h]
         places = at if states.documents is None else states.documents.places.gather(1, at)
-        positions = stream_positions(target, places, g)
+        positions = stream_positions(target, places, g, self.config.stream_position)
         masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
         cache, rotary = StreamCache(states.kv), target.rotary(positions)
         x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
@@ -125,7 +126,7 @@ class StreamsTrainee(Trainee):
         """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself.
 
         Main keys of the anchor's own text only; with a sliding window only what is less than `window` places before the
-        stream's own, anchor + j.
+        stream's own.
         """
         g, a = self.config.gamma, at.shape[1]
         keys = torch.arange(t, device=at.device)
@@ -135,16 +136,11 @@ class StreamsTrainee(Trainee):
         main = main.repeat_interleave(g, 1)  # [B, a*gamma, T]
         own = own_streams(a, g, at.device).expand(at.shape[0], -1, -1)
         if window is not None:
-            places = (at[..., None] + torch.arange(1, g + 1, device=at.device)).flatten(1)  # [B, a*gamma]
+            ahead = steps_ahead(g, self.config.stream_position, at.device)
+            places = (at[..., None] + ahead).flatten(1)  # [B, a*gamma]
             main = main & (places[..., None] - keys < window)
             own = own & (places[..., None] - places[:, None] < window)
         return additive(torch.cat((main, own), 2), dtype)
-
-
-def stream_positions(target: Target, at: Tensor, gamma: int) -> Tensor:
-    """Positions at + j of the streams at `at` [B, a]: [B, a * gamma], as in decoding."""
-    ahead = torch.arange(1, gamma + 1, device=at.device)
-    return (at[..., None] + ahead).clamp_max(target.context_length - 1).flatten(1)
 
 
 def stream_groups(module: Streams, lr: float, embedding_lr: float) -> list[dict[str, Any]]:

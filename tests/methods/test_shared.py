@@ -98,11 +98,17 @@ def chosen(options: SSOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("k", "n_keep", "prune", "mode", "gamma")}
 
 
-@pytest.mark.parametrize(("attends", "root_rank"), [(True, 0), (False, 0), (True, 4)])
+KNOWING = {"root_rank": 4, "parent_rank": 4}
+SAME = {"stream_position": "same"}
+ROTATED = {"stream_init": "rotation", "rotation_step": 0.4}
+
+
+@pytest.mark.parametrize("more", [{}, KNOWING, SAME, {**SAME, **KNOWING}, {**SAME, **ROTATED}], ids=str)
+@pytest.mark.parametrize("attends", [True, False])
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
-def test_training_sees_what_decoding_sees(kind: str, attends: bool, root_rank: int, tmp_path: Path) -> None:
+def test_training_sees_what_decoding_sees(kind: str, attends: bool, more: dict[str, Any], tmp_path: Path) -> None:
     """Main logits and stream logits at every answer position, teacher-forced, equal those of decoding steps."""
-    target, trainee = trained(kind, config(attends, root_rank=root_rank, parent_rank=root_rank))
+    target, trainee = trained(kind, config(attends, **more))
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
     first = 4
     one = answers_of(ids, first)
@@ -129,13 +135,13 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, root_rank: i
             decoder.next_streams = decoder.target.family.norm(out.extra[0])
 
 
-@pytest.mark.parametrize("attends", [True, False])
-def test_segments_change_neither_loss_nor_gradients(attends: bool) -> None:
+@pytest.mark.parametrize(("attends", "more"), [(True, {}), (False, {}), (True, SAME)])
+def test_segments_change_neither_loss_nor_gradients(attends: bool, more: dict[str, Any]) -> None:
     torch.manual_seed(0)
     one = answers_of(torch.randint(3, 61, (2, 30)), 11)
     found = []
     for segment in (0, 30, 7, 1):
-        _, trainee = trained("llama", config(attends), segment)
+        _, trainee = trained("llama", config(attends, **more), segment)
         loss, _ = trainee.loss(EMPTY, one)
         loss.backward()
         grads = [p.grad for p in trainee.module.parameters()]
@@ -179,6 +185,20 @@ def test_main_logits_depend_on_streams_only_where_they_attend() -> None:
             after, _ = trainee.upper(low, 0, carriers, real, [], 3)
         assert torch.equal(before[:, :, 0], after[:, :, 0]) is not attends
         assert not torch.equal(before[:, :, 1], after[:, :, 1])
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_where_streams_stand_changes_what_they_say_and_what_sees_them(kind: str) -> None:
+    """The same weights at both positions; where positions were added below the streams, both are one."""
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
+    carriers, real = carriers_of(answers_of(ids, 4).labels[..., 0] != -100)
+    said = {}
+    for position in ("ahead", "same"):
+        _, trainee = trained(kind, config(stream_position=position))
+        with torch.no_grad():
+            said[position], _ = trainee.upper(trainee._lower(ids)[0], 0, carriers, real, [], 3)
+    differs = (said["ahead"] - said["same"]).abs().amax((0, 1, 3))  # of the main row under eq. 3, and of its streams
+    assert (differs > 1e-3).tolist() == [kind == "llama"] * 4
 
 
 def test_next_token_training_has_no_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -14,6 +15,7 @@ from specbench_ss.decoding.decoder import State
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.together import Answered, Asked, Together
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
@@ -21,15 +23,25 @@ from specbench_ss.methods.ss import drafting
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, full_tree, judged, prune
-from specbench_ss.methods.ss.layout import stream_visibility
+from specbench_ss.methods.ss.examples import ROTATED, SAME_POSITION
+from specbench_ss.methods.ss.layout import stream_positions, stream_visibility
 from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.stream_config import StreamConfig, StreamPosition
 from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.methods.ss.trainer import StreamsOptions, StreamsTrainer
 from specbench_ss.methods.ss.training import StreamsTrainee, start_embedding
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
+
+LEARNT = {
+    "adapter": TWO_LAYERS,
+    "adapter beside MLP": BESIDE_MLP,
+    "at the main row's position": SAME_POSITION,
+    "rotation": ROTATED,
+    "rotation, at the main row's position": replace(ROTATED, stream_position="same"),
+}
 
 
 def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> State:
@@ -54,9 +66,10 @@ def test_main_logits_are_the_bases(kind: str) -> None:
 
 
 # sliding windows: as the model has it, narrower than the text; in one layer narrower than the streams of a position
-@pytest.mark.parametrize("config", [TWO_LAYERS, BESIDE_MLP], ids=["adapter", "adapter beside MLP"])
+@pytest.mark.parametrize("config", LEARNT.values(), ids=LEARNT)
 @pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in SOME), ("mistral-window", 2)])
 def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | None, config: StreamConfig) -> None:
+    """After a prompt, and after a step beyond it over a chain of two tokens, whose second one's streams draft."""
     target = Target(tiny_model(kind))
     if window:
         target.family.blocks[-1].window = window
@@ -71,7 +84,60 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
         with torch.inference_mode():
             prefilled(decoder, ids[: at + 1])
             decoded = target.logits(decoder.next_streams)
+            state = prefilled(decoder, ids[: at - 1])
+            out = decoder.forward(state, DraftTree.chain(*torch.tensor(ids[at - 1 : at + 1]).split(1)))
+            assert out.extra is not None
+            stepped = target.logits(target.family.norm(out.extra[1]))
         torch.testing.assert_close(trained[0, column], decoded, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(trained[0, column], stepped, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("beside", [TWO_LAYERS, CONDITIONED, ROTATED], ids=["plain", "root and parent", "rotation"])
+@pytest.mark.parametrize("kind", [*(kind for kind in SOME if kind != "opt"), "opt"])
+@torch.inference_mode()
+def test_where_streams_stand_changes_what_they_say(kind: str, beside: StreamConfig) -> None:
+    """By rotary positions; learned ones were added below the streams, so nothing is left to choose."""
+    target = Target(tiny_model(kind))
+    found = []
+    for position in ("ahead", "same"):
+        decoder = streaming(target, replace(beside, stream_position=position), SSOptions())
+        prefilled(decoder, [5, 6, 7, 8, 9, 10])
+        found.append(decoder.next_streams)
+    assert torch.equal(*found) is (kind == "opt")
+    apart = torch.cdist(found[1], found[1]) + torch.eye(3)
+    assert apart.min() > 1e-3, "streams at one position are told apart by embeddings, or by their values' angles"
+
+
+def test_streams_stand_ahead_unless_they_were_trained_otherwise() -> None:
+    """As they always did before there was a choice; and what describes such streams does not name it."""
+    target, at = Target(tiny_model("llama")), torch.tensor([[3, 126]])
+    assert stream_positions(target, at, 3).tolist() == [[4, 5, 6, 127, 127, 127]]  # of 128 positions
+    assert stream_positions(target, at, 3, "same").tolist() == [[3, 3, 3, 126, 126, 126]]
+    before = {
+        "gamma": 4, "n_msa_layers": 4, "adapter_rank": 8, "init_rank": 0, "prune_rank": 8, "prune_layer": -1,
+        "stream_init": "embedding", "rotation_step": 0.0, "mode": "lossless", "main_attends_streams": False,
+        "lora_rank": 0,
+    }  # fmt: skip
+    assert json.dumps(StreamConfig().as_dict()) == json.dumps(before)
+    assert StreamConfig(**before).stream_position == "ahead"  # type: ignore[arg-type]
+    about = StreamsTrainee(target, StreamConfig()).about()
+    assert json.dumps(about) == json.dumps({**before, "prune_weight": 0.5})
+    asked = StreamsTrainer(StreamsOptions(stream_position="same")).shape()
+    assert asked.as_dict() == {**before, "stream_position": "same"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral-window"])
+def test_streams_of_several_requests_stand_beside_their_own_rows(kind: str) -> None:
+    decoder = streaming(Target(tiny_model(kind)), SAME_POSITION, SSOptions(k=2, n_keep=6))
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 4, 4, 30, 12, 9, 8, 50, 41, 33]]
+    alone = [generate(decoder, prompt, Limits(20), Sampling()) for prompt in prompts]
+    together: dict[int, Answered] = {}
+    asked = [Asked(prompt, Limits(20), Sampling()) for prompt in prompts]
+    Together(decoder, 2).answer(asked, together.__setitem__)
+    for number, one in enumerate(alone):
+        made = together[number].generation
+        assert made is not None and made.tokens == one.tokens
+        assert [s.accepted for s in made.steps] == [s.accepted for s in one.steps]
 
 
 def test_an_adapter_that_adds_nothing_leaves_the_mlp_alone() -> None:
@@ -232,7 +298,8 @@ def test_streams_start_at_the_scale_of_ordinary_positions() -> None:
     torch.testing.assert_close(module.embedding.pow(2).mean(-1).sqrt(), torch.full((3,), 1.5), atol=0.3, rtol=0)
 
 
-def test_segments_change_neither_loss_nor_gradients() -> None:
+@pytest.mark.parametrize("position", ["ahead", "same"])
+def test_segments_change_neither_loss_nor_gradients(position: StreamPosition) -> None:
     target = Target(tiny_model("llama"))
     torch.manual_seed(0)
     ids = torch.randint(3, 61, (2, 30))
@@ -240,7 +307,7 @@ def test_segments_change_neither_loss_nor_gradients() -> None:
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(4)], -1)
     found = []
     for segment in (0, 12, 5, 1):
-        trainee = StreamsTrainee(target, replace(TWO_LAYERS, root_rank=2), segment=segment)
+        trainee = StreamsTrainee(target, replace(TWO_LAYERS, root_rank=2, stream_position=position), segment=segment)
         randomise(trainee.module, 3)
         batch = Batch(ids, labels, Anchors(at, labels))
         loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), batch)

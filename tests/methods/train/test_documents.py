@@ -9,7 +9,7 @@ import torch
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.stream_config import StreamConfig, StreamPosition
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.side_by_side import Budget
@@ -45,10 +45,11 @@ def batch(packed: TrainingRows, ahead: int = 3) -> Batch:
     return PackedText(packed).chosen(np.zeros(1, np.int64), budget, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("position", ["ahead", "same"])
 @pytest.mark.parametrize("kind", SOME)
-def test_the_base_and_its_streams(kind: str) -> None:
+def test_the_base_and_its_streams(kind: str, position: StreamPosition) -> None:
     target = Target(tiny_model(kind))
-    trainee = StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2))
+    trainee = StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2, stream_position=position))
     randomise(trainee.module, 1)
     whole = rows()
     with torch.no_grad():
@@ -63,10 +64,11 @@ def test_the_base_and_its_streams(kind: str) -> None:
             torch.testing.assert_close(found, trainee.stream_logits(plain, at - place.start), atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize(("attends", "position"), [(True, "ahead"), (False, "ahead"), (True, "same")])
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
-def test_shared_mode(kind: str, attends: bool) -> None:
-    shape = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=attends)
+def test_shared_mode(kind: str, attends: bool, position: StreamPosition) -> None:
+    more = {"main_attends_streams": attends, "stream_position": position}
+    shape = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, **more)  # type: ignore[arg-type]
     trainee = SharedTrainee(Target(tiny_model(kind)), shape)
     randomise(trainee.module, 2, std=0.2)
     whole = rows()
