@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PINS := pyproject.toml constraints.txt
+ORACLES := tests/oracles.txt
+INSTALL_ORACLES = $(PIP) --retries 1 --no-deps -r $(ORACLES) 2>/dev/null || \
+	echo "tests against the package speculators will skip: $(ORACLES) could not be installed" >&2
 ARGS ?=
 
 .PHONY: run test lint clean
@@ -31,10 +34,12 @@ $(VENV)/.installed: $(PINS) | $(BIN)/python
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.installed-test: $(PINS) | $(BIN)/python
+$(VENV)/.installed-test: $(PINS) $(ORACLES) | $(BIN)/python
 	$(PIP) -e '.[test]'
+	@$(INSTALL_ORACLES)
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-dev: $(PINS) | $(BIN)/python
+$(VENV)/.installed-dev: $(PINS) $(ORACLES) | $(BIN)/python
 	$(PIP) -e '.[dev]'
+	@$(INSTALL_ORACLES)
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test

@@ -1,18 +1,20 @@
 """What a step costs by its width and its context, beside an autoregressive step and the least that a device can take.
 
-    python benchmarks/roofline.py [--models lab smollm2 1b 7b 13b] [--methods verify medusa eagle ss]
+    python benchmarks/roofline.py [--models lab smollm2 1b 7b 13b] [--methods verify medusa eagle ss ss-pruned]
         [--widths 1 2 4 8 16 32 64 128] [--contexts 512 2048] [--engine eager] [--dtype auto] [--steps 10]
         [--out roofline.jsonl] [--plot roofline.png]
 
 No trained weights are needed: drafters are random, and so are the models that are named by their size (Llama's shapes).
 Acceptance is forced: every step keeps two tokens where it drafts any, so contexts grow alike. Of each pair of steps one
 is the method's and one is `ar`'s over the same context, in turn; a line has the medians and the median of the ratios.
-`verify` is a chain that nobody drafted: the cost of width alone. `ss` has four streams beside each verified row.
+`verify` is a chain that nobody drafted: the cost of width alone. `ss` has four streams beside each verified row;
+`ss-pruned` drafts 120 nodes, as the papers do, and its width is what stays of them where the streams begin.
 
 The least time is the larger one of: bytes of all weights, the drafter's too, and of the context over the measured
 bandwidth; operations of verifying, without those of drafting and of streams, over the measured peak (`ssbench doctor
 --calibrate`). `eagle` drafts five levels of up to eight beams at every width, however few of them are verified. Lines
-are appended to OUT as they are measured; a line that is there is not measured again.
+are appended to OUT as they are measured; a line that is there is not measured again. What does not fit into memory is
+told, and left out.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 
 import torch
 
+from specbench_ss.benchmark.out_of_memory import OutOfMemory, memory_given_back
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.engines import ENGINES, check_engine, use_engine
 from specbench_ss.decoding.loop import Limits, Session
@@ -58,6 +61,7 @@ SIZES = {  # hidden, layers, heads, heads of keys and values, MLP, vocabulary: T
 }
 KEPT = 2  # tokens that a step keeps, where it drafts any
 STREAMS = 4
+DRAFTED = 120  # nodes of a tree that is pruned: three candidates of each stream
 RANKS = [
     [0.5 / (rank + 1) for rank in range(10)] for _ in range(4)
 ]  # of Medusa's tree: any will do, width is what counts
@@ -129,11 +133,13 @@ def decoder_of(method: str, target: Target, width: int) -> Decoder | None:
     if method == "eagle":
         drafter, config = new_eagle(target)
         return Eagle2(target, DynamicOptions(total_tokens=width, depth=4, top_k=8), drafter, config)
-    if method == "ss":
+    if method in ("ss", "ss-pruned"):
         config = StreamConfig(gamma=STREAMS, n_msa_layers=min(4, target.n_layers - 1), adapter_rank=8, prune_rank=8)
         options = SSOptions(k=4, n_draft=width - 1, prune="off")
+        if method == "ss-pruned":
+            options = SSOptions(k=3, n_draft=DRAFTED, n_keep=width)
         return SpeculativeStreaming(target, options, Streams(config, target.hidden_size), {})
-    raise SystemExit(f"no method {method!r}: verify, medusa, eagle, ss")
+    raise SystemExit(f"no method {method!r}: verify, medusa, eagle, ss, ss-pruned")
 
 
 def model_of(name: str, dtype: str, device: str, context: int) -> Target:
@@ -170,7 +176,7 @@ def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[Session, St
 def measured(decoder: Decoder, context: int, width: int, steps: int) -> dict[str, float]:
     """Medians of steps of a method and of `ar`, in turn, ms."""
     prompt = [5 + i % 40 for i in range(context)]
-    rows = (steps + 3) * KEPT + 2 * width * (1 + STREAMS)
+    rows = (steps + 3) * KEPT + 2 * max(width * (1 + STREAMS), 1 + DRAFTED)
     runs = [session(Forced(one), prompt, rows) for one in (decoder, Autoregressive(decoder.target))]
     taken = [[one.step(state) for one, state in runs] for _ in range(steps + 3)][3:]  # the first ones warm up
     return {
@@ -197,7 +203,9 @@ def least_ms(
     return 1e3 * float(max(moved / limits.read_bytes_per_s, flops / peak))
 
 
-def lines_of(target: Target, name: str, arguments: argparse.Namespace, there: set[tuple[Any, ...]]) -> Iterator[Line]:
+def lines_of(
+    target: Target, name: str, arguments: argparse.Namespace, there: set[tuple[Any, ...]], say: Callable[[str], None]
+) -> Iterator[Line]:
     """Measure what is not there yet."""
     limits = known_limits(target.device)
     device = device_name(target.device)
@@ -208,12 +216,18 @@ def lines_of(target: Target, name: str, arguments: argparse.Namespace, there: se
                 if key in there or context + 4 * width >= target.context_length:
                     continue
                 decoder = decoder_of(method, target, width)
-                if decoder is not None:
-                    found = measured(decoder, context, width, arguments.steps)
-                    if target.passes is not None:
-                        target.passes.forget()  # recordings hold the caches that they were made over
-                    least = least_ms(target, decoder, width, context, limits)
-                    yield Line(*key, **found, least_ms=least, ar_least_ms=least_ms(target, None, 1, context, limits))
+                if decoder is None:
+                    continue
+                try:
+                    with memory_given_back(decoder):
+                        found = measured(decoder, context, width, arguments.steps)
+                except OutOfMemory as error:
+                    say(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
+                    continue
+                if target.passes is not None:
+                    target.passes.forget()  # recordings hold the caches that they were made over
+                least = least_ms(target, decoder, width, context, limits)
+                yield Line(*key, **found, least_ms=least, ar_least_ms=least_ms(target, None, 1, context, limits))
 
 
 def read(file: Path) -> list[Line]:
@@ -270,7 +284,7 @@ def main(say: Callable[[str], None] = print) -> None:
         use_engine(target, arguments.engine)
         say(f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.computed}")
         there = {line.key for line in read(arguments.out)}
-        for line in lines_of(target, name, arguments, there):
+        for line in lines_of(target, name, arguments, there, say):
             with arguments.out.open("a") as file:
                 file.write(json.dumps(asdict(line)) + "\n")
             what = f"{line.method:8} {line.width:4} rows {line.context:6} tokens"

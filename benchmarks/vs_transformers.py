@@ -2,9 +2,11 @@
 
 Both answer prompt after prompt in one process, alternating; printed are the ratio of their times with its interval over
 the prompts, the tokens a step keeps, and whether every step kept the same. Of `ar` also the harness's own share of a
-step: what is not spent in the target's forward pass.
+step: what is not spent in the target's forward pass. `ar` meets one more rival: `generate` over a static cache with
+torch.compile, as transformers does by itself on a GPU. On a CPU that takes --compiled, since compiling takes minutes.
 
     python benchmarks/vs_transformers.py [--model lab] [--draft DIR|ID|none] [--prompts 13] [--new 96] [--lengths 2 4 8]
+        [--device auto] [--dtype auto] [--engine eager|graph] [--compiled|--no-compiled]
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from transformers import CompileConfig
 from transformers.generation import candidate_generator as theirs_module
 
 from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.decoding import grouped_attention
 from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.engines import ENGINES
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
@@ -47,6 +51,11 @@ class Case:
     ours: Decoder
     theirs: dict[str, Any]
     assistant: dict[str, Any] = field(default_factory=dict)  # of the assistant's generation_config, which changes
+
+    @property
+    def drafts(self) -> bool:
+        """Whether theirs verifies drafts, so that its steps can be compared with ours."""
+        return bool({"assistant_model", "prompt_lookup_num_tokens"} & self.theirs.keys())
 
 
 @contextmanager
@@ -99,7 +108,7 @@ def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool 
     Theirs drafts before the prompt is read, ours after the token that reading gives: theirs is given that token too.
     """
     ours = generate(case.ours, prompt, Limits(new, target.eos_ids), Sampling())
-    if not case.theirs or not ours.steps:
+    if not case.drafts or not ours.steps:
         return None
     with counted() as kept:
         answer(target, case, [*prompt, ours.tokens[0]], new - 1)
@@ -172,8 +181,25 @@ def cases(target: Target, draft: str, lengths: Sequence[int]) -> list[Case]:
     return found
 
 
-def main() -> None:
-    """Measure and print."""
+def compiled(target: Target) -> Case:
+    """`ar`, beside `generate` over a static cache, whose steps are compiled: on a CPU too, where it is asked for."""
+    config = CompileConfig() if target.device.type == "cuda" else CompileConfig(mode="default")
+    config._compile_all_devices = True  # transformers' own flag: without it a CPU compiles nothing
+    given = {"cache_implementation": "static", "compile_config": config}
+    return Case("ar, theirs compiled", Autoregressive(target), given)
+
+
+def compile_ahead(target: Target, case: Case, prompts: Sequence[Sequence[int]], new: int) -> None:
+    """Answer the longest prompt, twice: the cache then keeps its size, so that no later answer compiles again."""
+    longest = max(prompts, key=len)
+    for _ in range(2):
+        started = time.perf_counter()
+        answer(target, case, longest, new)
+        print(f"{case.name}: an answer that is not measured took {time.perf_counter() - started:.1f} s", flush=True)
+
+
+def read_arguments() -> argparse.Namespace:
+    """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lab")
     parser.add_argument("--draft", default="")
@@ -181,11 +207,23 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8])
-    arguments = parser.parse_args()
-    target = load_target(arguments.model)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--engine", choices=ENGINES, default="eager", help="of ours")
+    parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, help="default: on a GPU alone")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = read_arguments()
+    target = load_target(arguments.model, dtype=arguments.dtype, device=arguments.device, engine=arguments.engine)
     questions = SpecBench().load(SuiteRequest(limit=1, lab=True)).questions[: arguments.prompts]
     prompts = [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions]
     found = cases(target, arguments.draft, arguments.lengths)
+    if target.device.type == "cuda" if arguments.compiled is None else arguments.compiled:
+        found.insert(1, compiled(target))
+        compile_ahead(target, found[1], prompts, arguments.new)
     times = [Times.of(len(prompts)) for _ in found]
     same = [[alike for p in prompts if (alike := same_steps(target, c, p, arguments.new)) is not None] for c in found]
     for _ in range(arguments.repeats):  # `same_steps` has warmed up
@@ -194,6 +232,7 @@ def main() -> None:
                 taken.add(i, case, target, prompt, arguments.new)
     threads = torch.get_num_threads()
     print(f"device {target.device}, {threads} threads, {len(prompts)} prompts, {arguments.repeats} times")
+    print(f"ours: {target.number_format}, {target.computed}")
     print("theirs/ours: seconds a token; same steps: prompts of which every step keeps as many tokens")
     print(f"{'':<28}{'theirs/ours':<23}{'tau':>6}  {'same steps':<10}{'ms/token':>10}{'draft %':>9}{'verify %':>9}")
     for case, taken, alike in zip(found, times, same, strict=True):

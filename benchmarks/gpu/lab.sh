@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Train the lab family on this machine's GPU. usage: lab.sh OUT [s|m] [SECONDS]; run again to go on.
+# Train the lab family on this machine's GPU. usage: lab.sh OUT [s|m] [SECONDS] [SCALE]; run again to go on.
 # SECONDS ends the training, resumable, after so long: for machines that end a command after some minutes and lose what
-# it had written. 0 or none: no limit.
+# it had written. 0 or none: no limit. SCALE: share of the full number of steps; one OUT is for one SCALE.
 set -euo pipefail
-out=${1:?usage: lab.sh OUT [s|m] [SECONDS]} size=${2:-s} seconds=${3:-0}
+out=${1:?usage: lab.sh OUT [s|m] [SECONDS] [SCALE]} size=${2:-s} seconds=${3:-0} scale=${4:-1}
 export PYTHONPATH=${PYTHONPATH:-.} PYTHONUNBUFFERED=1
 python3 -c 'import torch, transformers; print(torch.cuda.get_device_name(), torch.__version__, transformers.__version__)'
-timeout "$seconds" python3 -m specbench_ss lab train --out "$out" --size "$size" --device cuda
+timeout "$seconds" python3 -m specbench_ss lab train --out "$out" --size "$size" --device cuda --budget-scale "$scale"

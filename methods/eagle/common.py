@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
 from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
@@ -67,6 +69,14 @@ class FeatureDrafting(Decoder):
         return ((FINAL,),)
 
     @classmethod
+    def _layers_here(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
+        """What `layers_of` says; an error that speaks of config.json tells where that is."""
+        try:
+            return cls.layers_of(options, config, base)
+        except UserError as error:
+            raise UserError(f"{error} ({path})" if "config.json" in str(error) else str(error)) from None
+
+    @classmethod
     def levels(cls, layers: Sequence[int]) -> int:
         """As `read_drafter` takes it: 0 for EAGLE-1."""
         return 0
@@ -81,7 +91,7 @@ class FeatureDrafting(Decoder):
         if path is None:
             return
         config = drafter_config(path, cls.name)
-        layers = cls.layers_of(options, config, base)[0]
+        layers = cls._layers_here(options, config, base, path)[0]
         with torch.device("meta"):
             drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes)
         cls.settle(options, config, drafter.draft_vocab or base.vocab_size)
@@ -95,7 +105,7 @@ class FeatureDrafting(Decoder):
         path = drafter_folder(options.weights, cls.name, target, cls.companion)
         config = drafter_config(path, cls.name)
         check_base(config, target, cls.name)
-        candidates = cls.layers_of(options, config, target)
+        candidates = cls._layers_here(options, config, target, path)
         drafter = read_drafter(path, target, cls.name, cls.levels(candidates[0]), read_tensors)
         if len(candidates) == 1:
             return cls(target, options, drafter, config, candidates[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.nn.functional as F
@@ -154,11 +155,12 @@ class EagleTrainee(FeatureTrainee):
     def _noisy(self, final: Tensor, batch: Batch) -> Tensor:
         """Features with noise, as the drafter's own outputs will have errors.
 
-        Of each row a function of its tokens and anchors, so new whenever the row comes again.
+        Of each row a function of its tokens and of its anchors, which are drawn anew whenever the row comes again.
         """
         if not self.noise or not torch.is_grad_enabled():
             return final
-        seeds = (batch.ids.sum(1) + (batch.anchors.at.sum(1) << 32)).tolist()
+        rows = torch.cat((batch.ids, batch.anchors.at), 1).cpu().numpy()
+        seeds = [crc32(row.tobytes()) for row in rows]  # of 32 bits: a generator on a CPU looks at no more
         rngs = (torch.Generator(final.device).manual_seed(seed) for seed in seeds)
         noise = torch.stack([torch.rand(final.shape[1:], generator=rng, device=final.device) for rng in rngs])
         return final + (noise - 0.5) * (self.noise * NOISE_LENGTH / final.shape[1])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench_ss.benchmark.out_of_memory import memory_given_back
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, probe_drafts
@@ -25,6 +27,15 @@ def recorded(decoder: Decoder) -> int:
     """How many passes of a method's model were recorded so far, to be replayed: that takes time within an answer."""
     passes = getattr(decoder.target, "passes", None)
     return 0 if passes is None else int(passes.made)
+
+
+def unreplayed(decoder: Decoder) -> Counter[str] | None:
+    """How many passes of a method's model were made operator by operator so far, where others are replayed, by reason.
+
+    None where nothing is replayed.
+    """
+    passes = getattr(decoder.target, "passes", None)
+    return None if passes is None else Counter(passes.declined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,11 @@ class Answering:
         self.decode, self.target, self.timeout, self.place = decode, target, timeout, place
 
     def answer(self, asked: Request, on_tokens: OnTokens = None) -> Generation:
-        """Decode, and do nothing else. Raises TimeoutError where it takes longer than it may."""
-        with self.in_time(asked.label):
+        """Decode, and do nothing else.
+
+        Raises TimeoutError where it takes longer than it may, and OutOfMemory where it takes more memory than there is.
+        """
+        with memory_given_back(asked.decoder), self.in_time(asked.label):
             return self.decode(asked.decoder, asked.prompt, asked.limits, asked.sampling, on_tokens)
 
     def probe(self, asked: Request) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from specbench_ss.benchmark.answering import Answering, Request
 from specbench_ss.benchmark.levels import Levels
+from specbench_ss.benchmark.out_of_memory import told
 from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.benchmark.session import Session
@@ -16,7 +17,6 @@ from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.decoding.together import Answered, Asked, Together
-from specbench_ss.errors import error_text
 from specbench_ss.runs.level import Level
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import RunDir
@@ -70,7 +70,8 @@ class LevelsTogether(Levels[Request]):
                 done, wall_s = time.time(), time.perf_counter() - began
         except Exception as error:  # the samples are there: nothing of them is lost
             check_device(self.target.device)
-            session.warn_and_keep(f"{label} with {concurrency} requests at a time: {error_text(error)}")
+            why = told(error, self.decoders[label])
+            session.warn_and_keep(f"{label} with {concurrency} requests at a time: {why}")
             return
         check_device(self.target.device)  # its answers would all be failed ones
         for place, answered in answers.items():
@@ -87,7 +88,8 @@ class LevelsTogether(Levels[Request]):
     def _fill(self, row: Row, answered: Answered) -> None:
         """Take an answer. Its times are those that passed since it was begun, waiting for the others included."""
         if answered.generation is None:
-            row.status, row.error = "failed", error_text(answered.error or RuntimeError("no answer"))
+            error = answered.error or RuntimeError("no answer")
+            row.status, row.error = "failed", told(error, self.decoders[row.method])
             self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
             return
         row.fill(answered.generation)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from specbench_ss.benchmark.answering import Answering, Decode, Request, recorded
+from specbench_ss.benchmark.answering import Answering, Decode, Request, recorded, unreplayed
 from specbench_ss.benchmark.events import Events as Events
 from specbench_ss.benchmark.quiet_timing import peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
@@ -169,11 +170,14 @@ class LocalSession(Session):
 
         def measured() -> Generation:
             nonlocal seen, before
-            before, row.started = recorded(decoder), time.time()
+            before, plain, row.started = recorded(decoder), unreplayed(decoder), time.time()
             with quiet_collector(), peak_memory(self.target.device) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
             row.ended, row.peak_memory_bytes = time.time(), peak()
             done.check()
+            if plain is not None:
+                found = (unreplayed(decoder) or Counter()) - plain
+                row.unreplayed, row.unreplayed_why = found.total(), "; ".join(sorted(found))
             return done
 
         done = looked_into(measured, lambda: self.answering.probe(asked))

@@ -8,7 +8,7 @@ Knows layers and caches, no method.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ Replay = Callable[[Pass], Pass]  # a pass over buffers -> the same, replayed
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows that passes are padded to
 BLOCK = 256  # keys
 MOST_KEPT = 256  # passes whose buffers and recordings are kept
+NO_ROOM = "a cache without room for padded keys"
 
 
 class StaticRows:
@@ -87,10 +88,12 @@ class StaticPasses:
     """The replayed passes of one model. replay: how a pass is made again.
 
     made: how many passes were recorded so far: an answer during which one was, took longer than it takes.
+    declined: how many passes of steps could not be replayed, by the reason in words; prompts are not counted.
     """
 
     def __init__(self, replay: Replay, widths: tuple[int, ...] = WIDTHS) -> None:
         self.replay, self.widths, self.made = replay, widths, 0
+        self.declined: Counter[str] = Counter()
         self.kept: OrderedDict[Hashable, Kept] = OrderedDict()
 
     def of_another(self) -> StaticPasses:
@@ -121,13 +124,17 @@ class StaticPasses:
         name: of these layers, unique among those of this model. pad: whether rows may be added behind those of x.
         """
         q = x.shape[1]
-        if not self._takes(x, layer, cache, mask, rotary):
+        if not _is_step(layer, cache):
+            return None
+        if why := self._why_not(x, layer, cache, mask, rotary):
+            self.declined[why] += 1
             return None
         past = cache.get_seq_length(layer)
         cache.check(past, past + q, layer)
         rows = next(width for width in self.widths if width >= q) if pad else q
         keys = -(-(past + rows) // BLOCK) * BLOCK
         if keys > cache.capacity:
+            self.declined[NO_ROOM] += 1
             return None
         key = (name, rows, keys, id(cache.memory_of(layer)[0]))  # which is held: none other can have its number
         if key not in self.kept:
@@ -137,19 +144,18 @@ class StaticPasses:
         kept.buffers.fill(x, mask, rotary, past)
         return tuple(out[:, :q].clone() for out in kept.replayed())
 
-    def _takes(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any) -> bool:
-        """Say whether a pass has the form of a step: few rows, behind others, of one request, in inference."""
+    def _why_not(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any) -> str:
+        """Say what of a step's pass cannot lie in buffers that stay; '' where all of it can."""
         b, q, _ = x.shape
-        return (
-            b == 1
-            and q <= self.widths[-1]
-            and (mask is not None or q == 1)
-            and (rotary is None or isinstance(rotary, tuple))
-            and isinstance(cache, Cache)
-            and cache.has(layer)
-            and cache.get_seq_length(layer) > 0
-            and torch.is_inference_mode_enabled()
-        )
+        if b != 1:
+            return "rows of several requests"
+        if q > self.widths[-1]:
+            return f"more than {self.widths[-1]} rows"
+        if mask is None and q > 1:
+            return "several rows without a mask"
+        if rotary is not None and not isinstance(rotary, tuple):
+            return "positions of another form"
+        return "" if isinstance(cache, Cache) and cache.has(layer) else "a cache of another form"
 
     def _make(
         self, key: Hashable, layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, keys: int, past: int
@@ -171,6 +177,11 @@ class StaticPasses:
         self.made += 1
         while len(self.kept) > MOST_KEPT:
             self.kept.popitem(last=False)
+
+
+def _is_step(layer: int, cache: Any) -> bool:
+    """Say whether rows come behind others, in inference: neither a prompt nor a pass of a training."""
+    return cache is not None and torch.is_inference_mode_enabled() and cache.get_seq_length(layer) > 0
 
 
 def called(one: Pass) -> Pass:

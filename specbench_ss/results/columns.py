@@ -82,6 +82,8 @@ SAMPLES = _columns(
     "chunks | Int64 | chunks | of a server: pieces of text that came",
     "drafts | Int64 | drafts | of a server: how often it drafted, by its own counters; missing where not measured",
     "concurrency | Int64 | requests | requests at a time, where more than one; missing in this frame",
+    "unreplayed | Int64 | passes | passes made operator by operator where steps are replayed; missing where none are",
+    "unreplayed_why | string | | why they were not replayed; empty where all were, missing where no steps are replayed",
 )
 
 TELEMETRY = _columns(

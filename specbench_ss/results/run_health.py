@@ -7,7 +7,7 @@ is said. A check is ok only where something was looked at.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -51,7 +51,7 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
 @dataclass(frozen=True, slots=True)
 class Check:
     """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `tau`,
-    `noise`, `loops`, `poor`.
+    `noise`, `loops`, `poor`, `engine`.
 
     sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
     run that has not ended, and of which nothing is lost, the share of its samples that there are. changed: methods that
@@ -85,6 +85,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_disturbed(run, rows),
         *{**passed, **bad}.values(),
         *(Check(name, state, said, lines) for name, state, said, lines in served_findings(run)),
+        *_unreplayed(run),
         *_bound(run, rows),
         *_noise(rows),
         *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
@@ -256,6 +257,22 @@ def _cheaper(rows: Sequence[SummaryRow], plain: float | None) -> Iterator[str]:
         if row.speedup and row.tau and row.speedup > row.tau and row.verify_s and plain:
             share = f"its verifying takes {number(row.verify_s / plain)} of a plain pass"
             yield f"{row.method}: {times(row.speedup)} with {number(row.tau)} tokens per step; {share}"
+
+
+def _unreplayed(run: Run) -> Iterator[Check]:
+    """Say, of a run that replays its steps, which passes were made operator by operator all the same, and why."""
+    known = [row for row in run.rows if row.unreplayed is not None]
+    counts = defaultdict[tuple[str, str], int](int)
+    for row in known:
+        counts[row.method, row.unreplayed_why or ""] += row.unreplayed or 0
+    in_order = sorted(counts.items(), key=lambda item: (run.labels.index(item[0][0]), item[0][1]))
+    found = [f"{n:,} of {label} ({why})" for (label, why), n in in_order if n]
+    if found:
+        which = ", ".join(found)
+        said = f"Not every pass was replayed; these were made operator by operator, which takes longer: {which}."
+        yield Check("engine", "warning", said)
+    elif known:
+        yield Check("engine", "ok", "Every pass that the engine was given after a prompt was replayed.")
 
 
 def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:

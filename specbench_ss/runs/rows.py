@@ -70,7 +70,8 @@ class Row(OfSample):
 
     Of a server alone: counted, where the number of tokens comes from; chunks, pieces of text that came; drafts, how
     often it drafted, by its own counters. Its prefill_s is the time to the first piece of text, and what it does not
-    tell is None. concurrency: requests at a time, where that is more than one.
+    tell is None. concurrency: requests at a time, where that is more than one. unreplayed: where steps are replayed,
+    how many passes were made operator by operator all the same; unreplayed_why: the reasons in words.
     """
 
     category: str
@@ -120,6 +121,8 @@ class Row(OfSample):
     chunks: Count | None = None
     drafts: Count | None = None
     concurrency: Count | None = None
+    unreplayed: Count | None = None
+    unreplayed_why: str | None = None
 
     @property
     def ok(self) -> bool:

@@ -60,6 +60,20 @@ def test_timing_is_called_stable_where_it_was_seen(steady: Run) -> None:
     assert (timing.state, timing.sentence.startswith("Timing is stable")) == ("ok", True)
 
 
+def test_passes_that_were_not_replayed_are_told_by_method_and_reason(steady: Run) -> None:
+    assert "engine" not in made_of(steady)  # nothing was to be replayed
+    for row in steady.rows:
+        row.unreplayed, row.unreplayed_why = 0, ""
+    assert made_of(steady)["engine"].state == "ok"
+    for row in steady.rows:
+        if row.method == "ss" and row.ok:
+            row.unreplayed, row.unreplayed_why = 200, "more than 128 rows"
+    check = made_of(steady)["engine"]
+    assert check.state == "warning"
+    assert check.sentence.endswith("which takes longer: 1,600 of ss (more than 128 rows).")
+    assert "1,600 of ss (more than 128 rows)" in " ".join(told(steady))
+
+
 def test_timing_of_two_samples_is_not_checked(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
     assert made_of(run)["unstable"].state == "not checked"

@@ -18,10 +18,13 @@ from specbench_ss.decoding.finite import NotFinite
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, decode
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.static_passes import Pass, Replay, StaticPasses, called
+from specbench_ss.decoding.static_passes import NO_ROOM, Pass, Replay, StaticPasses, called
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
+from specbench_ss.results.run_health import checks
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.run_directory import read_run
 from specbench_ss.testing.tiny import CONTEXT, tiny_target
 from tests.cli import failing
 
@@ -123,6 +126,70 @@ def test_more_rows_than_a_method_states_are_an_error_there_too() -> None:
     cache.allow(10)
     with pytest.raises(RuntimeError, match="max_rows"):
         target.forward_tree(DraftTree.chain(torch.tensor([4]), torch.tensor([5, 6, 7])), cache)
+
+
+def prompted(target: Target, capacity: int) -> Cache:
+    """A cache of the target's that holds the first prompt."""
+    cache = target.new_cache(capacity)
+    target.prefill(torch.tensor([PROMPTS[0]]), cache)
+    return cache
+
+
+@torch.inference_mode()
+def test_a_pass_that_cannot_be_replayed_is_counted_by_its_reason_and_gives_the_same() -> None:
+    target = tiny_target("llama", words=61)
+    wide, narrow = [DraftTree.of(torch.tensor([4, 5, 6, 7, 8])[:n], [-1, 0, 0, 1, 1][:n]) for n in (5, 3)]
+    expected = [target.forward_tree(tree, prompted(target, 600)).logits for tree in (wide, narrow)]
+    target.passes = StaticPasses(called, (1, 4))
+    roomy, tight = prompted(target, 600), prompted(target, 20)
+    assert not passes_of(target).declined  # prompts are not steps
+    given = [target.forward_tree(wide, roomy).logits, target.forward_tree(narrow, tight).logits]
+    torch.testing.assert_close(given, expected)
+    assert passes_of(target).declined == {"more than 4 rows": 1, NO_ROOM: 1}
+    target.forward_tree(narrow, roomy)
+    assert passes_of(target).made == 1 and passes_of(target).declined.total() == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"x": torch.zeros(2, 3, 16), "mask": torch.zeros(1, 1, 3, 11)}, "rows of several requests"),
+        ({}, "several rows without a mask"),
+        ({"mask": torch.zeros(1, 1, 3, 11), "rotary": {}}, "positions of another form"),
+    ],
+)
+@torch.inference_mode()
+def test_every_form_that_is_declined_has_its_word(change: dict[str, Any], why: str) -> None:
+    passes, cache = StaticPasses(called, WIDTHS), prompted(tiny_target("llama", words=61), 600)
+    asked = {"x": torch.zeros(1, 3, 16), "layer": 0, "cache": cache, "mask": None, "rotary": None} | change
+    assert passes.run("name", lambda *_: pytest.fail("it was recorded"), **asked) is None
+    assert passes.declined == {why: 1}
+
+
+def test_passes_of_a_training_are_not_counted() -> None:
+    passes, cache = StaticPasses(called, WIDTHS), prompted(tiny_target("llama", words=61), 600)
+    for held in (cache, None):
+        assert passes.run("name", lambda *_: (), torch.zeros(1, 300, 16), 0, held, None, None) is None
+    assert not passes.declined
+
+
+def test_a_run_says_which_passes_were_made_operator_by_operator(tmp_path: Path) -> None:
+    target = load_model("lab", dtype="float32")
+    target.passes = StaticPasses(called, (1, 4))
+    found = run(
+        "medusa[nodes=6]", model=target, warmup=0, limit=1, categories="qa", max_new_tokens=8, telemetry=0,
+        record_drafts="0", out=tmp_path / "run",
+    )  # fmt: skip
+    rows = {row.method: row for row in read_run(tmp_path / "run").rows}
+    drafted, plain = rows["medusa[nodes=6]"], rows["ar"]
+    assert (drafted.unreplayed, drafted.unreplayed_why) == (drafted.steps, "more than 4 rows")
+    assert (plain.unreplayed, plain.unreplayed_why) == (0, "")
+    made = read_run(tmp_path / "run")
+    check = next(check for check in checks(made, summarise(made)) if check.name == "engine")
+    assert check.state == "warning"
+    assert f"{drafted.steps} of medusa[nodes=6] (more than 4 rows)." in check.sentence
+    assert " of ar" not in check.sentence
+    assert len(found.samples) == 2
 
 
 # -- the engine ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.methods.dflash.published_files import config_of, read_drafter, speculators_config_of
 from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
 from specbench_ss.testing.tiny import tiny_target
-from tests.cli import failing
+from tests.methods import oracles
+from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 5, 7, 40
@@ -240,11 +241,8 @@ def test_the_last_layer_is_read_after_the_final_norm(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
-    """Its own model, its own reading of a folder that is written here.
-
-    The package is no extra of this project: it pins other versions of transformers. `pip install --no-deps` serves.
-    """
-    theirs = pytest.importorskip("speculators.models.dflash", reason="the package speculators is not installed")
+    """Its own model, its own reading of a folder that is written here."""
+    theirs = oracles.speculators("models.dflash")
     target = tiny_target("llama", V)
     decoder = Watching(target, DFlashOptions(), random_drafter(target))
     generate(decoder, PROMPTS[2], Limits(8), Sampling())
@@ -394,6 +392,9 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "another type": (
         tensors(), speculators(speculators_model_type="eagle3"), "a speculator of the type 'eagle3', not 'dflash'"
     ),
+    "an unknown type": (
+        tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'dflash': types that can be read"
+    ),
     "no drafter": (tensors(), LAYER, "config.json describes no DFlash drafter"),
     "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
     "a strange rope": (
@@ -430,15 +431,17 @@ def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
         assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["mask token", "another type", "block size"])
-def test_a_run_with_it_ends_before_the_model_is_loaded(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    weights, config, _ = BAD[name]
-    there = folder(tmp_path / "d", weights, config | {"vocab_size": 4096, "hidden_size": 256})
-    out = tmp_path / "out"
-    said = failing(["run", "--methods", f"dflash[weights={there}]", "--limit", "1", "--out", str(out)], capsys)
-    assert said.startswith("ssbench: dflash: ") and not out.exists()
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mask token", "layer ids", "layer ids, inputs", "block size", "draft vocabulary", "too many words",
+        "d2t points outside", "d2t points below", "another type", "an unknown type",
+    ],
+)  # fmt: skip
+def test_a_run_with_it_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights, config, told = BAD[name]
+    there = folder(tmp_path / "d", weights, config)
+    check_refused_run(f"dflash[weights={there}]", told, tmp_path, capsys, seen_later=name in SEEN_LATER)
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])

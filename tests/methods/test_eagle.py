@@ -28,6 +28,7 @@ from specbench_ss.methods.eagle.feature_layers import published_levels
 from specbench_ss.methods.eagle.new_weights import random_eagle
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.eagle.trees import PUBLISHED
+from tests.methods.refused_runs import check_refused_run
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
@@ -446,6 +447,28 @@ def test_a_map_to_other_words_is_refused(d2t: Tensor, said: str, tmp_path: Path)
     weights = folder(tmp_path / "e", {**eagle3(), "d2t": d2t})
     with pytest.raises(UserError, match=said):
         Eagle3.load(Target(tiny_model("llama", layers=8)), Eagle3Options(weights=weights))
+
+
+@pytest.mark.parametrize(
+    ("changed", "about", "said"),
+    [
+        ({"d2t": torch.arange(WORDS) + V}, {}, f"d2t leads to token {V + 2 * WORDS - 2}, the model has a vocabulary"),
+        ({"d2t": None}, {}, f"LM head has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
+        ({"embed_tokens.weight": torch.zeros(V + 3, H)}, {}, f"vocabulary of {V + 3}, the model has {V}"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "names layer 9, the model has layers 0 to 7"),
+        ({"fc.weight": torch.zeros(H, 3 * 64)}, {}, "for hidden size 64, the model has 32"),
+    ],
+)
+def test_a_run_of_eagle3_with_a_wrong_folder_is_one_line(
+    changed: dict[str, Tensor | None],
+    about: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tensors = {n: t for n, t in {**eagle3(), **changed}.items() if t is not None}
+    there, outside = folder(tmp_path / "e", tensors, **about), "d2t leads" in said
+    check_refused_run(f"eagle3[weights={there}]", said, tmp_path, capsys, layers=8, seen_later=outside)
 
 
 def test_weights_of_the_other_kind_and_of_another_size_are_named(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from specbench_ss.methods.eagle.trainer import Eagle3Trainer, Eagle3TrainOptions
 from specbench_ss.methods.eagle.training import Eagle3Trainee
 from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
 from specbench_ss.testing.tiny import randomise
+from tests.methods import oracles
+from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 12, 40, 45
@@ -236,8 +238,8 @@ def test_drafts_are_what_the_format_says(name: str, target: Target, tmp_path: Pa
 
 
 def their_model(path: Path, embedding: Tensor) -> Any:
-    """The package's own reading of a folder, in float32. It is no extra of this project: it pins other versions."""
-    theirs = pytest.importorskip("speculators.models.eagle3", reason="the package speculators is not installed")
+    """The package's own reading of a folder, in float32."""
+    theirs = oracles.speculators("models.eagle3")
     config = theirs.Eagle3SpeculatorConfig.from_pretrained(path)
     config.transformer_layer_config._attn_implementation = "eager"
     model = theirs.Eagle3DraftModel(config)
@@ -284,7 +286,6 @@ def check_against_theirs(target: Target, decoder: Any, path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != NOT_THEIRS])
 def test_the_package_speculators_computes_the_same(name: str, target: Target, tmp_path: Path) -> None:
-    pytest.importorskip("speculators.models.eagle3", reason="the package speculators is not installed")
     config, embed = VARIANTS[name]
     decoder = read(target, folder(tmp_path / "e", tensors_of(config, embed), config))
     check_against_theirs(target, decoder, tmp_path / "e")
@@ -344,7 +345,7 @@ def test_layers_of_shallow_models_are_named_by_inputs(layers: int, tmp_path: Pat
 
 def test_what_is_written_is_read_by_the_package(tmp_path: Path) -> None:
     """Its own `from_pretrained`, with the target's folder as verifier, and the numbers of the written folder."""
-    theirs = pytest.importorskip("speculators.models.eagle3", reason="the package speculators is not installed")
+    theirs = oracles.speculators("models.eagle3")
     model = tiny_model("llama", layers=N)
     model.save_pretrained(tmp_path / "target")
     target = Target(model, name=str(tmp_path / "target"))
@@ -451,16 +452,35 @@ def test_wrong_folders_are_one_line(name: str, target: Target, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("d2t", "said"),
-    [
-        (torch.full((WORDS,), V), f"leads to token {V + WORDS - 1}, the model has a vocabulary of {V}"),
-        (torch.full((WORDS,), -3), "d2t leads to token -3"),
-        (torch.zeros(WORDS).long(), "that t2d marks"),
-    ],
-)
+    "name",
+    ["an unknown type", "another method's type", "a layer beyond", "a layer below", "another draft vocabulary",
+     "too many words"],
+)  # fmt: skip
+def test_a_run_with_a_wrong_folder_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed, tensors, said = WRONG[name]
+    made = {k: v for k, v in (tensors_of(config_of()) | tensors).items() if v is not None}
+    weights = folder(tmp_path / "e", made, config_of(**changed))
+    check_refused_run(f"eagle3[weights={weights}]", said, tmp_path, capsys, layers=N)
+
+
+OUTSIDE = [
+    (torch.full((WORDS,), V), f"leads to token {V + WORDS - 1}, the model has a vocabulary of {V}"),
+    (torch.full((WORDS,), -3), "d2t leads to token -3"),
+]
+
+
+@pytest.mark.parametrize(("d2t", "said"), [*OUTSIDE, (torch.zeros(WORDS).long(), "that t2d marks")])
 def test_a_map_that_points_outside_is_one_line(d2t: Tensor, said: str, target: Target, tmp_path: Path) -> None:
     weights = folder(tmp_path / "e", tensors_of(config_of()) | {"d2t": d2t}, config_of())
     refused(Eagle3, Eagle3Options(weights=weights), target, said, checked=False)
+
+
+@pytest.mark.parametrize(("d2t", "said"), OUTSIDE)
+def test_a_run_with_a_map_that_points_outside_is_one_line(
+    d2t: Tensor, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = folder(tmp_path / "e", tensors_of(config_of()) | {"d2t": d2t}, config_of())
+    check_refused_run(f"eagle3[weights={weights}]", said, tmp_path, capsys, layers=N, seen_later=True)
 
 
 def test_other_methods_name_the_one_that_reads_it(target: Target, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import kstest
 from torch import Tensor
 
 from specbench_ss.decoding.decoder import State
@@ -133,6 +134,87 @@ def test_the_loss_falls_what_is_saved_loads_and_a_cut_changes_nothing(tmp_path: 
         write_checkpoint(tmp_path / trainee.name, trainee.module, trainee.config)
         taus[trainee.name] = tau(target, tmp_path / trainee.name, trainee.name)
     assert min(taus.values()) > 1.1, taus
+
+
+class Noted(EagleTrainee):
+    """Keeps the noise on the features of every step that learns: [B, T, h]."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.noises: list[Tensor] = []
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        self.final = states.final
+        return super().loss(states, batch)
+
+    def unrolled(self, features: list[Tensor], batch: Batch, levels: int) -> Any:
+        if torch.is_grad_enabled():
+            self.noises.append(features[0] - self.final)
+        return super().unrolled(features, batch, levels)
+
+
+@pytest.mark.parametrize("length", [32, 64])
+def test_features_have_the_published_noise(length: int) -> None:
+    """EAGLE's: uniform, +-(0.5 * 0.2 * 512 / row length), at every place of every row, of each row its own."""
+    target = Target(tiny_model("llama"))
+    ids = torch.randint(3, 61, (4, length), generator=torch.Generator().manual_seed(4))
+    batch = batch_of(ids, torch.tensor([[0, 4, 10], [2, 3, 9], [1, 2, 3], [5, 6, 20]]))
+    for given, width in (({}, 0.2), ({"noise": 0.05}, 0.05)):
+        trainee = Noted(target, **given)
+        states = states_of(target, trainee, batch)
+        trainee.loss(states, batch)[0].backward()
+        (noise,) = trainee.noises
+        assert noise.shape == states.final.shape == (4, length, 32)
+        shares = noise / (width * 512 / length) + 0.5
+        assert shares.min() > -1e-4 and shares.max() < 1 + 1e-4
+        for row in shares:
+            assert kstest(row.flatten().clamp(0, 1), "uniform").pvalue > 0.01
+        for places in shares.transpose(0, 1), shares.permute(2, 0, 1):  # by place of a row, by number of a feature
+            of_each = places.flatten(1)
+            assert of_each.mean(1).sub(0.5).abs().max() < 6 / (12 * of_each.shape[1]) ** 0.5
+        for other in (shares[[1, 2, 3, 0]], shares.roll(1, 1), shares.roll(1, 2)):  # of rows, places, features
+            related = ((shares - 0.5) * (other - 0.5)).mean() * 12
+            assert related.abs() < 5 / shares.numel() ** 0.5
+
+
+def test_noise_is_off_at_zero_and_where_nothing_is_learnt() -> None:
+    target = Target(tiny_model("llama"))
+    ids = torch.randint(3, 61, (2, 16), generator=torch.Generator().manual_seed(5))
+    batch = batch_of(ids, torch.tensor([[0, 4, 10], [2, 3, 9]]))
+    plain, noisy = Noted(target, levels=LEVELS, noise=0), Noted(target, levels=LEVELS)
+    noisy.module.load_state_dict(plain.module.state_dict())
+    states = states_of(target, plain, batch)
+    learnt, _ = plain.loss(states, batch)
+    assert not plain.noises[0].any()
+    assert noisy.loss(states, batch)[0] != learnt
+    with torch.no_grad():
+        assert noisy.loss(states, batch)[0] == plain.loss(states, batch)[0] == learnt
+
+
+@pytest.mark.parametrize("anchors", [6, 24])
+def test_a_resumed_training_has_the_same_noise(anchors: int, tmp_path: Path) -> None:
+    """Whatever else draws numbers; and another one whenever a row comes again, even if all its places are anchors."""
+    target = Target(tiny_model("llama"))
+    rows = np.random.default_rng(6).integers(3, 61, (4, 24), np.int32)
+    text = DrafterText(rows, lambda row: np.arange(len(row)) > 9, 2, seed=1)
+    budget, machine = Budget(6, 4, anchors, LEVELS, warmup=3), Exact(target.device)  # every step has all rows
+    whole = Noted(target)
+    trainer = TogetherTrainer(target, [whole], text, budget, tmp_path, machine)
+    while trainer.step < budget.steps:
+        trainer.advance()
+        if trainer.step == 3:
+            trainer.save()
+    torch.manual_seed(7)
+    cut = Noted(target)
+    again = TogetherTrainer(target, [cut], text, budget, tmp_path, machine)
+    assert again.resumed and again.step == 3
+    while again.step < budget.steps:
+        again.advance()
+    assert len(whole.noises) == 6 and len(cut.noises) == 3
+    for one, two in zip(whole.noises[3:], cut.noises, strict=True):
+        torch.testing.assert_close(one, two, atol=0, rtol=0)
+    noises = torch.cat(whole.noises).flatten(1)  # [6 steps of 4 rows, T * h]
+    assert len(noises) == 24 and torch.pdist(noises).min() > 1
 
 
 def tau(target: Target, folder: Path, name: str) -> float:

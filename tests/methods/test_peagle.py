@@ -26,7 +26,8 @@ from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.methods.peagle.published_files import config_of, read_drafter, speculators_config_of
 from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
 from specbench_ss.testing.tiny import tiny_target
-from tests.cli import failing
+from tests.methods import oracles
+from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, K, MASK, WORDS = 32, 61, 4, 2, 12, 40, 4, 7, 40
@@ -247,13 +248,9 @@ def test_what_a_configuration_leaves_open(tmp_path: Path) -> None:
 def test_the_package_speculators_computes_the_same(
     form: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own model, its own reading of a folder that is written here, its own masks for depths.
-
-    The package is no extra of this project: it pins other versions of transformers. `pip install --no-deps` serves.
-    """
-    theirs = pytest.importorskip("speculators.models.peagle", reason="the package speculators is not installed")
-    core = pytest.importorskip("speculators.models.peagle.core")
-    losses = pytest.importorskip("speculators.losses.eager", reason="its losses without Triton are not there")
+    """Its own model, its own reading of a folder that is written here, its own masks for depths."""
+    theirs, core = oracles.speculators("models.peagle"), oracles.speculators("models.peagle.core")
+    losses = oracles.speculators("losses.eager")  # those without Triton
     target = tiny_target("llama", V)
     drafter, out = random_drafter(target, **form), tmp_path / "d"
     write_checkpoint(out, drafter, speculators_config_of(drafter, target))
@@ -373,6 +370,9 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "another type": (
         tensors(), speculators(speculators_model_type="dflash"), "a speculator of the type 'dflash', not 'peagle'"
     ),
+    "an unknown type": (
+        tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'peagle': types that can be read"
+    ),
     "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
     "no layers": (tensors(), speculators(transformer_layer_config="llama"), "a hidden size of 4096, the model has 32"),
     "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not of llama or"),
@@ -406,15 +406,17 @@ def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
         assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["mask token", "another type", "many depths", "layer ids"])
-def test_a_run_with_it_ends_before_the_model_is_loaded(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    weights, config, _ = BAD[name]
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mask token", "layer ids", "many depths", "draft vocabulary", "too many words",
+        "d2t points outside", "d2t points below", "another type", "an unknown type",
+    ],
+)  # fmt: skip
+def test_a_run_with_it_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights, config, told = BAD[name]
     there = folder(tmp_path / "d", weights, config)
-    out = tmp_path / "out"
-    said = failing(["run", "--methods", f"peagle[weights={there}]", "--limit", "1", "--out", str(out)], capsys)
-    assert said.startswith("ssbench: peagle: ") and not out.exists()
+    check_refused_run(f"peagle[weights={there}]", told, tmp_path, capsys, seen_later=name in SEEN_LATER)
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])

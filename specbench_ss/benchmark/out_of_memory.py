@@ -1,0 +1,84 @@
+"""Where memory runs out: what is told of it in one line, and what is given back before the next sample."""
+
+from __future__ import annotations
+
+import gc
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specbench_ss.decoding.cache import Cache
+from specbench_ss.errors import UserError, error_text
+
+if TYPE_CHECKING:
+    from specbench_ss.decoding.decoder import Decoder
+
+ON_A_CPU = "can't allocate memory"  # torch has no error of its own there
+LESS = (
+    "fewer drafted nodes, a smaller --max-new-tokens or --batch-size, --dtype bfloat16, --quantize or shorter prompts "
+    "take less"
+)
+
+
+class OutOfMemory(UserError):  # noqa: N818 - not named after torch's, which it stands for
+    """There is not enough memory for what was asked. Its text says what would take less."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Say whether an error means that there was not enough memory."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (isinstance(error, RuntimeError) and ON_A_CPU in str(error))
+
+
+@contextmanager
+def memory_given_back(decoder: Decoder) -> Iterator[None]:
+    """Within: memory that runs out is OutOfMemory, with what the method held for this request given back."""
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        raise OutOfMemory(told(error, decoder)) from None
+
+
+def told(error: BaseException, decoder: Decoder) -> str:
+    """Return what a row says of an error. Where memory ran out, what the method held is given back first."""
+    if not ran_out(error):
+        return error_text(error)
+    _give_back(error, decoder)
+    wanted = re.search(r"[Tt]ried to allocate (\d[\d.]* \w+)", str(error))
+    more = f" ({wanted[1]} more were wanted)" if wanted else ""
+    return f"out of memory on {decoder.target.device}{more}: {LESS}"
+
+
+def _give_back(error: BaseException, decoder: Decoder) -> None:
+    """Drop what the broken pass and the method's caches hold, then the blocks that torch keeps for later."""
+    seen: BaseException | None = error
+    while seen is not None:  # tensors of a pass are variables of its frames, which the error holds
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__
+    for owner in _held_by(decoder):
+        if isinstance(owner, Cache):
+            _empty(owner)
+        elif hasattr(owner, "drop_cache"):
+            owner.drop_cache()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _held_by(decoder: Decoder) -> Iterator[Any]:
+    """Yield what a method holds, and what that holds: its model, its draft's, and the caches of both."""
+    for owner in vars(decoder).values():
+        yield owner
+        yield from list(getattr(owner, "__dict__", {}).values())
+
+
+def _empty(cache: Cache) -> None:
+    """Forget a cache's rows and its memory: the next request takes new one."""
+    cache.clear()
+    cache.keys, cache.values = [None] * len(cache.keys), [None] * len(cache.values)

@@ -1,0 +1,160 @@
+"""Where memory runs out: one line that helps, what was held is given back, and the run goes on."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench_ss import load_model, registry, run
+from specbench_ss.benchmark import answering
+from specbench_ss.benchmark.answering import Answering, Request
+from specbench_ss.benchmark.out_of_memory import OutOfMemory, told
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.together import Together
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.errors import UserError
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.runs.run_directory import read_run
+from specbench_ss.testing.tiny import tiny_target
+
+TORCHS = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
+    "\nIf reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
+)
+PROMPT = [5, 9, 5, 9, 7, 8]
+
+
+class Greedy:
+    """Stands for `propose` of a decoder: it works for some steps, then there is no memory left."""
+
+    def __init__(self, decoder: Decoder, steps: int, error: Exception) -> None:
+        self.own, self.left, self.error = decoder.propose, steps, error
+        self.held: list[weakref.ref[Any]] = []
+
+    def __call__(self, state: State) -> DraftTree:
+        large = torch.zeros(1000)  # what a pass holds in its variables
+        self.left -= 1
+        if self.left < 0:
+            self.held.append(weakref.ref(large))
+            raise self.error
+        return self.own(state)
+
+
+def asked(decoder: Decoder) -> Request:
+    return Request("m", decoder, PROMPT, Limits(12), Sampling())
+
+
+@pytest.mark.parametrize("name", ["sd", "eagle", "ar"])
+def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = tiny_target("llama", words=61)
+    decoder = next(iter(registry.method_class(name).examples(target).values()))()
+    expected = decode(decoder, PROMPT, Limits(12), Sampling()).tokens
+    greedy = Greedy(decoder, 2, torch.OutOfMemoryError(TORCHS))
+    answers = Answering(decode, target, None, tmp_path)
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held()))
+
+    def held() -> bool:
+        """Whether anything of the request is still there when torch is asked to give its blocks back."""
+        own = [getattr(one, "cache", None) for one in (decoder, getattr(decoder, "draft", None))]
+        kept = any(keys is not None for cache in own if cache is not None for keys in cache.keys)
+        return kept or target._cache is not None or greedy.held[0]() is not None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "propose", greedy)
+        with pytest.raises(
+            OutOfMemory, match=r"^out of memory on cpu \(2.50 GiB more were wanted\): fewer drafted"
+        ) as e:
+            answers.answer(asked(decoder))
+    assert "\n" not in str(e.value)
+    assert emptied == [False]
+    assert answers.answer(asked(decoder)).tokens == expected
+
+
+def test_without_cuda_nothing_of_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = registry.method_class("ar").examples(tiny_target("llama", words=61))["default"]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("there is no CUDA device in use"))
+    assert told(torch.OutOfMemoryError(TORCHS), decoder).startswith("out of memory on cpu")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_a_cpu_without_memory_is_told_alike(error: Exception) -> None:
+    decoder = registry.method_class("ar").examples(tiny_target("llama", words=61))["default"]()
+    assert told(error, decoder).startswith("out of memory on cpu: fewer drafted nodes")
+
+
+def test_other_errors_are_told_as_they_are_and_nothing_is_dropped() -> None:
+    target = tiny_target("llama", words=61)
+    decoder = registry.method_class("ar").examples(target)["default"]()
+    decode(decoder, PROMPT, Limits(4), Sampling())
+    assert told(RuntimeError("out of luck"), decoder) == "RuntimeError: out of luck"
+    assert told(UserError("mend it"), decoder) == "mend it"
+    assert target._cache is not None
+
+
+def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, calls, probed = Medusa.propose, [0], list[Any]()
+
+    def propose(self: Medusa, state: State) -> DraftTree:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise torch.OutOfMemoryError(TORCHS)
+        return own(self, state)
+
+    monkeypatch.setattr(Medusa, "propose", propose)
+    monkeypatch.setattr(answering, "probe_drafts", lambda *rest: probed.append(rest))
+    target = load_model("lab", dtype="float32")
+    run(
+        "medusa", model=target, warmup=0, limit=2, categories="qa", max_new_tokens=8, telemetry=0, record_drafts="0",
+        out=tmp_path / "run",
+    )  # fmt: skip
+    done = read_run(tmp_path / "run")
+    bad = [row for row in done.rows if not row.ok]
+    assert done.manifest["status"] == "complete" and len(done.rows) == 4
+    assert [(row.method, row.status, row.steps, row.unreplayed) for row in bad] == [("medusa", "failed", None, None)]
+    assert (bad[0].error or "").startswith("out of memory on cpu (2.50 GiB more were wanted): fewer drafted nodes")
+    assert "\n" not in (bad[0].error or "") and "CUDA out of memory" not in (bad[0].error or "")
+    assert [row.reason for row in done.sameness if row.verdict == "not compared"] == ["the sample failed"]
+    assert not probed  # the request is not begun again to look for NaN: it would take the memory again
+
+
+def test_several_requests_without_memory_are_failed_rows_of_their_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, left = Medusa.propose, {"steps": 10**9}
+
+    def propose(self: Medusa, state: State) -> DraftTree:
+        left["steps"] -= 1
+        if left["steps"] == 0:
+            raise torch.OutOfMemoryError(TORCHS)
+        return own(self, state)
+
+    def measured(*rest: Any, **named: Any) -> Any:
+        left["steps"] = 6  # behind the few unmeasured tokens
+        return seen(*rest, **named)
+
+    seen = Together.answer
+    monkeypatch.setattr(Medusa, "propose", propose)
+    monkeypatch.setattr(Together, "answer", measured)
+    run(
+        "medusa", model=load_model("lab", dtype="float32"), warmup=0, limit=3, categories="qa", max_new_tokens=12,
+        telemetry=0, record_drafts="0", batch_size="2", out=tmp_path / "run",
+    )  # fmt: skip
+    done = read_run(tmp_path / "run")
+    bad = [row for row in done.requests if not row.ok]
+    assert [row.method for row in bad] == ["medusa"]
+    assert (bad[0].error or "").startswith("out of memory on cpu (2.50 GiB")
+    assert len(done.requests) == 6 and len([row for row in done.requests if row.ok]) == 5

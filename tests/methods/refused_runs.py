@@ -1,0 +1,42 @@
+"""`ssbench run` with a drafter that does not fit: one line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from specbench_ss.testing.tiny import tiny_model, tiny_tokenizer
+from tests.cli import failing
+
+
+def check_refused_run(
+    drafter: str,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    layers: int = 4,
+    seen_later: bool = False,
+) -> None:
+    """A run of `drafter`, as METHOD[weights=FOLDER], on a tiny model of so many layers.
+
+    seen_later: it takes the drafter's numbers to see it. All else is said before the model is loaded: this one's
+    weights are NaN, of which loading would complain.
+    """
+    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
+    made = tiny_model("llama", layers=layers)
+    if not seen_later:
+        nn.init.constant_(made.model.norm.weight, math.nan)
+    made.save_pretrained(model)
+    tiny_tokenizer(made.config.vocab_size).save_pretrained(model)
+    prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
+    before = sorted(tmp_path.rglob("*"))
+    given = ["--model", str(model), "--chat-template", "plain", "--suite", f"jsonl:{prompts}", "--limit", "1"]
+    said = failing(["run", "--methods", drafter, *given, "--out", str(tmp_path / "out")], capsys)
+    assert said.startswith(f"ssbench: {drafter.partition('[')[0]}: ") and told in said, said
+    assert drafter.partition("weights=")[2].removesuffix("]") in said, said
+    assert sorted(tmp_path.rglob("*")) == before
