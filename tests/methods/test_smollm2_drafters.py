@@ -16,15 +16,16 @@ from specbench_ss.models.model_folder import DRAFTERS
 from specbench_ss.models.packages import packaged_model
 
 FOLDER = DRAFTERS / "smollm2"
-TRAINED = ("ss", "ss-mlp", "ss-root", "medusa", "eagle")
+TRAINED = ("ss", "ss-root", "ss-parent", "medusa", "eagle")
 LARGEST = 60e6  # bytes of a tree that travels to another machine
-WAYS = ("ss", "ss[root=on]", "ss[weights=ss-mlp]", "medusa", "eagle", "rest")
+WAYS = ("ss", "ss[root=on]", "ss[parent=on]", "medusa", "eagle", "rest")
 
 
 def test_all_learnt_from_the_same_text_for_the_same_base() -> None:
     configs = [json.loads((FOLDER / name / "config.json").read_text()) for name in TRAINED]
     assert len({config["base_hash"] for config in configs}) == 1
-    budgets = [{k: v for k, v in config["trained"].items() if k not in ("lr", "parameters")} for config in configs]
+    own = ("lr", "parameters", "targets")  # a drafter's own
+    budgets = [{k: v for k, v in config["trained"].items() if k not in own} for config in configs]
     assert budgets == [budgets[0]] * len(budgets) and budgets[0]["own_answers"] and budgets[0]["tokens"]
     held = json.loads((FOLDER / "rest" / "datastore.json").read_text())
     assert held["made_of"].startswith("own answers to ")
@@ -33,7 +34,7 @@ def test_all_learnt_from_the_same_text_for_the_same_base() -> None:
 @pytest.mark.parametrize("name", TRAINED)
 def test_each_has_a_card_and_a_log_and_half_precision_numbers(name: str) -> None:
     card = (FOLDER / name / "README.md").read_text()
-    assert "estimated tau" in card and "weights 2d764162ba506fdd" in card
+    assert "estimated tau" in card and "weights 00918996d5faa197, torch.bfloat16" in card
     config = json.loads((FOLDER / name / "config.json").read_text())
     assert len((FOLDER / name / "training.jsonl").read_text().splitlines()) == config["trained"]["steps"]
     (file,) = (FOLDER / name).glob("*.safetensors")
@@ -53,4 +54,4 @@ def test_answers_are_those_of_plain_decoding() -> None:
     ids = target.encode_chat([{"role": "user", "content": "Name three rivers of Europe."}])
     made = {way: generate(load_method(way, target), ids, Limits(24), Sampling()) for way in ("ar", *WAYS)}
     assert {way: one.tokens for way, one in made.items()} == dict.fromkeys(made, made["ar"].tokens)
-    assert all(len(made[way].steps) < len(made["ar"].steps) for way in ("ss", "ss[root=on]", "medusa", "eagle"))
+    assert all(len(made[way].steps) < len(made["ar"].steps) for way in ("ss", "ss[root=on]", "ss[parent=on]", "medusa", "eagle"))
