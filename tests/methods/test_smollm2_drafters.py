@@ -54,4 +54,7 @@ def test_answers_are_those_of_plain_decoding() -> None:
     ids = target.encode_chat([{"role": "user", "content": "Name three rivers of Europe."}])
     made = {way: generate(load_method(way, target), ids, Limits(24), Sampling()) for way in ("ar", *WAYS)}
     assert {way: one.tokens for way, one in made.items()} == dict.fromkeys(made, made["ar"].tokens)
-    assert all(len(made[way].steps) < len(made["ar"].steps) for way in ("ss", "ss[root=on]", "ss[parent=on]", "medusa", "eagle"))
+    assert all(
+        len(made[way].steps) < len(made["ar"].steps)
+        for way in ("ss", "ss[root=on]", "ss[parent=on]", "medusa", "eagle")
+    )
