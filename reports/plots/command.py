@@ -57,4 +57,4 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("figures need matplotlib: pip install 'specbench-ss[plot]'") from None
+        raise UserError("figures need matplotlib: pip install -e '.[plot]'") from None

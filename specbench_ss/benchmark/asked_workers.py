@@ -32,7 +32,7 @@ def workers_of(values: Mapping[str, Any]) -> Workers | None:
     if values.get("trace"):
         raise UserError("--trace profiles a method in one process: leave out --trace or --executor")
     if find_spec("ray") is None:
-        raise UserError("--executor ray needs Ray: pip install 'specbench-ss[ray]'")
+        raise UserError("--executor ray needs Ray: pip install -e '.[ray]'")
     if not isinstance(address, str | None):
         raise UserError(f"--ray-address must be text, not {address!r}")
     return Workers(None if count is None else whole_number("--workers", count, 1), address)

@@ -31,7 +31,7 @@ class Endpoint:
         try:
             import openai
         except ImportError:
-            raise UserError("a judge needs the package openai: pip install 'specbench-ss[judge]'") from None
+            raise UserError("a judge needs the package openai: pip install -e '.[judge]'") from None
         self.model, self.base_url, self.max_tokens = model, base_url, max_tokens
         key = os.environ.get(KEY) or "none"  # a server of one's own asks for no key
         self._client = openai.OpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=timeout)

@@ -126,7 +126,7 @@ def need_library(what: str) -> Any:
         import gguf
     except ImportError:
         raise UserError(
-            f"reading {what} needs the package gguf: pip install gguf, or 'specbench-ss[gguf]' with this package"
+            f"reading {what} needs the package gguf: pip install gguf, or -e '.[gguf]' in the folder of this package"
         ) from None
     return gguf
 

@@ -35,7 +35,7 @@ def check_quantize(how: str, device: str, dtype: str = "auto") -> None:
     if find_spec(PACKAGES[how]) is None:
         raise UserError(
             f"--quantize {how} needs the package {PACKAGES[how]}: pip install {PACKAGES[how]}, "
-            "or 'specbench-ss[quantize]' with this package"
+            "or -e '.[quantize]' in the folder of this package"
         )
 
 

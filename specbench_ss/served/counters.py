@@ -18,7 +18,7 @@ NAMES = {
 }
 GENERATED = "vllm:generation_tokens"
 GAUGE = "sglang:spec_accept_length"
-NEEDS = "reading /metrics needs prometheus-client: pip install 'specbench-ss[endpoint]'"
+NEEDS = "reading /metrics needs prometheus-client: pip install -e '.[endpoint]'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]
 
 def needs(how: str) -> None:
     if find_spec(PACKAGES[how]) is None:
-        pytest.skip(f"{PACKAGES[how]} is not installed: pip install 'specbench-ss[quantize]'")
+        pytest.skip(f"{PACKAGES[how]} is not installed: pip install -e '.[quantize]'")
 
 
 def held(how: str, dtype: torch.dtype = torch.float32) -> tuple[Target, Target]:

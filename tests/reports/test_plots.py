@@ -145,4 +145,4 @@ def test_matplotlib_is_asked_for_where_it_is_missing(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'specbench-ss[plot]'" in failing(["plot", str(make_run())], capsys)
+    assert "pip install -e '.[plot]'" in failing(["plot", str(make_run())], capsys)

@@ -14,7 +14,7 @@ import pytest
 from specbench_ss import run
 from specbench_ss.runs.run_directory import read_run
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'specbench-ss[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
 OPTIONS = {"categories": "qa,translation,math_reasoning", "limit": 2, "max_new_tokens": 32, "warmup": 0}
 LONGEST_S = 240
