@@ -307,7 +307,7 @@ def test_a_mistake_is_one_line(line: str, said: str, tmp_path: Path, capsys: pyt
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked_workers, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'specbench-ss\[ray\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[ray\]'"):
         asked_workers.workers_of({"executor": "ray", "workers": 1, "ray_address": None})
 
 
