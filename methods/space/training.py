@@ -19,8 +19,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods.space.masks import MaskToken
 from specbench_ss.methods.space.rows import MASKS
-from specbench_ss.methods.ss.layout import own_streams
-from specbench_ss.methods.ss.training import stream_positions
+from specbench_ss.methods.ss.layout import own_streams, stream_positions
 from specbench_ss.training.batches import Batch, Documents, additive
 from specbench_ss.training.losses import head_loss
 from specbench_ss.training.trainee import BaseStates, Trainee

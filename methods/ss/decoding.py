@@ -111,7 +111,7 @@ class SpeculativeStreaming(Decoder):
         streams = cls.read_streams(folder, shape, target, read_tensors)
         found = cls(cls.model_of(target, folder), options, streams, config.get("advice", {}))
         found.learnt = learnt(config)
-        found.maps.ready()
+        found.maps.prepare()
         return found
 
     @classmethod
@@ -197,7 +197,7 @@ class SpeculativeStreaming(Decoder):
 
     def drafter_weights(self) -> Iterable[Tensor] | None:
         """The streams', and what tokens that are known late are multiplied by."""
-        own, late = super().drafter_weights(), self.maps.ready() if self.fuses else []
+        own, late = super().drafter_weights(), self.maps.multiplied() if self.fuses else []
         return None if own is None else [*own, *late]
 
     def own_work(self) -> OwnWork:

@@ -20,73 +20,67 @@ if TYPE_CHECKING:
 CHUNK = 4096  # tokens whose embeddings are normed at a time
 
 
-class TokenMaps:
-    """What `Streams.told` adds, as two tables for each map, made when they are needed, once for all that share them.
+class TokenMap:
+    """One map of `Streams.told` as two tables, made when they are needed: what each token says, and what that changes.
 
-    One has what each token says, [V, rank], and the other, W times the map, what that changes in the logits of each.
+    up [h, rank]: to states. rows: what tokens say, before it is mapped.
     """
 
-    def __init__(self, target: Target, streams: Streams) -> None:
-        self.target, self.streams = target, streams
+    def __init__(self, target: Target, up: Tensor, rows: Callable[[Target, Tensor], Tensor]) -> None:
+        self.target, self.up, self.rows = target, up, rows
 
     @cached_property
-    def root(self) -> Product:
-        """Of the root, for all streams."""
-        return self._made(self.streams.root_up)
-
-    @cached_property
-    def parent(self) -> Product:
-        """Of a parent, for the stream of its children."""
-        return self._made(self.streams.parent_up)
-
-    @cached_property
-    def root_said(self) -> Tensor:
-        """What each token says as a root, [V, root_rank]."""
-        return self._said(self.streams.root_rows)
-
-    @cached_property
-    def parent_said(self) -> Tensor:
-        """What each token says as a parent, [V, parent_rank]."""
-        return self._said(self.streams.parent_rows)
-
-    def _said(self, rows: Callable[[Target, Tensor], Tensor]) -> Tensor:
+    def said(self) -> Tensor:
+        """What each token says, [V, rank]."""
         count = len(self.target.model.get_input_embeddings().weight)
         every = torch.arange(count, device=self.target.device)
         with torch.no_grad():
-            return torch.cat([rows(self.target, tokens) for tokens in every.split(CHUNK)])
+            return torch.cat([self.rows(self.target, tokens) for tokens in every.split(CHUNK)])
 
-    def _made(self, up: Tensor) -> Product:
+    @cached_property
+    def product(self) -> Product:
+        """By W times the map, [V, rank]: what it changes in the logits of each token."""
         from specbench_ss.decoding.products import Product  # which loads torch, and methods are listed without it
 
         target = self.target
         with torch.no_grad():
-            weight = target.unembed @ up
+            weight = target.unembed @ self.up
             return Product(weight.half().float() if target.rounded else weight, None, target.packs)
+
+    def of(self, token: Tensor) -> Tensor:
+        """What a token int64 [] changes in all logits, [1, V]. To index by it would wait for the device."""
+        return self.product(self.said.index_select(0, token[None]))
+
+
+class TokenMaps:
+    """What roots and parents change in logits, made once for all decoders that share these. None: not learnt."""
+
+    def __init__(self, target: Target, streams: Streams) -> None:
+        c = streams.config
+        self.root = TokenMap(target, streams.root_up, streams.root_rows) if c.root_rank else None
+        self.parent = TokenMap(target, streams.parent_up, streams.parent_rows) if c.parent_rank else None
 
     def known(self, logits: Tensor, root: Tensor) -> Tensor:
         """Logits [gamma, V] of streams that know no token yet, with what their root int64 [] says; [gamma, V]."""
-        c = self.streams.config
-        if c.root_rank:
-            logits = logits + self.root(said_by(self.root_said, root))
-        if c.parent_rank:  # of the first level the root is the parent
-            first = logits[:1] + self.parent(said_by(self.parent_said, root))
-            logits = torch.cat((first, logits[1:]))
+        if self.root is not None:
+            logits = logits + self.root.of(root)
+        if self.parent is not None:  # of the first level the root is the parent
+            logits = torch.cat((logits[:1] + self.parent.of(root), logits[1:]))
         return logits
 
     def changes(self, parents: Tensor, tokens: Tensor) -> Tensor:
         """What parents [.., m] change in the logits of tokens [.., s] as their children: [.., m, s]."""
-        return self.parent_said[parents] @ self.parent.weight[tokens].mT
+        assert self.parent is not None
+        return self.parent.said[parents] @ self.parent.product.weight[tokens].mT
 
-    def ready(self) -> list[Tensor]:
-        """Matrices that `known` multiplies by, from now on there, as the tables are: no step has to make them."""
-        c, made = self.streams.config, []
-        if c.root_rank:
-            made, _ = [self.root.weight], self.root_said
-        if c.parent_rank:
-            made, _ = [*made, self.parent.weight], self.parent_said
-        return made
+    def prepare(self) -> None:
+        """Make all tables now, so that no step has to."""
+        for one in self._learnt():
+            one.said, one.product  # noqa: B018 - made by being asked for
 
+    def multiplied(self) -> list[Tensor]:
+        """Matrices that `known` multiplies by."""
+        return [one.product.weight for one in self._learnt()]
 
-def said_by(table: Tensor, token: Tensor) -> Tensor:
-    """The row [1, rank] of a token int64 []; to index by a number without dimensions would wait for the device."""
-    return table.index_select(0, token[None])
+    def _learnt(self) -> list[TokenMap]:
+        return [one for one in (self.root, self.parent) if one is not None]

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
-from specbench_ss.methods.ss.layout import Layout, own_streams, steps_ahead
-from specbench_ss.methods.ss.layout import stream_positions as stream_positions  # which others import from here
+from specbench_ss.methods.ss.layout import Layout, own_streams, steps_ahead, stream_positions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, run_masked
 from specbench_ss.training.batches import Batch, Documents, additive

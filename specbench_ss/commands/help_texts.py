@@ -8,8 +8,8 @@ MODEL = (
 )
 DTYPE = (
     "Number format of the model's weights and arithmetic. float16-weights: weights rounded to float16, arithmetic in "
-    "float32, on CPUs. auto: bfloat16 on a GPU; on a CPU the fastest one of float32, bfloat16 and float16-weights, "
-    "which is measured (the lab: float32)."
+    "float32, on CPUs. auto: bfloat16 on a GPU; on a CPU it is measured, and of float32, float16-weights and bfloat16 "
+    "the first is taken that is nearly as fast as the fastest (the lab: float32)."
 )
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
 CHAT_TEMPLATE = "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file."

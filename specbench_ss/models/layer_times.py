@@ -75,6 +75,7 @@ def few_layers(sizes: Sizes, form: str, weights_bytes: int) -> Target:
     dtype = getattr(torch, arithmetic(form))
     with torch.random.fork_rng(devices=[]):
         model: Any = LlamaForCausalLM(config).to(dtype)
+    # what is not lean is computed without copies, as where there is no room for any
     whole = weights_bytes * dtype.itemsize // torch.float32.itemsize if sizes.lean else sys.maxsize
     return Target(model, rounded=form == HALF_WEIGHTS, part_of=whole)
 
