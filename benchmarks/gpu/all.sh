@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # All that needs a GPU, the most valuable first, in stages of under ten minutes. usage: all.sh OUT [STAGE...]
-# Stages, in this order when none is given: sameness telemetry figure17 roofline contexts generate batches lab larger.
+# Stages, in this order when none is given: sameness telemetry figure17 roofline contexts attention generate batches lab
+# larger.
 # README.md beside this file says what each leaves. Each goes on from what it finds in OUT, but for sameness, which is made
 # anew. A stage that fails is named at the end, and the others are made all the same.
 # LAB_SCALE: the share of the larger lab's budget that `lab` trains with; another share takes another OUT.
 set -uo pipefail
 out=${1:?usage: all.sh OUT [STAGE...]}
 shift
-known=(sameness telemetry figure17 roofline contexts generate batches lab larger)
+known=(sameness telemetry figure17 roofline contexts attention generate batches lab larger)
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=("${known[@]}")
 for stage in "${stages[@]}"; do
@@ -66,6 +67,12 @@ costs() { # FILE OPTION... ENGINE
     local file=$1 engine=${*: -1}
     timeout $((limit / 2 - 60)) python3 benchmarks/roofline.py "${@:2:$#-2}" --methods verify medusa ss ss-pruned eagle \
         --device cuda --dtype bfloat16 --engine "$engine" --out "$file.jsonl" --plot "$file-$engine.png"
+}
+attention() { # which way to attend is fast here, by the heads of Llama 3 8B and of SmolLM2
+    local heads
+    for heads in "32 8 128" "9 3 64"; do # shellcheck disable=SC2086
+        timeout $((limit / 2)) python3 benchmarks/attention_ways.py --device cuda --flex --heads $heads || return 1
+    done | tee "$out/attention.txt"
 }
 generate() { # `ar`, `sd` and `pld` beside transformers' generate, and beside its compiled static cache
     both beside_generate

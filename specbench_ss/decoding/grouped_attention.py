@@ -2,8 +2,8 @@
 
 With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
 speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
-itself; elsewhere the heads of a group are so many more rows over the same keys. In bfloat16 on a CPU a few rows attend
-by the way that is measured to be the fastest one (`bfloat16_attention`).
+itself; elsewhere the heads of a group are so many more rows over the same keys. On CUDA, and in bfloat16 on a CPU, a
+few rows attend by the way that is measured to be the fastest one (`attention_ways`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
-from specbench_ss.decoding import bfloat16_attention
+from specbench_ss.decoding import attention_ways
+from specbench_ss.decoding.attention_ways import Heads
 from specbench_ss.decoding.parts import Parts
 
 NAME = "ssbench_grouped_sdpa"
@@ -45,30 +45,24 @@ def grouped_attention(
 
         return key.attended(one, query, cast("Parts", value), attention_mask), None
     b, heads, q, d = query.shape
-    if _in_bfloat16(module, query, attention_mask):
-        way = bfloat16_attention.WAYS[bfloat16_attention.way_of(attention_mask is None, key.shape[2], b)]
-        return way(query, key, value, attention_mask, kwargs.get("scaling")), None
-    groups = heads // key.shape[1]
-    few = attention_mask is not None and groups > 1 and q <= MOST_ROWS and attention_mask.shape[1] == 1
-    if attention_mask is None or not few or module.training:
+    kv_heads, few, scale = key.shape[1], _few(query, attention_mask), kwargs.get("scaling")
+    inferred = torch.is_inference_mode_enabled() and not module.training
+    of = Heads(query.device.type, query.dtype, heads, kv_heads, d)
+    adds = attention_mask is None or attention_mask.dtype == query.dtype  # of bool, True is what is seen
+    if few and inferred and adds and of.ways:
+        way = attention_ways.WAYS[attention_ways.way_of(of, attention_mask is None, key.shape[2], b)]
+        return way(query, key, value, attention_mask, scale), None
+    if attention_mask is None or not few or heads == kv_heads or module.training:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if query.device.type == "cpu" and torch.is_inference_mode_enabled():
-        return bfloat16_attention.by_kernel(query, key, value, attention_mask, kwargs.get("scaling")), None
-    rows = query.reshape(b, key.shape[1], groups * q, d)
-    mask = attention_mask.repeat(1, 1, groups, 1)
-    out = F.scaled_dot_product_attention(rows, key, value, mask, scale=kwargs.get("scaling"))
-    return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous(), None
+    by = attention_ways.by_kernel if inferred and query.device.type == "cpu" else attention_ways.by_joined_heads
+    return by(query, key, value, attention_mask, scale), None
 
 
-def _in_bfloat16(module: nn.Module, query: Tensor, mask: Tensor | None) -> bool:
-    """Say whether this is attention of few rows in bfloat16 on a CPU. Without a mask one row may, which sees all."""
-    if query.dtype != torch.bfloat16 or query.device.type != "cpu":
-        return False
-    if module.training or not torch.is_inference_mode_enabled():
-        return False
-    if mask is not None and (mask.dtype != query.dtype or mask.shape[1] != 1):  # of bool, True is what is seen
-        return False
-    return query.shape[2] <= (1 if mask is None else MOST_ROWS)
+def _few(query: Tensor, mask: Tensor | None) -> bool:
+    """Say whether these are few rows with one mask for all heads. Without a mask one row may, which sees all."""
+    if mask is None:
+        return query.shape[2] == 1
+    return query.shape[2] <= MOST_ROWS and mask.shape[1] == 1
 
 
 @contextmanager

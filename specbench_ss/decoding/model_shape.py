@@ -44,9 +44,7 @@ def _chooses_experts(target: Target) -> bool:
 
 def _by_config(target: Target) -> tuple[int, int]:
     """Bytes that each layer keeps of a token; operations of one row of attention with one token."""
-    heads = target.config.num_attention_heads
-    head_dim = getattr(target.config, "head_dim", None) or target.hidden_size // heads
-    kv_heads = getattr(target.config, "num_key_value_heads", None) or heads
+    heads, kv_heads, head_dim = target.attention_heads
     return 2 * kv_heads * head_dim * target.dtype.itemsize, 4 * heads * head_dim
 
 

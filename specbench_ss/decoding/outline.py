@@ -37,6 +37,13 @@ class Outline:
         """Whether attention, MLP and norms of its layers can be called one by one, not only whole layers."""
         return self.config.model_type in TAKEN_APART
 
+    @property
+    def attention_heads(self) -> tuple[int, int, int]:
+        """Heads of queries, heads of keys and values, and numbers a head, by the configuration."""
+        heads: int = self.config.num_attention_heads
+        kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
+        return heads, kv_heads, getattr(self.config, "head_dim", None) or self.hidden_size // heads
+
     def check_taken_apart(self, method: str) -> None:
         """Raise UserError, for a method that must enter a layer, where only whole layers can be called."""
         if not self.taken_apart:

@@ -111,7 +111,8 @@ class Target(Outline):
 
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
-        from specbench_ss.decoding import bfloat16_attention
+        from specbench_ss.decoding.attention_ways import Heads
+        from specbench_ss.decoding.attention_ways import in_words as attention_in_words
         from specbench_ss.decoding.grouped_attention import NAME
         from specbench_ss.decoding.lean_layers import in_words, lean_blocks, products_of
         from specbench_ss.decoding.products import Product, measure_one_row
@@ -123,8 +124,9 @@ class Target(Outline):
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
         measure_one_row(products_of(self.family.blocks, self._head))
         self.computed = in_words(self.family.blocks, self._head)
-        if self.dtype == torch.bfloat16 and self.device.type == "cpu" and self.attention == NAME:
-            self.computed += f"; {bfloat16_attention.in_words()}"
+        if self.attention == NAME and self.taken_apart:  # others measure when they first attend
+            told = attention_in_words(Heads(self.device.type, self.dtype, *self.attention_heads))
+            self.computed += f"; {told}" if told else ""
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""

@@ -10,14 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.decoding import bfloat16_attention, grouped_attention
+from specbench_ss.decoding import attention_ways, grouped_attention
+from specbench_ss.decoding.attention_ways import IN_FLOAT32, JOINED, KERNEL, PRODUCTS, Heads
 from specbench_ss.decoding.grouped_attention import MOST_ROWS
 
+HEADS = Heads("cpu", torch.bfloat16, 4, 2, 16)
 MODULE = cast("Any", SimpleNamespace(training=False, is_causal=False, num_key_value_groups=3))
 OFF = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-@pytest.mark.parametrize("way", bfloat16_attention.WAYS)
+@pytest.mark.parametrize("way", attention_ways.WAYS)
 @pytest.mark.parametrize("kind", ["none", "additive", "bool", "of each"])
 @pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -27,7 +29,8 @@ def test_few_rows_attend_as_torch_has_it(
     """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
     if kind == "none" and rows > 1:
         return
-    monkeypatch.setattr(bfloat16_attention, "way_of", lambda one_row, keys, sequences: way)
+    monkeypatch.setattr(attention_ways, "way_of", lambda of, one_row, keys, sequences: way)
+    monkeypatch.setattr(Heads, "ways", property(lambda of: (way,)))  # as where something is measured
     rng, keys = torch.Generator().manual_seed(rows), rows + 20
     query, key, value = (torch.randn(2, n, r, 16, generator=rng) for n, r in ((6, rows), (2, keys), (2, keys)))
     seen = torch.rand(2 if kind == "of each" else 1, 1, rows, keys, generator=rng) < 0.7
@@ -46,25 +49,27 @@ def test_few_rows_attend_as_torch_has_it(
 
 @pytest.mark.parametrize("long", [True, False])
 @pytest.mark.parametrize("one_row", [True, False])
-@pytest.mark.parametrize("fast", bfloat16_attention.WAYS)
+@pytest.mark.parametrize("fast", HEADS.ways)
 def test_a_probe_takes_the_fastest_way(fast: str, one_row: bool, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def waits(*given: Any) -> None:
-        time.sleep(0.02)
+    for name in HEADS.ways:
+        seconds = 0 if name == fast else 0.02
+        monkeypatch.setitem(attention_ways.WAYS, name, lambda *given, seconds=seconds: time.sleep(seconds))
+    assert attention_ways.fastest.__wrapped__(HEADS, one_row, long, 1) == fast
 
-    for name in bfloat16_attention.WAYS:
-        if name != fast:
-            monkeypatch.setitem(bfloat16_attention.WAYS, name, waits)
-    assert bfloat16_attention.fastest.__wrapped__(one_row, long, 1) == fast
+
+def test_what_is_measured_depends_on_the_device() -> None:
+    """On CUDA joined heads are to be beaten; in float32 on a CPU torch's kernel is kept, and nothing is said."""
+    assert HEADS._replace(device="cuda").ways == (JOINED, KERNEL, PRODUCTS)
+    assert attention_ways.in_words(HEADS._replace(dtype=torch.float32)) == ""
+    assert HEADS._replace(device="meta").ways == ()
 
 
 def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, in_float32, products = bfloat16_attention.WAYS
-    monkeypatch.setattr(bfloat16_attention, "fastest", lambda one_row, long, threads: in_float32)
-    assert [bfloat16_attention.way_of(True, 9, sequences) for sequences in (1, 8)] == [in_float32, products]
+    monkeypatch.setattr(attention_ways, "fastest", lambda of, one_row, long, threads: IN_FLOAT32)
+    assert [attention_ways.way_of(HEADS, True, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
 
 
 def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, _, products = bfloat16_attention.WAYS
-    monkeypatch.setattr(bfloat16_attention, "fastest", lambda one_row, long, threads: products if long else kernel)
-    assert [bfloat16_attention.way_of(False, keys) for keys in (511, 512)] == [kernel, products]
-    assert bfloat16_attention.in_words().endswith(f"of few by {kernel} ({products} from 512 keys)")
+    monkeypatch.setattr(attention_ways, "fastest", lambda of, one_row, long, threads: PRODUCTS if long else KERNEL)
+    assert [attention_ways.way_of(HEADS, False, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
+    assert attention_ways.in_words(HEADS).endswith(f"of few by {KERNEL} ({PRODUCTS} from 512 keys)")

@@ -85,6 +85,8 @@ def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path
     ]
     contexts = [line for line in made if "16384" in line]
     assert len(contexts) == 2 and all("contexts.jsonl" in line and "--widths 1 8 32" in line for line in contexts)
+    attention = [line.partition("--heads ")[2] for line in made if "attention_ways.py --device cuda --flex" in line]
+    assert attention == ["32 8 128", "9 3 64"]
     assert [line for line in made if "vs_transformers.py" in line and "--compiled" in line]
     larger = [line for line in made if f"--model {out}/lab-m/export/base --methods all" in line]
     assert len(larger) == 2 and made.index(larger[0]) > [i for i, line in enumerate(made) if "lab train" in line][0]

@@ -1,0 +1,143 @@
+"""Attention of a few rows by the fastest of several ways, as measured once in a process for heads of a shape.
+
+A device may multiply matrices fast and yet have a slow kernel of attention: of one row in bfloat16 without a mask,
+torch's took up to ten times what two products take on a CPU (docs/log.md). Which kernel torch has for rows with a mask
+and heads that share keys depends on the device, so there it is measured as well.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    # query [B, heads, q, d], key, value [B, kv_heads, n, d], additive mask [1 or B, 1, q, n], scale
+    # -> [B, q, heads, d]
+    Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
+
+TRIES, CLEARLY = 7, 1.25  # how often each is measured; times as fast as the first one another has to be
+SHORT, LONG = 256, 1024  # of the probe: keys of either length
+FEW = {"cpu": 4, "cuda": 32}  # rows that have a mask
+CALLS = {"cpu": 1, "cuda": 20}  # between two readings of the clock: a device is waited for
+FROM = 512  # keys from where what is faster over the longer ones counts
+
+
+def by_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Torch's kernel, in which the heads of a group share keys."""
+    out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2).contiguous()
+
+
+def by_kernel_in_float32(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """The same on copies in float32: nothing is rounded between the scores and the result."""
+    wide = None if mask is None else mask.float()
+    return by_kernel(query.float(), key.float(), value.float(), wide, scale).to(query.dtype)
+
+
+def by_joined_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Torch's kernel, to which the heads of a group are so many more rows over the same keys. No mask: one row."""
+    b, heads, q, d = query.shape
+    groups = heads // key.shape[1]
+    rows = query.reshape(b, key.shape[1], groups * q, d)
+    seen = None if mask is None else mask.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(rows, key, value, seen, scale=scale)
+    return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
+
+
+def by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Two products of matrices; scores and their softmax are rounded to the format of query."""
+    b, heads, q, d = query.shape
+    pairs, rows = b * key.shape[1], heads // key.shape[1] * q
+    keys, none = key.reshape(pairs, -1, d), query.new_zeros(1, 1, 1)
+    scores = torch.baddbmm(none, query.reshape(pairs, rows, d), keys.mT, beta=0, alpha=scale or d**-0.5)
+    if mask is not None:
+        scores.view(b, -1, q, keys.shape[1]).add_(mask)
+    out = torch.bmm(scores.softmax(-1), value.reshape(pairs, keys.shape[1], -1))
+    return out.view(b, heads, q, -1).transpose(1, 2).contiguous()
+
+
+WAYS: dict[str, Way] = {
+    "torch's kernel": by_kernel,
+    "torch's kernel in float32": by_kernel_in_float32,
+    "two products": by_products,
+    "torch's kernel on joined heads": by_joined_heads,
+}
+KERNEL, IN_FLOAT32, PRODUCTS, JOINED = WAYS
+
+
+class Heads(NamedTuple):
+    """What rows attend with. device: cpu or cuda. d: numbers a head."""
+
+    device: str
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    d: int
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Names of the ways that are measured, the one to beat first; none where torch's own choice is kept."""
+        if self.device == "cuda":
+            return JOINED, KERNEL, PRODUCTS
+        return (KERNEL, IN_FLOAT32, PRODUCTS) if (self.device, self.dtype) == ("cpu", torch.bfloat16) else ()
+
+
+@lru_cache(maxsize=64)
+def fastest(of: Heads, one_row: bool, long: bool, threads: int) -> str:
+    """Return the name of the way that takes clearly less time than the first of `of.ways`, or the name of that.
+
+    one_row: without a mask, as in plain decoding; else a few rows with one. long: over how many keys. threads: of the
+    processor, on which the answer depends. It waits for the device.
+    """
+    rows, count = 1 if one_row else FEW[of.device], LONG if long else SHORT
+    like = torch.zeros(0, dtype=of.dtype, device=of.device)
+    query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
+    mask = None if one_row else like.new_zeros(1, 1, rows, count)
+    taken = dict.fromkeys(of.ways, math.inf)
+    for _ in range(TRIES):
+        for name in of.ways:
+            taken[name] = min(taken[name], _seconds(name, query, keys, mask))
+    best = min(taken, key=lambda name: taken[name])
+    return best if taken[of.ways[0]] >= CLEARLY * taken[best] else of.ways[0]
+
+
+def _seconds(name: str, query: Tensor, keys: Tensor, mask: Tensor | None) -> float:
+    """Time some calls, on CUDA with what it takes the host to start them: as a step does operator by operator."""
+    way, wait = WAYS[name], torch.cuda.synchronize if query.is_cuda else int
+    wait()
+    begun = time.perf_counter()
+    for _ in range(CALLS[query.device.type]):
+        way(query, keys, keys, mask, None)
+    wait()
+    return time.perf_counter() - begun
+
+
+def way_of(of: Heads, one_row: bool, keys: int, sequences: int = 1) -> str:
+    """Return the name of the way for rows over so many keys of so many sequences, on the threads torch has now."""
+    name = fastest(of, one_row, keys >= FROM, torch.get_num_threads())
+    # many copies in float32 are no longer small; what a slow kernel leaves then are the products
+    return PRODUCTS if name == IN_FLOAT32 and sequences > 1 else name
+
+
+def in_words(of: Heads) -> str:
+    """Say for the record by which ways rows attend here; '' where nothing is measured.
+
+    Measured now, so that no step has to.
+    """
+    if not of.ways:
+        return ""
+    told = [f"of {name} by {_by_length(of, one_row)}" for name, one_row in (("one row", True), ("few", False))]
+    return f"attention {', '.join(told)}"
+
+
+def _by_length(of: Heads, one_row: bool) -> str:
+    short, long = way_of(of, one_row, SHORT), way_of(of, one_row, LONG)
+    return short if short == long else f"{short} ({long} from {FROM} keys)"
