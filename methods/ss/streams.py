@@ -22,6 +22,8 @@ from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p
 from specbench_ss.methods.ss.layout import Layout
 from specbench_ss.methods.ss.stream_config import StreamConfig
 
+FEW_KEYS = "streams that see few tokens (stream_attention_top_p)"
+
 
 class Streams(nn.Module):
     """P_j, f_eta, the stream adapters and o_theta.
@@ -132,9 +134,11 @@ class Streams(nn.Module):
             return (run_masked(target, self, x, layout, cache, masks, rotary),)
 
         made = None
-        # under top-p attention the last keys are taken for the streams' own: padded keys would stand there
-        if target.passes is not None and layout.mains and not layout.stream_top_p:
-            made = target.passes.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
+        if target.passes is not None and layout.mains:
+            if layout.stream_top_p:  # the last keys are taken for the streams' own: padded keys would stand there
+                target.passes.decline(FEW_KEYS, lo, cache)
+            else:
+                made = target.passes.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
         return (made or layers(x, cache, mask, rotary))[0]
 
 

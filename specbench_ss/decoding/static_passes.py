@@ -144,6 +144,11 @@ class StaticPasses:
         kept.buffers.fill(x, mask, rotary, past)
         return tuple(out[:, :q].clone() for out in kept.replayed())
 
+    def decline(self, why: str, layer: int, cache: Any) -> None:
+        """Count a pass that a method makes by itself, since it cannot be replayed, from the layer it begins with."""
+        if _is_step(layer, cache):
+            self.declined[why] += 1
+
     def _why_not(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any) -> str:
         """Say what of a step's pass cannot lie in buffers that stay; '' where all of it can."""
         b, q, _ = x.shape

@@ -166,6 +166,17 @@ def test_every_form_that_is_declined_has_its_word(change: dict[str, Any], why: s
     assert passes.declined == {why: 1}
 
 
+@torch.inference_mode()
+def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
+    """Such a pass never reaches `StaticPasses.run`. The lower layers of the same steps are replayed."""
+    target = tiny_target("llama", words=61)
+    target.passes = StaticPasses(called)
+    decoder = registry.method_class("ss").examples(target)["top-p"]()
+    steps = len(decode(decoder, PROMPTS[0], Limits(12), Sampling()).steps)
+    why = "streams that see few tokens (stream_attention_top_p)"
+    assert passes_of(target).declined == {why: steps} and passes_of(target).made
+
+
 def test_passes_of_a_training_are_not_counted() -> None:
     passes, cache = StaticPasses(called, WIDTHS), prompted(tiny_target("llama", words=61), 600)
     for held in (cache, None):
