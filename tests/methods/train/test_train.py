@@ -251,7 +251,7 @@ class Killed(BaseException):
 
 KINDS = {
     "ss": STREAMS,
-    "ss-shared": [*STREAMS, "--mode", "shared", "--lora-rank", "2"],
+    "ss-shared": [*STREAMS, "--mode", "shared", "--lora-rank", "2", "--alpha-ramp", "4"],
     "medusa": ["--heads", "2"],
     "medusa2": ["--heads", "2", "--lora-rank", "2", "--ramp", "4"],
     "hydra": ["--heads", "2", "--layers", "1"],
