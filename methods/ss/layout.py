@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from specbench_ss.decoding.target import Target
     from specbench_ss.methods.ss.stream_config import StreamPosition
+    from specbench_ss.training.batches import Documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,31 @@ def stream_visibility(visible: Tensor, gamma: int, carriers: Tensor | None = Non
         upper = torch.cat((visible, own.repeat_interleave(gamma, 1)), 1)
     own = own_streams_of_step(len(carriers), gamma, visible.device)
     return torch.cat((upper, torch.cat((visible[carriers].repeat_interleave(gamma, 0), own), 1)))
+
+
+def segment_visibility(
+    length: int,
+    start: int,
+    carriers: Tensor,
+    real: Tensor,
+    gamma: int,
+    attends: bool,
+    documents: Documents | None = None,
+) -> Tensor:
+    """As `stream_visibility` for a segment of `length` main rows at `start` in training, over the keys before it too.
+
+    carriers int64 [B, c]: places in the segment of the rows that carry streams; real bool [B, c]: which are no padding.
+    Returns bool [B, length + c*gamma, start + length + c*gamma] (ACL appendix I).
+    """
+    b, c = carriers.shape
+    keys = torch.arange(start + length, device=carriers.device)
+    here = torch.arange(length, device=carriers.device)
+    main = (keys <= start + here[:, None]).expand(b, -1, -1)  # [B, L, start + L]
+    if documents is not None:
+        main = main & documents.same((start + here).expand(b, -1), len(keys))
+    sees = (here[:, None] == carriers[:, None]) & real[:, None] & attends  # [B, L, c]
+    upper = torch.cat((main, sees.repeat_interleave(gamma, 2)), 2)
+    prefix = main.gather(1, carriers[..., None].expand(-1, -1, len(keys)))  # what the carrier's main row sees
+    prefix = prefix.repeat_interleave(gamma, 1)  # [B, c*gamma, start + L]
+    own = own_streams(c, gamma, carriers.device).expand(b, -1, -1)
+    return torch.cat((upper, torch.cat((prefix, own), 2)), 1)

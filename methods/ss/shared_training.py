@@ -24,7 +24,7 @@ from specbench_ss.decoding.cache import StreamCache
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
-from specbench_ss.methods.ss.layout import Layout, own_streams, stream_positions
+from specbench_ss.methods.ss.layout import Layout, segment_visibility, stream_positions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, run_masked
 from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups
@@ -171,7 +171,9 @@ class SharedTrainee(Trainee):
             rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma).to(low.dtype)), 1)
             beside = stream_positions(target, places.gather(1, carriers), gamma, self.config.stream_position)
             places = torch.cat((places, beside), 1)
-        mask = additive(self._visible(length, start, carriers, real, gamma, documents), low.dtype)
+        attends = self.config.main_attends_streams
+        visible = segment_visibility(length, start, carriers, real, gamma, attends, documents)
+        mask = additive(visible, low.dtype)
         cache = StreamCache(dict(enumerate(past or [None] * self.config.n_msa_layers, start=self.lo)), length)
         masks = [mask] * self.config.n_msa_layers
         x = run_masked(target, self.streams, rows, Layout(length, max(gamma, 1)), cache, masks, target.rotary(places))
@@ -180,23 +182,6 @@ class SharedTrainee(Trainee):
         if gamma:
             final = torch.cat((final[:, :, :1], self.streams.told(target, final[:, :, 1:], known)), 2)
         return target.logits(final), [cache.kept[layer] for layer in range(self.lo, target.n_layers)]
-
-    def _visible(
-        self, length: int, start: int, carriers: Tensor, real: Tensor, gamma: int, documents: Documents | None
-    ) -> Tensor:
-        """Bool [B, L + c*gamma, start + L + c*gamma]: as `stream_visibility`, with main rows before the segment."""
-        b, c = carriers.shape
-        keys = torch.arange(start + length, device=carriers.device)
-        here = torch.arange(length, device=carriers.device)
-        main = (keys <= start + here[:, None]).expand(b, -1, -1)  # [B, L, start + L]
-        if documents is not None:
-            main = main & documents.same((start + here).expand(b, -1), len(keys))
-        sees = (here[:, None] == carriers[:, None]) & real[:, None] & self.config.main_attends_streams  # [B, L, c]
-        upper = torch.cat((main, sees.repeat_interleave(gamma, 2)), 2)
-        prefix = main.gather(1, carriers[..., None].expand(-1, -1, len(keys)))  # what the carrier's main row sees
-        prefix = prefix.repeat_interleave(gamma, 1)  # [B, c*gamma, start + L]
-        own = own_streams(c, gamma, carriers.device).expand(b, -1, -1)
-        return torch.cat((upper, torch.cat((prefix, own), 2)), 1)
 
 
 def carriers_of(carry: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from specbench_ss.results.number_text import MISSING, interval_of, number, times
 FEWEST = 5  # methods: of four, even the same order may be chance (p = 0.08)
 SURE = 0.05  # p-value below which two orders are called alike or opposite
 NOT_MEASURED = "not measured here"
-Point = tuple[float | None, tuple[float, float] | None]  # a speedup and its 95 % interval
+Point = tuple[float | None, tuple[float, float] | None]  # a ratio, such as a speedup, and its 95 % interval
 NOWHERE: Point = (None, None)
 
 
@@ -41,6 +41,14 @@ def ahead(says: str, better: Point, worse: Point) -> Claim:
         return Claim(says, None, NOT_MEASURED)
     apart = better[1] and worse[1] and (better[1][0] > worse[1][1] or better[1][1] < worse[1][0])
     return Claim(says, better[0] > worse[0] if apart else None, f"{_told(better)} against {_told(worse)}")
+
+
+def at_most(says: str, share: Point, most: float) -> Claim:
+    """Hold a ratio against its bound: it can be told where the whole interval lies on one side of it."""
+    if share[0] is None or share[1] is None:
+        return Claim(says, None, NOT_MEASURED if share[0] is None else _told(share))
+    low, high = share[1]
+    return Claim(says, True if high <= most else False if low > most else None, _told(share))
 
 
 def all_of(says: str, claims: Sequence[Claim]) -> Claim:

@@ -16,8 +16,8 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "circle-o
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def source(paper: str, kind: str, number: int) -> str:
-    """Return the name of a source, as in 'ACL table 3'."""
+def source(paper: str, kind: str, number: int | str) -> str:
+    """Return the name of a source, as in 'ACL table 3' or 'ACL appendix C'."""
     return f"{paper} {kind} {number}"
 
 

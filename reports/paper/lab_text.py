@@ -9,12 +9,15 @@ from specbench_ss.methods._lab.tokenizer import special_ids
 from specbench_ss.suites.lab_text.training_text import completion_mask, conversations, pack, render, tokenize
 from specbench_ss.training.side_by_side import DrafterText
 
-ROW = 256  # tokens a packed row
+ROW = 256  # tokens a packed row, unless another length is asked for
 
 
-def lab_text(target: Target, split: str, talks: int, seed: int = 0) -> DrafterText:
-    """Return this many conversations of a split, packed. The same arguments always generate the same ones."""
+def lab_text(target: Target, split: str, talks: int, seed: int = 0, length: int = ROW) -> DrafterText:
+    """Return this many conversations of a split, packed in rows of `length` tokens.
+
+    The same arguments always generate the same ones.
+    """
     special = special_ids(target.tokenizer)
     texts = [render(example) for example in islice(conversations(split, seed), talks)]
-    rows = pack(tokenize(target.tokenizer, texts), ROW, special["pad"])
+    rows = pack(tokenize(target.tokenizer, texts), length, special["pad"])
     return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)

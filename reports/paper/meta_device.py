@@ -37,9 +37,9 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def flops(work: Callable[[], Any]) -> int:
-    """Return the FLOPs that torch's counter sees while `work` runs."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+def flops(work: Callable[[], Any], learning: bool = False) -> int:
+    """Return the FLOPs that torch's counter sees while `work` runs. learning: it computes gradients."""
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(learning):
         work()
     return int(counter.get_total_flops())
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specbench_ss.reports.paper.meta_device import Overhead
 
 BASE, OURS = "Llama-13B", "SS-Lossless"
+DRAFT = "OPT-125M"  # the draft model of ACL table 5
 HALF = 2  # bytes of a float16 parameter
 
 PARAMETER_NOTES = (
@@ -76,7 +77,9 @@ def counted(model: str, method: str) -> int:
     hidden, vocab = shape["hidden_size"], shape["vocab_size"]
     made: dict[str, Callable[[], int]] = {
         "Medusa": lambda: meta_device.count(drafter_costs.meta_heads(hidden, vocab)),
+        "Hydra": lambda: meta_device.count(rival_costs.meta_hydra(hidden, vocab, plus=False)),
         "Eagle": lambda: meta_device.count(rival_costs.Eagle(model)),
+        "2-Model SD": lambda: paper_models.meta_target(DRAFT).parameter_count,
         "SS-Shared": lambda: meta_device.count(drafter_costs.meta_streams(hidden, drafter_costs.SHARED)),
         "SS-Lossless": lambda: meta_device.count(drafter_costs.meta_streams(hidden)),
     }

@@ -55,13 +55,18 @@ def _fusion_and_head(target: Target, drafter: Eagle, rows: int) -> Callable[[], 
     return lambda: target.logits(drafter.fuse(x))
 
 
+def meta_hydra(hidden: int, vocab: int, plus: bool) -> HydraHeads:
+    """Return four Hydra heads, of four blocks each with `plus`."""
+    with META:
+        return HydraHeads(HEADS, 4 if plus else 1, hidden, vocab, tied=True)
+
+
 def hydra(target: Target, model: str, plus: bool) -> Overhead:
     """Return the costs of four heads, one after the other, on Medusa's published tree.
 
     plus: Hydra++, which has four blocks a head and a prefix layer.
     """
-    with META:
-        heads = HydraHeads(HEADS, 4 if plus else 1, target.hidden_size, target.vocab_size, tied=True)
+    heads = meta_hydra(target.hidden_size, target.vocab_size, plus)
     prefix = layer_flops(target, 1) if plus else 0  # runs once a draft, on the newest state
     total, chain = (
         prefix + sum(flops(_of_head(heads, head, rows)) for head, rows in enumerate(tree))

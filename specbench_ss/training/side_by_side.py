@@ -215,13 +215,17 @@ class TogetherTrainer(Resumable):
         for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * self.budget.rate(self.step)
-            with self.machine.autocast():
-                loss, right = trainee.loss(states, batch)
-            self.machine.gradients(loss, list(trainee.module.parameters()))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            found = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
-            self.outcomes[trainee.name] = Outcome(found[0], tuple(found[1:]))
-            shares = " ".join(f"{share:.2f}" for share in found[1:])
-            said.append(f"{trainee.name} loss {found[0]:.3f} right {shares}")
+            self.outcomes[trainee.name] = found = self.learn(trainee, optimizer, states, batch)
+            shares = " ".join(f"{share:.2f}" for share in found.right)
+            said.append(f"{trainee.name} loss {found.loss:.3f} right {shares}")
         return "; ".join(said)
+
+    def learn(self, trainee: Trainee, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch) -> Outcome:
+        """Take one step of a trainee: loss, gradients, optimizer."""
+        with self.machine.autocast():
+            loss, right = trainee.loss(states, batch)
+        self.machine.gradients(loss, list(trainee.module.parameters()))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
+        return Outcome(found[0], tuple(found[1:]))

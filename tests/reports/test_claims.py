@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.reports.paper.claims import ahead, all_of, number_or_none, rising, same_order, smallest
+from specbench_ss.reports.paper.claims import ahead, all_of, at_most, number_or_none, rising, same_order, smallest
 from specbench_ss.results.experiment import Claim, Column, Experiment, Grid, Result, Value
 from specbench_ss.results.number_text import interval, interval_of
 
@@ -32,6 +32,13 @@ def test_one_speedup_is_ahead_of_another_where_intervals_lie_apart() -> None:
     assert ahead("", (None, None), near) == Claim("", None, "not measured here")
     assert ahead("", (2.0, None), near).holds is None, "without an interval nothing is sure"
     assert ahead("", far, near).found == "2.00× (1.80–2.20) against 1.20× (1.10–1.30)"
+
+
+def test_a_ratio_stays_within_its_bound_where_its_whole_interval_does() -> None:
+    held = [at_most("", (1.0, around), 1.2).holds for around in ((0.9, 1.2), (1.21, 1.3), (0.9, 1.3), None)]
+    assert held == [True, False, None, None]
+    assert at_most("", (None, None), 1.2) == Claim("", None, "not measured here")
+    assert at_most("", (1.0, (0.9, 1.1)), 1.2).found == "1.00× (0.90–1.10)"
 
 
 def test_several_hold_where_each_does() -> None:
