@@ -1,0 +1,168 @@
+"""What a step of training costs, the base's pass and each drafter apart: seconds, and memory at its peak.
+
+The steps are those of the common loop (`TogetherTrainer`), with a meter around their parts. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from specbench_ss.decoding.target import Target
+from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.results.intervals import FEWEST, Interval, ratio_interval
+from specbench_ss.results.resampling import Floats
+from specbench_ss.training.batches import Batch
+from specbench_ss.training.side_by_side import Machine, Outcome, TogetherTrainer
+from specbench_ss.training.trainee import BaseStates, Trainee
+
+WARMUPS = 2
+MIB = 1 << 20
+BASE = "the base's pass"
+T = TypeVar("T")
+
+
+class Meter(Protocol):
+    """Does some work, and says how much of something it took."""
+
+    def __call__(self, work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+        """Return what the work returns, and the amount."""
+
+
+def seconds(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """Measure the seconds of the process's threads on a CPU, which others disturb less; of the clock on a GPU."""
+    if device.type != "cuda":
+        start = time.process_time()
+        return work(), time.process_time() - start
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    found = work()
+    torch.cuda.synchronize(device)
+    return found, time.perf_counter() - start
+
+
+def peak_bytes(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """Measure what tensors hold at most, over what they held before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        return work(), torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        found = work()
+    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
+    moves = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return found, max(accumulate((e.nbytes() for e in sorted(moves, key=lambda e: e.start_ns())), initial=0))
+
+
+class MeteredTrainer(TogetherTrainer):
+    """Drafters that learn from the same batches. `take` says what each of them, and the base, took of a step."""
+
+    meter: Meter | None = None
+    amounts: dict[str, float]
+
+    def take(self, meter: Meter | None = None) -> dict[str, float]:
+        """Take one step; return the amount of each part of it by name: BASE, where a drafter needs it, and drafters."""
+        self.meter, self.amounts = meter, {}
+        self.advance()
+        return self.amounts
+
+    def states(self, batch: Batch) -> BaseStates:
+        """Return the base's states, and meter them."""
+        make = super().states
+        return self._metered(BASE, lambda: make(batch))
+
+    def learn(self, trainee: Trainee, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch) -> Outcome:
+        """Take one step of a trainee, and meter it."""
+        step = super().learn
+        return self._metered(trainee.name, lambda: step(trainee, optimizer, states, batch))
+
+    def _metered(self, part: str, work: Callable[[], T]) -> T:
+        if self.meter is None:
+            return work()
+        found, self.amounts[part] = self.meter(work, self.target.device)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Of one drafter, or of the base's pass: seconds [steps]; peak, in bytes; loss [steps], none of the base."""
+
+    seconds: Floats
+    peak: float
+    loss: Floats
+
+
+def timed_steps(request: Request, usual: int) -> int:
+    """Return how many steps are timed, where the user asks for no other number `usual`.
+
+    Of fewer than four there is no interval.
+    """
+    return max(FEWEST, request.limit or usual)
+
+
+def measure(trainers: Sequence[MeteredTrainer], steps: int, bench: Bench) -> list[dict[str, StepCost]]:
+    """Take steps of several trainers in turns: a few to warm up, then timed ones, and one that is watched for memory.
+
+    Returns the costs by part for each trainer.
+    """
+    for _ in range(WARMUPS):
+        for trainer in trainers:
+            trainer.take()
+    timed = [list(_timed(trainers)) for _ in _told(steps, bench)]
+    peaks = [trainer.take(peak_bytes) for trainer in trainers]
+    return [_costs([row[i] for row in timed], peak) for i, peak in enumerate(peaks)]
+
+
+Step = tuple[dict[str, float], dict[str, float]]  # seconds and losses by part
+
+
+def _timed(trainers: Sequence[MeteredTrainer]) -> Iterator[Step]:
+    for trainer in trainers:
+        taken = trainer.take(seconds)
+        yield taken, {name: outcome.loss for name, outcome in trainer.outcomes.items()}
+
+
+def _told(steps: int, bench: Bench) -> Iterator[int]:
+    for step in range(steps):
+        bench.log(f"step {step + 1} of {steps}")
+        yield step
+
+
+def _costs(steps: Sequence[Step], peaks: dict[str, float]) -> dict[str, StepCost]:
+    def of(part: str, which: int) -> Floats:
+        return np.array([step[which][part] for step in steps if part in step[which]], dtype=np.float64)
+
+    return {part: StepCost(of(part, 0), peak, of(part, 1)) for part, peak in peaks.items()}
+
+
+def share(own: Floats, other: Floats) -> tuple[float, Interval | None]:
+    """Return the time of the same steps [n] over another drafter's, with its 95 % interval."""
+    return float(own.sum() / other.sum()), ratio_interval((own,), (other,), processes=1)
+
+
+def machine_of(target: Target) -> Machine:
+    """Return where `ssbench train` would compute a step of this target, in this process."""
+    return Machine(target.device, exact=target.dtype == torch.float32)
+
+
+def drafters(asked: str, target: Target, bench: Bench) -> list[Trainee]:
+    """Return untrained drafters, as `ssbench train together --drafters` builds them."""
+    from specbench_ss.training.together import Together, TogetherOptions
+    from specbench_ss.training.trainer import TrainConfig
+
+    orders = Together(TogetherOptions(asked)).orders(TrainConfig(bench.folder, ()))
+    return [order.build(target, bench.request.seed) for order in orders]
+
+
+def told_machine(target: Target) -> str:
+    """Say what the steps were measured on, and what their seconds are."""
+    on_gpu = target.device.type == "cuda"
+    what = "seconds of the clock" if on_gpu else f"seconds of the process's {torch.get_num_threads()} threads together"
+    return f"ours: {target.name}, {str(target.dtype).removeprefix('torch.')}, {target.device}; {what}"
