@@ -40,7 +40,12 @@ def command(
         ),
     ] = DEFAULT.model,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="Ask at most this many questions of each task; 0 asks all of them.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Ask at most this many questions of each task; 0 asks all of them. Where training steps are timed: "
+            "how many, at least four.",
+        ),
     ] = DEFAULT.limit,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help=help_texts.SET)] = None,
     data: Annotated[
