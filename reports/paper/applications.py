@@ -20,10 +20,10 @@ BASES = {"a byte a weight": 1.0, "in blocks": 1.0 + 2 / 32}  # bytes of a weight
 PARAMETERS = {"Medusa": "5.9E8", "SS-Shared": "8.2E4"}  # as appendix C prints them
 NOTES = (
     "Drafters in 16 bits, the base in 8; GB are 10^9 bytes. Blocks: 32 weights and a scale of 16 bits, 34 bytes, as "
-    "GGUF's Q8_0 stores them. The printed 7.2 GB is the size in blocks; at a byte a weight it would be 6.7 GB.",
+    "GGUF's Q8_0 stores them: the printed 7.2 GB agrees with that size; a byte a weight would be 6.7 GB.",
     "Not counted: the base's LM head, which Eagle and the streams use again, and each application's own LoRA, which "
     "all methods need. SS-Shared: stream embeddings and the pruning map; its LoRA is the application's.",
-    f"2-Model SD: a draft model of {DRAFT}'s shape, the smallest that the papers use; its vocabulary is not {MODEL}'s.",
+    f"2-Model SD: a draft model of {DRAFT}'s shape, that of ACL table 5; its vocabulary is not {MODEL}'s.",
 )
 
 
@@ -53,7 +53,7 @@ class AppendixC(Experiment):
         rows = {str(row[0]): row for row in grids["drafters"].rows}
         bases = {str(row[0]): float(row[2] or 0) for row in grids["bases"].rows}
         one, ten = float(rows["Medusa"][2] or 0), float(rows["Medusa"][3] or 0)
-        told = ", ".join(f"{size:.2f} GB {name}" for name, size in bases.items())
+        told = ", ".join(f"{size:.2f} GB ({name})" for name, size in bases.items())
         outgrown = f"{ten:.2f} GB; the base: {told}"
         return [
             *(_parameters(method, int(rows[method][1] or 0)) for method in PARAMETERS),
