@@ -15,20 +15,30 @@ from numpy.typing import NDArray
 from specbench_ss import __version__
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.methods.rest.datastore import FORMAT, HEADER, SEPARATOR, Chunk, Datastore, vocabulary_hash
+from specbench_ss.methods.rest.datastore import (
+    FORMAT,
+    HEADER,
+    SEPARATOR,
+    SHORT_SEPARATOR,
+    Datastore,
+    hash_tokens,
+    sorted_chunk,
+    vocabulary_hash,
+)
 
 CHUNK = 1 << 26  # tokens of a chunk: sorting takes some twenty bytes of memory for each
+SMALL = 1 << 20  # tokens of a datastore whose suffixes are sorted again whenever it is opened: a sixth of a second
 
 Documents = Iterable[NDArray[np.int32]]
 
 
 def build(
-    documents: Documents, base: Outline, made_of: str, out: Path, chunk: int = CHUNK, draft: int = 0
+    documents: Documents, base: Outline, made_of: str, out: Path, chunk: int = CHUNK, draft: int = 0, small: int = SMALL
 ) -> dict[str, Any]:
     """Write the datastore of these documents' ids into the folder, whole or not at all; returns its header.
 
-    draft: size of tree that it advises. The same documents give the same bytes. Raises UserError where there is no
-    token, or one that the base's vocabulary does not have.
+    draft: size of tree that it advises. small: of up to so many tokens the suffixes are not stored. The same documents
+    give the same bytes. Raises UserError where there is no token, or one that the base's vocabulary does not have.
     """
     out = out.resolve()  # '.' has no name
     part = out.with_name(out.name + ".part")
@@ -36,6 +46,9 @@ def build(
     try:
         part.mkdir(parents=True)
         header = _write(documents, base, made_of, part, chunk)
+        header["stored_suffixes"] = sum(header["chunks"]) > small
+        if not header["stored_suffixes"]:
+            _leave_out_suffixes(part, base.vocab_size)
         if draft:
             header["advice"] = {"draft": draft}
         (part / HEADER).write_text(json.dumps(header, indent=1) + "\n")
@@ -50,7 +63,7 @@ def build(
 def _write(documents: Documents, base: Outline, made_of: str, folder: Path, chunk: int) -> dict[str, Any]:
     whole, sizes, count = hashlib.sha256(), list[int](), 0
     for held in _gathered(documents, chunk):
-        made = sorted_chunk(held)
+        made = sorted_chunk(_laid_out(held))
         largest = int(made.tokens[made.suffixes[-1]])
         if largest >= base.vocab_size:
             raise UserError(f"datastore: token id {largest} is beyond the vocabulary of {base.name!r}")
@@ -84,17 +97,22 @@ def _gathered(documents: Documents, chunk: int) -> Iterator[list[NDArray[np.int3
         yield held
 
 
-def sorted_chunk(documents: list[NDArray[np.int32]]) -> Chunk:
-    """Documents end to end, a separator behind each, and their suffix array."""
-    from pydivsufsort import divsufsort
+def _leave_out_suffixes(folder: Path, vocab_size: int) -> None:
+    """Keep the tokens alone, in 16 bits where the vocabulary has no id that a separator takes there."""
+    for file in folder.glob("suffixes-*.npy"):
+        file.unlink()
+    for file in folder.glob("tokens-*.npy") if vocab_size <= SHORT_SEPARATOR else ():
+        np.save(file, np.load(file).astype(np.uint16))  # SEPARATOR wraps around to SHORT_SEPARATOR
 
+
+def _laid_out(documents: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """Documents end to end, a separator behind each."""
     end = np.array([SEPARATOR], np.int32)
-    tokens = np.concatenate([part for document in documents for part in (document.astype(np.int32), end)])
-    return Chunk(tokens, divsufsort(tokens).astype(np.int32))
+    return np.concatenate([part for document in documents for part in (document.astype(np.int32), end)])
 
 
 def in_memory(documents: list[NDArray[np.int32]]) -> Datastore:
     """A datastore that is on no disk: for tests and trials."""
-    chunk = sorted_chunk(documents)
-    digest = hashlib.sha256(chunk.tokens.tobytes()).hexdigest()[:16]
-    return Datastore((chunk,), {"hash": digest, "tokens": sum(map(len, documents)), "made_of": "documents in memory"})
+    chunk = sorted_chunk(_laid_out(documents))
+    tokens = sum(map(len, documents))
+    return Datastore((chunk,), {"hash": hash_tokens((chunk,)), "tokens": tokens, "made_of": "documents in memory"})

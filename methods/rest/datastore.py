@@ -1,14 +1,16 @@
-"""A datastore: token ids of many documents with their suffix array, memory-mapped. Knows files, no decoding.
+"""A datastore: token ids of many documents with their suffix array. Knows files, no decoding.
 
 A folder: `datastore.json` and, for every chunk, `tokens-N.npy` (int32 [n], -1 behind every document) and
-`suffixes-N.npy` (int32 [n], the places of all suffixes in lexicographic order). A file `*.idx` is REST's own
-(published.py).
+`suffixes-N.npy` (int32 [n], the places of all suffixes in lexicographic order). A small one has tokens alone, in uint16
+with 65535 behind a document where the vocabulary has no such id; its suffixes are sorted when it is opened. A file
+`*.idx` is REST's own (published.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 HEADER, FORMAT = "datastore.json", 1
 SEPARATOR = -1  # no token: what is matched never holds it, and a continuation ends at it
+SHORT_SEPARATOR = 0xFFFF  # the same in 16 bits
 PROBES, PROBED = 64, 32  # suffixes of a chunk that are looked at when it is opened, and tokens of each
 
 
@@ -37,7 +40,7 @@ class _Advice(msgspec.Struct):
 
 
 class _Header(msgspec.Struct):
-    """What a datastore's header says. chunks: tokens of each."""
+    """What a datastore's header says. chunks: tokens of each. hash: of all tokens as int32."""
 
     format: int
     vocabulary: str
@@ -47,6 +50,7 @@ class _Header(msgspec.Struct):
     tokens: int
     hash: str
     made_of: str
+    stored_suffixes: bool = True
     advice: _Advice = msgspec.field(default_factory=_Advice)
 
 
@@ -115,22 +119,52 @@ def _open_folder(folder: Path) -> Datastore:
         raise UserError(f"rest: {folder / HEADER} does not describe a datastore: {problem}") from None
     if header.format != FORMAT:
         raise UserError(f"rest: datastore {folder} has format {header.format}, this version reads {FORMAT}")
-    chunks = tuple(
-        Chunk(_read(folder / f"tokens-{i}.npy", n), _read(folder / f"suffixes-{i}.npy", n))
-        for i, n in enumerate(header.chunks)
-    )
+    read = _mapped if header.stored_suffixes else _sorted
+    chunks = tuple(read(folder, i, n) for i, n in enumerate(header.chunks))
+    if not header.stored_suffixes and hash_tokens(chunks) != header.hash:
+        raise UserError(f"rest: datastore {folder} is damaged: its tokens are not those that {HEADER} tells of")
     about = {name: getattr(header, name) for name in ("hash", "tokens", "documents", "made_of")}
     return Datastore(chunks, about, header.vocabulary, header.advice.draft)
 
 
-def _read(file: Path, count: int) -> Ids:
-    """int32 [count], mapped."""
+def _mapped(folder: Path, number: int, count: int) -> Chunk:
+    names = (f"tokens-{number}.npy", f"suffixes-{number}.npy")
+    tokens, suffixes = (_read(folder / name, count, (np.int32,)) for name in names)
+    return Chunk(tokens, suffixes)
+
+
+def _sorted(folder: Path, number: int, count: int) -> Chunk:
+    stored = _read(folder / f"tokens-{number}.npy", count, (np.int32, np.uint16))
+    tokens = stored.astype(np.int32)
+    if stored.dtype == np.uint16:
+        tokens[stored == SHORT_SEPARATOR] = SEPARATOR
+    return sorted_chunk(tokens)
+
+
+def sorted_chunk(tokens: NDArray[np.int32]) -> Chunk:
+    """Tokens int32 [n] with their suffix array, made by libdivsufsort."""
+    from pydivsufsort import divsufsort
+
+    return Chunk(tokens, divsufsort(tokens).astype(np.int32) if len(tokens) else tokens)
+
+
+def hash_tokens(chunks: Iterable[Chunk]) -> str:
+    """A short sha256 of all tokens."""
+    whole = hashlib.sha256()
+    for chunk in chunks:
+        whole.update(chunk.tokens.tobytes())
+    return whole.hexdigest()[:16]
+
+
+def _read(file: Path, count: int, kinds: Sequence[type[np.integer[Any]]]) -> Ids:
+    """[count] of one of these kinds, mapped."""
     try:
         numbers: Any = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:  # missing, truncated, no such file at all
         raise UserError(f"rest: cannot read {file}: {first_line(error)}") from None
-    if numbers.dtype != np.int32 or numbers.shape != (count,):
-        raise UserError(f"rest: {file} is damaged: {numbers.dtype} {numbers.shape}, not int32 ({count},)")
+    if numbers.dtype not in kinds or numbers.shape != (count,):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise UserError(f"rest: {file} is damaged: {numbers.dtype} {numbers.shape}, not {wanted} ({count},)")
     return np.asarray(numbers)  # the same mapped memory, without the cost of a memmap's own indexing
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,8 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.rest import build as making
 from specbench_ss.methods.rest.build import build, in_memory
-from specbench_ss.methods.rest.datastore import SEPARATOR, Chunk, Datastore, open_datastore
+from specbench_ss.methods.rest.datastore import SEPARATOR, Datastore, open_datastore
 from specbench_ss.methods.rest.decoding import REST, RESTOptions, draft_tree
 from specbench_ss.methods.rest.search import best_prefixes, retrieve
 from specbench_ss.models.loading import load_target, outline_of
@@ -35,6 +35,7 @@ from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
 
 Docs = list[NDArray[np.int32]]
+EMPTY = sha256().hexdigest()[:16]  # of no tokens
 
 
 def random_docs(seed: int, count: int, words: int, length: int = 60) -> Docs:
@@ -199,7 +200,7 @@ def told(path: Path, base: Target) -> str:
 def test_bad_folders_are_told(base: Target, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     assert "no datastore" in told(folder, base)
-    header = build(iter(random_docs(3, 40, 61)), base, "a test", folder)
+    header = build(iter(random_docs(3, 40, 61)), base, "a test", folder, small=0)
     assert "another tokenizer" in told(folder, Target(base.model, Words(60), "other"))
     small = Target(tiny_model("llama", vocab=50), None, "small")
     assert "token id 60, the vocabulary of 'small' ends at 49" in told(folder, small)
@@ -217,15 +218,59 @@ def test_bad_folders_are_told(base: Target, tmp_path: Path) -> None:
     assert "damaged" in told(folder, base)
     suffixes.unlink()
     assert "suffixes-0.npy" in told(folder, base)
+    told_of_headers(folder, header, base)
+
+
+def told_of_headers(folder: Path, header: dict[str, Any], base: Target) -> None:
+    """And a header that is empty, of another version, wrong or missing."""
     for changed, said in (
         ({"chunks": []}, "is empty"),
         ({"format": 9}, "format 9"),
         ({"hash": 3}, "hash is not a text"),
     ):
-        (folder / "datastore.json").write_text(json.dumps(header | changed))
+        (folder / "datastore.json").write_text(json.dumps(header | {"hash": EMPTY} | changed))
         assert said in told(folder, base)
     (folder / "datastore.json").unlink()
     assert "has no datastore.json" in told(folder, base)
+
+
+def test_a_small_datastore_is_its_tokens_and_damage_to_them_is_told(base: Target, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    header = build(iter(random_docs(3, 40, 61)), base, "a test", folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["datastore.json", "tokens-0.npy"]
+    tokens = folder / "tokens-0.npy"
+    whole, stored = tokens.read_bytes(), np.load(tokens)
+    tokens.write_bytes(whole[:-40])
+    assert "cannot read" in told(folder, base) and "tokens-0.npy" in told(folder, base)
+    stored[5] += 1
+    np.save(tokens, stored)
+    assert "damaged: its tokens are not those" in told(folder, base)
+    for strange in (stored[:-1], stored.astype(np.int64)):
+        np.save(tokens, strange)
+        assert "not int32 or uint16" in told(folder, base)
+    tokens.write_bytes(whole)
+    assert "another tokenizer" in told(folder, Target(base.model, Words(60), "other"))
+    small = Target(tiny_model("llama", vocab=50), None, "small")
+    assert "token id 60, the vocabulary of 'small' ends at 49" in told(folder, small)
+    told_of_headers(folder, header, base)
+
+
+@pytest.mark.parametrize(("vocab", "kind"), [(61, np.uint16), (0xFFFF, np.uint16), (0x10000, np.int32)])
+def test_what_is_sorted_when_opened_is_what_was_stored(
+    vocab: int, kind: type[np.integer[Any]], base: Target, tmp_path: Path
+) -> None:
+    """The largest id is no separator, whatever the bits."""
+    base.vocab_size = vocab
+    docs = [*random_docs(3, 40, 61), np.array([3, vocab - 1, 4, vocab - 1], np.int32)]
+    for name, small in (("small", 10**6), ("large", 0)):
+        build(iter(docs), base, "a test", tmp_path / name, chunk=300, small=small)
+    assert np.load(tmp_path / "small" / "tokens-0.npy").dtype == kind
+    one, other = (open_datastore(tmp_path / name) for name in ("small", "large"))
+    assert one.about == other.about and len(one.chunks) > 3
+    for a, b in zip(one.chunks, other.chunks, strict=True):
+        assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.suffixes, b.suffixes)
+    found = retrieve(one, [3, vocab - 1], 16, 2, 9, 3)
+    assert found is not None and [4, vocab - 1, SEPARATOR] in found.rows.tolist()
 
 
 def idx(path: Path, parts: list[Docs], width: str) -> Path:
@@ -352,5 +397,5 @@ def test_a_large_vocabulary_keeps_its_ids(base: Target, tmp_path: Path) -> None:
     build(docs, base, "large", tmp_path / "a")
     found = retrieve(open_datastore(tmp_path / "a"), [70_000, 4], 16, 2, 9, 2)
     assert found is not None and found.rows.tolist() == [[70_001, 4464]]
-    chunk: Chunk = making.sorted_chunk(docs)
+    (chunk,) = in_memory(docs).chunks
     assert chunk.tokens.dtype == chunk.suffixes.dtype == np.int32
