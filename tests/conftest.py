@@ -23,8 +23,13 @@ from specbench_ss.testing import Law, kit
 
 collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")
-RATE = {"ss": 0.7, "ss-shared": 0.7, "medusa": 0.55}  # chance that a drafted token is accepted; others draft nothing
-STEP_S = {"ar": 0.010, "ss": 0.013, "ss-shared": 0.013, "ss-shared-ar": 0.010, "medusa": 0.012}
+RATE = {
+    "ss": 0.7,
+    "ss-shared": 0.7,
+    "medusa": 0.55,
+    "sd": 0.6,
+}  # chance that a drafted token is accepted; others draft nothing
+STEP_S = {"ar": 0.010, "ss": 0.013, "ss-shared": 0.013, "ss-shared-ar": 0.010, "medusa": 0.012, "sd": 0.012}
 EVIL = "Answer with </script><script>alert(1)</script> & <b>bold</b>"
 MakeRun = Callable[..., Path]
 

@@ -43,22 +43,12 @@ def of_method(text: str, request: Request) -> str:
         return f"option {unknown[0]} of method {spec.name}"
     given = "weights" in spec.options or any(s.startswith(f"{spec.name}.weights=") for s in request.settings)
     folder = getattr(method, "companion", spec.name)
-    if "weights" in known and not given and not _comes_along(request.model, folder):
+    if "weights" in known and not given and not comes_along(request.model, folder):
         return f"weights of method {spec.name} for {request.model} (--set {spec.name}.weights=PATH)"
     return ""
 
 
-def next_token(request: Request) -> str:
-    """Return the method that decodes the base with the LoRA on next tokens alone, the papers' Baseline of table 3.
-
-    '' where no such LoRA came with the request's model and none is given: NEXT_TOKEN_LACKS then says what to give.
-    """
-    if any(setting.startswith(f"{PLAIN}.weights=") for setting in request.settings):
-        return PLAIN
-    return f"{PLAIN}[weights={NEXT_TOKEN}]" if _comes_along(request.model, NEXT_TOKEN) else ""
-
-
-def _comes_along(model: str, name: str) -> bool:
+def comes_along(model: str, name: str) -> bool:
     """Say whether a folder of this name came with the model: where methods look for their weights too."""
     from specbench_ss.models.model_folder import companions
 
@@ -90,8 +80,6 @@ def training_text(request: Request) -> str:
     return "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
 
 
-PLAIN, NEXT_TOKEN = "ss-shared-ar", "next-token"  # plain decoding of a LoRA's model, and that LoRA's folder
-NEXT_TOKEN_LACKS = f"its LoRA (--set {PLAIN}.weights=PATH)"
 TREES = (  # what the papers draft: 4 streams with 3 candidates are 120 nodes, of which 32 are kept (ACL app. H)
     *(f"{name}.{option}" for name in ("ss", "ss-shared") for option in ("gamma=4", "k=3", "n_draft=0", "n_keep=32",
       "prune=on", "stream_attention_top_p=64")),
@@ -101,7 +89,8 @@ TREES = (  # what the papers draft: 4 streams with 3 candidates are 120 nodes, o
 
 def as_published(request: Request, methods: Sequence[str]) -> Request:
     """Return the request with the papers' trees of these methods, where it asks for them and says nothing else."""
-    trees = tuple(text for text in TREES if text.partition(".")[0] in methods)
+    names = {MethodSpec.parse(text).name for text in methods}
+    trees = tuple(text for text in TREES if text.partition(".")[0] in names)
     return replace(request, settings=(*trees, *request.settings)) if request.published else request
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import ClassVar
 
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.reports.paper.claims import number_or_none, same_order
+from specbench_ss.reports.paper.companions import APP_DRAFT, EQ1, NEXT_TOKEN, Companion
 from specbench_ss.reports.paper.figures import A100, ACL, OLD, axes, bars, health, machine, source
+from specbench_ss.reports.paper.metrics import (
+    DRAFT_CALLS,
+    LATENCY,
+    METRIC,
+    SCORE,
+    SPEEDUP,
+    TARGET_CALLS,
+    TAU,
+    Metric,
+)
 from specbench_ss.reports.paper.missing_parts import (
     METHODS,
-    NEXT_TOKEN_LACKS,
-    PLAIN,
     as_published,
     config_for,
     model_parts,
-    next_token,
     nothing_runs,
     of_method,
     told_trees,
@@ -28,7 +36,6 @@ from specbench_ss.results.experiment import (
     Claim,
     Column,
     Experiment,
-    Form,
     Grid,
     Part,
     Plot,
@@ -37,7 +44,7 @@ from specbench_ss.results.experiment import (
     Value,
 )
 from specbench_ss.results.number_text import interval
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
 
@@ -45,33 +52,6 @@ ORDERED = ("speedup", "tau")  # metrics by which methods have an order
 BASELINE, FROZEN = "Baseline", "Frozen base"  # the second is a row of its own where the first has a fine-tune's quality
 FINE_TUNE = "the base fine-tuned with a LoRA on next tokens alone"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A column of the papers' tables: its name in the published data, and how this project's summary gives it."""
-
-    column: str
-    title: str
-    ours: Callable[[SummaryRow], float | None]
-    form: Form = "number"
-
-
-def _latency(row: SummaryRow) -> float | None:
-    return None if not row.tokens or not row.tokens_per_s else 1000 * row.tokens / row.tokens_per_s
-
-
-def _percent(row: SummaryRow) -> float | None:
-    return None if row.quality is None else 100 * row.quality
-
-
-SPEEDUP = Metric("speedup", "speedup", lambda row: row.speedup, "times")
-TAU = Metric("tau", "mean accepted tokens (tau)", lambda row: row.tau)
-SCORE = Metric("score", "quality (published: GPT-4 score of 10; ours: the suite's metrics of 100)", _percent)
-METRIC = Metric("metric", "quality (published: exact match or ROUGE-1; ours: the suite's)", _percent)
-TARGET_CALLS = Metric("target_calls", "target calls per sample", lambda row: row.target_calls)
-DRAFT_CALLS = Metric("draft_calls", "draft calls per sample", lambda row: row.draft_calls)
-LATENCY = Metric("latency_ms", "wall time per sample, ms", _latency)
 
 
 class RunTable(Experiment):
@@ -86,6 +66,7 @@ class RunTable(Experiment):
     metrics: ClassVar[tuple[Metric, ...]]
     beside: ClassVar[tuple[str, ...]] = ()  # rows that the paper has not, so that ours has a counterpart
     parameters: ClassVar[bool] = False
+    companions: ClassVar[Mapping[str, Companion]] = {}  # weights of rows that are not the method's own
     fine_tunes: ClassVar[bool] = False  # whether the paper's models are fine-tuned on the tasks, Baseline's too
     uses = tuple(f.name for f in fields(Request))
 
@@ -99,15 +80,16 @@ class RunTable(Experiment):
 
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a row for each method on the request's model, and one for each published model."""
-        mine = [Part(f"{m} on {request.model}", of_method(METHODS[m], request)) for m in self.methods()]
+        asked = self._asked(request)
+        mine = [Part(f"{m} on {request.model}", of_method(text, request)) for m, text in asked.items()]
         if self._has_tuned_baseline():
-            mine.append(Part(f"{BASELINE}'s fine-tune on next tokens", "" if next_token(request) else NEXT_TOKEN_LACKS))
+            mine.append(Part(f"{BASELINE}'s fine-tune on next tokens", NEXT_TOKEN.lacks("its LoRA", request)))
         return [*mine, *model_parts(list(dict.fromkeys(e.model for e in self.entries())), request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return one run with every method that can run, and with plain decoding of Baseline's model."""
-        able = [METHODS[m] for m in self.methods() if not of_method(METHODS[m], request)]
-        if self._has_tuned_baseline() and (tuned := next_token(request)):
+        able = [text for text in self._asked(request).values() if not of_method(text, request)]
+        if self._has_tuned_baseline() and (tuned := NEXT_TOKEN.asked(request)):
             able.append(tuned)
         return {"run": config_for(as_published(request, able), able, suite=self.suite, categories=self.categories)}
 
@@ -118,13 +100,14 @@ class RunTable(Experiment):
         if all(spec.name == REFERENCE for spec in config.methods):
             raise nothing_runs(self.name, parts)
         run = bench.measure(config, "run")
-        tuned = next((spec.label for spec in config.methods if spec.name == PLAIN), "")
+        tuned = next((spec.label for spec in config.methods if spec.name == NEXT_TOKEN.method), "")
         grids = [self._grid(metric, run, tuned) for metric in self.metrics]
         plot = self._plot(grids[0])
         if self.parameters:
             grids.append(parameter_grid(self.source))
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
-        ours = (f"ours: {machine(run)}", *told_trees(bench.request), *self._models(tuned), *health(run))
+        weights = (c.note(row, bench.request) for row, c in self.companions.items() if row in self.methods())
+        ours = (f"ours: {machine(run)}", *told_trees(bench.request), *weights, *self._models(tuned), *health(run))
         notes = (*ours, f"published: {A100}", *out)
         return Result(tuple(grids), (plot,), notes=notes)
 
@@ -133,6 +116,11 @@ class RunTable(Experiment):
         grids = {grid.name: grid for grid in result.grids}
         made = [claim for name in ORDERED if name in grids for claim in self._orders(grids[name])]
         return [*made, *_kept_quality(grids["metric"])] if "metric" in grids else made
+
+    def _asked(self, request: Request) -> dict[str, str]:
+        """Return each method of the paper as a run here asks for it."""
+        own = {m: c.asked(request) for m, c in self.companions.items()}
+        return {m: own.get(m) or METHODS[m] for m in self.methods()}
 
     def _has_tuned_baseline(self) -> bool:
         """Say whether the paper prints a Baseline, and means a fine-tune of the base by it."""
@@ -257,6 +245,7 @@ class _Apps(RunTable):
     fine_tunes = True
     suite, categories = "apps", ("sql", "dialogue_summary", "meaning_representation")
     beside = ("SS-Lossless",)
+    companions: ClassVar[Mapping[str, Companion]] = {"2-Model SD": APP_DRAFT}
 
 
 class Table3(_Apps):
@@ -283,7 +272,13 @@ class Table6(RunTable):
     suite, categories, metrics = "specbench", MT_BENCH, (TAU,)
 
 
-class OldTable1(_Apps):
+class _OldApps(_Apps):
+    """The 2024 paper's, whose main rows do not see streams (eq. 1)."""
+
+    companions: ClassVar[Mapping[str, Companion]] = {**_Apps.companions, "SS-Shared": EQ1}
+
+
+class OldTable1(_OldApps):
     """2024 table 1: applications."""
 
     name, source, data = "2024-table-1", source(OLD, "table", 1), "old_table_1"
@@ -291,7 +286,7 @@ class OldTable1(_Apps):
     metrics, parameters = (SPEEDUP, TAU, METRIC), True
 
 
-class OldTable2(_Apps):
+class OldTable2(_OldApps):
     """2024 table 2: compared with a draft model."""
 
     name, source, data = "2024-table-2", source(OLD, "table", 2), "old_table_2"

@@ -9,7 +9,7 @@ import pytest
 
 from specbench_ss.models import model_folder
 from specbench_ss.reports.paper.quantised import Table4
-from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, RunTable, Table1, Table3, Table5
+from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, OldTable2, RunTable, Table1, Table3, Table5
 from specbench_ss.results.experiment import Bench, Grid, Request, Result
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.config import RunConfig
@@ -19,6 +19,7 @@ from specbench_ss.runs.run_directory import read_run
 TASKS = ("sql", "dialogue_summary", "meaning_representation")
 TUNED = "ss-shared-ar[weights=next-token]"
 MakeRun = Callable[..., Path]
+DEFAULT = Request()
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def asked(table: RunTable, *settings: str) -> list[str]:
     return [spec.label for spec in table.configs(Request(settings=settings))["run"].methods]
 
 
-def made(table: RunTable, folder: Path, make_run: MakeRun) -> tuple[Result, Run]:
+def made(table: RunTable, folder: Path, make_run: MakeRun, request: Request = DEFAULT) -> tuple[Result, Run]:
     """The table of a made-up run of whatever it asks for."""
     runs = []
 
@@ -45,7 +46,7 @@ def made(table: RunTable, folder: Path, make_run: MakeRun) -> tuple[Result, Run]
         runs.append(read_run(make_run(labels=labels, categories=TASKS)))
         return runs[0]
 
-    result = table.run(Bench(Request(), folder, measure, lambda: pytest.fail("no model is needed")))
+    result = table.run(Bench(request, folder, measure, lambda: pytest.fail("no model is needed")))
     return result, runs[0]
 
 
@@ -66,6 +67,54 @@ def test_the_lora_on_next_tokens_is_taken_where_it_came_with_the_model(table: ty
 @pytest.mark.parametrize("table", [Table1, Table5])
 def test_tables_without_a_fine_tuned_baseline_ask_for_none(table: type[RunTable], lora: Path) -> None:
     assert TUNED not in asked(table()) and not any("fine-tune" in part.name for part in table().parts(Request()))
+
+
+@pytest.mark.parametrize(
+    ("table", "method", "folder", "absent"),
+    [
+        (OldTable1, "ss-shared", "ss-shared-eq1", "trained by eq. 3 of the ACL paper"),
+        (OldTable2, "ss-shared", "ss-shared-eq1", "trained by eq. 3 of the ACL paper"),
+        (OldTable2, "sd", "draft-apps", "is not tuned for the applications"),
+        (Table5, "sd", "draft-apps", "is not tuned for the applications"),
+    ],
+)
+def test_weights_as_the_paper_trains_them_are_taken_where_they_come_with_the_model(
+    table: type[RunTable], method: str, folder: str, absent: str, lora: Path, tmp_path: Path, make_run: MakeRun
+) -> None:
+    (lora.parent / "draft").mkdir()
+    assert method in asked(table())
+    result, _ = made(table(), tmp_path, make_run)
+    (note,) = [note for note in result.notes if absent in note]
+    assert f"--set {method}.weights=PATH" in note
+    (lora.parent / folder).mkdir()
+    labels = asked(table())
+    assert f"{method}[weights={folder}]" in labels and method not in labels
+    result, run = made(table(), tmp_path, make_run)
+    assert not any(absent in note for note in result.notes)
+    true = {row.category: row for row in summarise(run) if row.method == f"{method}[weights={folder}]"}
+    row_name = {"ss-shared": "SS-Shared", "sd": "2-Model SD"}[method]
+    grid = quality(result)
+    shown = {row[0]: row[2] for row in grid.rows if row[1] == row_name}
+    assert shown == {task: pytest.approx(100 * (true[task].quality or 0)) for task in TASKS}
+    mine = Request(settings=(f"{method}.weights=mine",))
+    labels = asked(table(), *mine.settings)
+    assert f"{method}[weights=mine]" in labels and f"{method}[weights={folder}]" not in labels
+    result, _ = made(table(), tmp_path, make_run, mine)
+    assert f"{row_name} has the weights mine, as --set says" in result.notes
+
+
+def test_the_acl_papers_tables_keep_the_weights_of_eq_3(lora: Path) -> None:
+    (lora.parent / "ss-shared-eq1").mkdir()
+    for table in (Table1, Table3, Table5):
+        assert "ss-shared" in asked(table())
+        assert not any("eq1" in label for label in asked(table()))
+
+
+def test_weights_of_another_name_draft_the_papers_trees_too(lora: Path) -> None:
+    (lora.parent / "ss-shared-eq1").mkdir()
+    specs = OldTable1().configs(Request(published=True))["run"].methods
+    (eq1,) = [spec for spec in specs if spec.name == "ss-shared"]
+    assert eq1.options["weights"] == "ss-shared-eq1" and eq1.options["n_keep"] == "32"
 
 
 def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
