@@ -13,20 +13,15 @@ their plain decoding has it:
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from specbench_ss.decoding.target import Target
-from specbench_ss.methods._lab.drafters import STREAM_EMBEDDING_LR, STREAM_LR
 from specbench_ss.methods._lab.lab_training import DRAFTER_STEPS, LabTraining
-from specbench_ss.methods._lab.stages import SHARED_LR, SHARED_STREAMS, train_shared
+from specbench_ss.methods._lab.stages import NO_EQ3, SHARED_STREAMS, shared_trainee, train_shared
 from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.models.devices import resolve_device
-
-NO_EQ3 = replace(SHARED_STREAMS, main_attends_streams=False)
 
 
 @dataclass(frozen=True)
@@ -60,17 +55,14 @@ def main() -> None:
         scale = given.steps / DRAFTER_STEPS + 1e-9  # or rounding would take a step away
         lab = LabTraining(given.folder, "s", resolve_device(given.device), seed, scale, print)
         target = lab.base_target()
-        trainees = [trainee(target, name, seed, given.steps) for name in given.only]
+        trainees = [trainee(lab, target, name, given.steps) for name in given.only]
         train_shared(lab, target, trainees, "-".join(["shared-run", *given.only, str(given.steps), str(seed)]))
 
 
-def trainee(target: Target, name: str, seed: int, steps: int) -> SharedTrainee:
-    """One variant, to be saved in the folder of its own name; all of a seed start from the same LoRA."""
-    torch.manual_seed(seed + 5)
+def trainee(lab: LabTraining, target: Target, name: str, steps: int) -> SharedTrainee:
+    """One variant, to be saved in the folder of its own name."""
     v = VARIANTS[name]
-    rates = (SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
-    called = f"shared-{name}-{seed}"
-    return SharedTrainee(target, v.streams, *rates, alpha_j=v.alpha_j, name=called, ramp=int(v.ramp * steps))
+    return shared_trainee(lab, target, f"shared-{name}-{lab.seed}", v.streams, v.alpha_j, int(v.ramp * steps))
 
 
 if __name__ == "__main__":

@@ -145,9 +145,14 @@ ANSWERED = 2  # their seed, beside the lab's own
 
 def drafter_text(lab: LabTraining, split: str) -> DrafterText:
     """Rows of the split 'train' or 'calibration'."""
-    special = special_ids(lab.tokenizer())
     rows = np.load(lab.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
-    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], lab.seed + 3)
+    return answers_in(lab, rows, lab.seed + 3)
+
+
+def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> DrafterText:
+    """Packed rows [R, T] whose answers are learnt, in the order that the seed gives."""
+    special = special_ids(lab.tokenizer())
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
 
 
 def drafter_budget(lab: LabTraining) -> Budget:

@@ -15,6 +15,7 @@ from typing import Any
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.files.crash_safe import write_json
 from specbench_ss.methods._lab import stages as work
+from specbench_ss.methods._lab.app_draft import draft_apps
 from specbench_ss.methods._lab.drafters import DRAFTERS, drafters
 from specbench_ss.methods._lab.lab_training import LabTraining, Log
 from specbench_ss.models.devices import resolve_device
@@ -43,6 +44,7 @@ STAGES: dict[str, Stage] = {
     "space": Stage(work.space, CHECKPOINTED),
     "datastore": Stage(work.datastore),
     "draft": Stage(work.draft, CHECKPOINTED),
+    "draft-apps": Stage(draft_apps, CHECKPOINTED),
     "export": Stage(work.export),
     "cards": Stage(work.measure),
 }

@@ -33,6 +33,7 @@ from specbench_ss.methods._lab.lab_training import (
     DRAFTER_TALKS,
     LabTraining,
     answers_by_category,
+    answers_in,
     drafter_text,
     save_model,
     save_rows,
@@ -49,9 +50,9 @@ from specbench_ss.models.drafter_folder import belongs_to
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import LAB
 from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES
-from specbench_ss.suites.lab_text.training_text import POLISH_WEIGHTS, completion_mask, conversations, pack, render
+from specbench_ss.suites.lab_text.training_text import POLISH_WEIGHTS, conversations, pack, render
 from specbench_ss.training.guess_accuracy import mean_accuracies
-from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
+from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 from specbench_ss.training.trainee import Trainee
 
 POLISH_SHARE = 0.33
@@ -60,11 +61,12 @@ SPACE_MASK_LR = 5e-3
 SHARED_STREAMS = StreamConfig(
     gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
 )  # ACL sec. 3: LoRA for main and streams alike, eq. 3
+NO_EQ3 = replace(SHARED_STREAMS, main_attends_streams=False)  # the 2024 paper's eq. 1: main rows see main rows alone
 SHARED_TOKENS = 2_000_000
 SHARED_LR = 1e-3
 SHARED_ROWS = 4
 SPACE_MASKS = 4  # as many tokens ahead as the streams
-DATASTORE_TALKS = 2_000  # 1.6 MB
+DATASTORE_TALKS = 2_000  # 0.34 MB
 DATASTORE_DRAFT = 8  # what pays on two CPU cores: see docs/log.md
 
 
@@ -134,13 +136,23 @@ def answers(lab: LabTraining) -> None:
 
 
 def shared(lab: LabTraining) -> None:
-    """Shared mode, and what it is held against: the same LoRA on next tokens alone, same batches, same steps."""
+    """Shared mode in the forms of both papers, and the same LoRA on next tokens alone: same start, batches, steps."""
     target = lab.base_target()
+    forms = (("ss-shared", SHARED_STREAMS, 0.1), ("next-token", NO_EQ3, 0.0), ("ss-shared-eq1", NO_EQ3, 0.1))
+    trainees = [shared_trainee(lab, target, *form) for form in forms]
+    train_shared(lab, target, trainees, "shared")
+
+
+def shared_trainee(
+    lab: LabTraining, target: Target, name: str, streams: StreamConfig, alpha_j: float, ramp: int = 0
+) -> SharedTrainee:
+    """A LoRA with its streams; all of a seed start from the same one. ramp: steps in which alpha_j rises to its value.
+
+    alpha_j 0 learns next tokens alone.
+    """
     torch.manual_seed(lab.seed + 5)
-    ours = SharedTrainee(target, SHARED_STREAMS, SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
-    plain = replace(SHARED_STREAMS, main_attends_streams=False)
-    tuned = SharedTrainee(target, plain, SHARED_LR, alpha_j=0.0, name="next-token")
-    train_shared(lab, target, [ours, tuned], "shared")
+    rates = (SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
+    return SharedTrainee(target, streams, *rates, alpha_j=alpha_j, name=name, ramp=ramp)
 
 
 def train_shared(lab: LabTraining, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
@@ -170,9 +182,7 @@ def medusa2(lab: LabTraining) -> None:
 def _tune(lab: LabTraining, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
     """Train what changes the base, on text of the base's own kind."""
     size = replace(lab.base_size(lab.size), tokens=lab.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
-    special = special_ids(lab.tokenizer())
-    rows = training_rows(lab, size, lab.seed + 5)
-    text = DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], lab.seed + 5)
+    text = answers_in(lab, training_rows(lab, size, lab.seed + 5), lab.seed + 5)
     budget = Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
     TogetherTrainer(target, trainees, text, budget, lab.folder(stage), lab.machine).train(lab.log)
     return budget
@@ -180,8 +190,7 @@ def _tune(lab: LabTraining, target: Target, trainees: Sequence[Trainee], stage: 
 
 def _trained(lab: LabTraining, budget: Budget) -> dict[str, int]:
     """What a folder's config says of such a training."""
-    tokens = budget.steps * budget.rows_per_step * lab.base_size(lab.size).row_length
-    return {"steps": budget.steps, "tokens": tokens}
+    return {"steps": budget.steps, "tokens": budget.steps * budget.rows_per_step * lab.base_size(lab.size).row_length}
 
 
 def space(lab: LabTraining) -> None:
@@ -219,8 +228,10 @@ def export(lab: LabTraining) -> None:
     sources = {
         "base": lab.made("polish/model", "polish"),
         "draft": lab.made("draft/model", "draft"),
+        "draft-apps": lab.made("draft-apps/weights", "draft-apps"),
         "ss-shared": lab.made("ss-shared", "shared"),
         "next-token": lab.made("next-token", "shared"),
+        "ss-shared-eq1": lab.made("ss-shared-eq1", "shared"),
         "medusa2": lab.made("medusa2/weights", "medusa2"),
         **{name: lab.made(name, "drafters") for name in DRAFTERS},
         "rest": lab.made("rest", "datastore"),

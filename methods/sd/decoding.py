@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -22,13 +23,14 @@ from specbench_ss.decoding.tree_shape import AnyShape, DeviceShape
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import new_llama
+from specbench_ss.methods.sd.adapter import checked_lora, holds_lora, merged_lora
 from specbench_ss.methods.sd.chain import Length, draft_chain
 from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
 from specbench_ss.methods.sd.text import Bridge
 from specbench_ss.methods.sd.trees import draft_tree
 from specbench_ss.methods.sd.vocabulary import mismatch
-from specbench_ss.models.drafter_folder import drafter_here, learnt
+from specbench_ss.models.drafter_folder import drafter_here, learnt, read_config
 from specbench_ss.models.loading import load_target, outline_of
 from specbench_ss.models.weight_hash import hash_weights
 
@@ -67,15 +69,17 @@ class TwoModel(Decoder):
         """The draft's configuration and vocabulary."""
         path = drafter_here(options.weights, cls.name, base, cls.companion)
         if path is not None:
-            check_pair(options, base, named_draft(outline_of, str(path)))
+            check_pair(options, base, draft_in(str(path), base, outline_of, checked_lora))
 
     @classmethod
     def load(cls, target: Target, options: Any) -> TwoModel:
         """The draft that the user named, or the one that came with the model, in the target's dtype beside it."""
         path = drafter_here(options.weights, cls.name, target, cls.companion)
         beside = partial(load_target, dtype=target.number_format, device=str(target.device))
-        found = cls(target, options, named_draft(beside, str(path or options.weights)))
-        found.learnt = learnt(getattr(found.draft.model.model.config, "ssbench", {}))
+        place = str(path or options.weights)
+        found = cls(target, options, draft_in(place, target, beside, merged_lora))
+        own = getattr(found.draft.model.model.config, "ssbench", {})
+        found.learnt = learnt(read_config(Path(place)) if holds_lora(Path(place)) else own)
         return found
 
     @classmethod
@@ -222,6 +226,19 @@ def check_pair(options: TwoModelOptions, base: Outline, draft: Outline) -> bool:
     if problem and (base.tokenizer is None or draft.tokenizer is None):
         raise UserError("sd: retokenise=on needs the tokenizers of both models")
     return bool(problem)
+
+
+def draft_in(place: str, base: Outline, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
+    """The draft in a folder or at the hub; where there is only a LoRA, the draft that came with the base has it.
+
+    Raises UserError.
+    """
+    if not holds_lora(Path(place)):
+        return named_draft(load, place)
+    own = base.companion(TwoModel.companion)
+    if own is None:
+        raise UserError(f"sd: {place} holds a LoRA that names no model, and no draft came with {base.name!r}")
+    return with_lora(named_draft(load, str(own)), Path(place))
 
 
 def named_draft(load: Callable[[str], T], model: str) -> T:

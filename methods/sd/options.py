@@ -23,7 +23,7 @@ class TwoModelOptions(Bounded):
         default="",
         metadata={
             "help": "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
-            "model. Empty: the one that came with the model."
+            "model. A folder with a LoRA that names no model changes the one that came with the model. Empty: that one."
         },
     )
     form: Literal["chain", "tree"] = field(default="chain", metadata={"help": "Form of the draft."})

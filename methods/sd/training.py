@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.options import Bounded
 from specbench_ss.training.batches import Batch
@@ -116,6 +117,29 @@ class DraftTrainee(Trainee):
             teacher = F.log_softmax(self.target.logits(final).float(), -1)
         student = F.log_softmax(logits.float(), -1)
         return F.kl_div(student, teacher, log_target=True, reduction="sum")
+
+
+class TunedDraft(DraftTrainee):
+    """A LoRA in a draft that has been trained before, which learns next tokens of the answers alone.
+
+    draft: the model that drafts; its weights stay as they are. tuned: the draft with the LoRA.
+    """
+
+    name = "draft-apps"
+    distill, needs_base, prompt_weight = 0.0, False, 0.0
+
+    def __init__(self, draft: Target, rank: int, lr: float, ahead: int = 1) -> None:
+        self.rank, self.lr, self.ahead = rank, lr, ahead
+        self.tuned = with_lora(draft, rank)
+        self.module = self.tuned.model
+
+    def about(self) -> dict[str, Any]:
+        """The LoRA's rank."""
+        return {"rank": self.rank}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The LoRA's matrices."""
+        return [{"params": lora_parameters(self.module), "lr": self.lr}]
 
 
 def _answered(batch: Batch) -> Tensor:

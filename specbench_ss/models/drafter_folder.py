@@ -108,6 +108,11 @@ def write_checkpoint(
     state = {called(k): v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
     save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
     ordinary_mode(folder)
+    write_config(folder, config)
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a drafter's config.json."""
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
