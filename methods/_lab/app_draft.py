@@ -16,10 +16,9 @@ from specbench_ss.methods._shared.lora import save_lora
 from specbench_ss.methods.sd.training import TunedDraft
 from specbench_ss.models.drafter_folder import belongs_to, write_config
 from specbench_ss.models.loading import load_target
-from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, GENERATORS
+from specbench_ss.suites.lab_text.training_text import APP_WEIGHTS
 from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 
-APP_WEIGHTS = {name: float(name in APP_CATEGORIES) for name in GENERATORS}  # of their text, and of nothing else
 RANK, LR = 32, 3e-3
 STEPS, ROWS = 600, 8
 SEED = 6  # of the text, beside the lab's own

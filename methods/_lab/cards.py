@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
@@ -19,35 +20,51 @@ from specbench_ss.method_spec import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.runs.suite import Question
 from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES, questions
-from specbench_ss.suites.lab_text.training_text import completion_mask, conversations, render, tokenize
+from specbench_ss.suites.lab_text.training_text import (
+    APP_WEIGHTS,
+    WEIGHTS,
+    completion_mask,
+    conversations,
+    render,
+    tokenize,
+)
 from specbench_ss.suites.scorers import score_turn
 from specbench_ss.training.text.answering import Answering, answer_batch
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """losses: by model, nats per answer token, held out. scores: category -> (metric, mean, n). taus: by method."""
+    """losses: by model, nats per answer token, held out. scores: category -> (metric, mean, n). taus: by method.
+
+    apps: of the drafts that are compared on the applications, by method, their loss and tau there.
+    """
 
     losses: Mapping[str, float]
     scores: Mapping[str, tuple[str, float, int]]
     taus: Mapping[str, float]
+    apps: Mapping[str, tuple[float, float]]
 
 
 SMALL_DRAFT = "draft-2m"
+APP_DRAFT_FOLDER = "draft-apps"
+APP_DRAFT = f"sd[weights={APP_DRAFT_FOLDER}]"
 DRAFTS = {"draft": "sd", SMALL_DRAFT: f"sd[weights={SMALL_DRAFT}]"}  # models that draft, and the methods that use them
 # methods whose weights come with the lab, each with its folder there
 WITH_THE_LAB = {
     "medusa": "medusa", "ss": "ss", "ss-shared": "ss-shared", "hydra": "hydra", "eagle": "eagle", "eagle2": "eagle",
     "eagle3": "eagle3", "dflash": "dflash", "peagle": "peagle", "medusa2": "medusa2", "space": "space", "rest": "rest",
-    "ss[parent=on]": "ss-parent", **{method: folder for folder, method in DRAFTS.items()},
+    "ss[parent=on]": "ss-parent", "ss-shared[weights=ss-shared-eq1]": "ss-shared-eq1",
+    **{method: folder for folder, method in DRAFTS.items()},
 }  # fmt: skip
 
 
 @torch.inference_mode()
-def held_out_loss(model: Any, tokenizer: Any, special: Mapping[str, int], count: int = 400) -> float:
-    """Mean cross-entropy, nats per answer token, on evaluation conversations."""
+def held_out_loss(
+    model: Any, tokenizer: Any, special: Mapping[str, int], count: int = 400, weights: Mapping[str, float] = WEIGHTS
+) -> float:
+    """Mean cross-entropy, nats per answer token, on evaluation conversations, mixed by these weights."""
     total, tokens = 0.0, 0
-    for ids in tokenize(tokenizer, [render(e) for e in islice(conversations("eval", 0), count)]):
+    for ids in tokenize(tokenizer, [render(e) for e in islice(conversations("eval", 0, weights), count)]):
         mask = torch.from_numpy(completion_mask(ids, special))[1:]
         row = torch.from_numpy(ids).long()[None].to(model.device)
         losses = F.cross_entropy(model(row).logits[0, :-1].float(), row[0, 1:], reduction="none").cpu()
@@ -90,17 +107,32 @@ def _scores_of(target: Target, asked: Iterable[Question], limit: int) -> list[fl
 def taus(target: Target, per_category: int = 3, limit: int = 256) -> dict[str, float]:
     """Tau of every drafter over evaluation questions of the 13 categories, first turns, greedy, default settings."""
     here = [name for name, folder in WITH_THE_LAB.items() if target.companion(folder)]  # an older family has fewer
-    decoders = {name: load_method(MethodSpec.parse(name), target) for name in ("ar", *here)}
-    prompts = [
-        target.encode_chat([{"role": "user", "content": q.turns[0]}])
-        for q in questions(SPECBENCH_CATEGORIES, "eval", per_category)
-    ]
-    found = {}
-    for name, decoder in decoders.items():
-        runs = [generate(decoder, p, Limits(limit, target.eos_ids), Sampling()) for p in prompts]
-        steps = [s for r in runs for s in r.steps]
-        found[name] = sum(s.tokens for s in steps) / len(steps)
+    prompts = _prompts(target, SPECBENCH_CATEGORIES, per_category)
+    return {name: _tau(load_method(MethodSpec.parse(name), target), prompts, limit) for name in ("ar", *here)}
+
+
+def on_the_applications(
+    target: Target, special: Mapping[str, int], count: int = 400, per_category: int = 3, limit: int = 256
+) -> dict[str, tuple[float, float]]:
+    """Held-out loss and tau of the draft and of the tuned one on the applications; nothing for a family without it."""
+    found: dict[str, tuple[float, float]] = {}
+    prompts = _prompts(target, APP_CATEGORIES, per_category)
+    for name in ("sd", APP_DRAFT) if target.companion(APP_DRAFT_FOLDER) else ():
+        decoder: Any = load_method(MethodSpec.parse(name), target)
+        loss = held_out_loss(decoder.draft.model.model, target.tokenizer, special, count, APP_WEIGHTS)
+        found[name] = loss, _tau(decoder, prompts, limit)
     return found
+
+
+def _prompts(target: Target, categories: Sequence[str], per_category: int) -> list[list[int]]:
+    asked = questions(categories, "eval", per_category)
+    return [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in asked]
+
+
+def _tau(decoder: Decoder, prompts: Iterable[list[int]], limit: int) -> float:
+    runs = [generate(decoder, p, Limits(limit, decoder.target.eos_ids), Sampling()) for p in prompts]
+    steps = [s for r in runs for s in r.steps]
+    return sum(s.tokens for s in steps) / len(steps)
 
 
 BASE = """# Lab base
@@ -149,6 +181,8 @@ DRAFTERS = {
     "medusa2": ("LoRA and four Medusa heads, learnt together, which change the model,", "the base's kind of text"),
     "ss-shared": ("LoRA and streams, learnt together (eq. 6; main rows see their streams), which change the model,",
                   "the base's kind of text"),
+    "ss-shared-eq1": ("LoRA and streams, learnt together as the 2024 paper has it (eq. 1: main rows do not see "
+                      "streams), which change the model,", "the base's kind of text"),
 }  # fmt: skip
 NEXT_TOKEN = """# Lab next-token
 
@@ -156,10 +190,28 @@ LoRA for the lab base that learnt next tokens alone, from the very batches of `s
 that shared mode's quality is held against (ACL table 3). It drafts nothing: `ss-shared-ar[weights=next-token]` decodes
 with it.
 """
+TUNED_DRAFT = """# Lab draft-apps
+
+LoRA (rank 32) for the lab's `draft`, for two-model speculative decoding: `{method}`. It learnt next tokens of the
+training answers of SQL, dialogue summaries and meaning representations, all three together, where the papers tune their
+draft model on each application by itself.
+
+Held out, on these three:
+
+| draft | loss, nats per answer token | tau, greedy, default options |
+|---|---|---|
+| `draft` | {before[0]:.4f} | {before[1]:.2f} |
+| with this LoRA | {after[0]:.4f} | {after[1]:.2f} |
+"""
 AGAIN = """
 Measured by `ssbench lab train --stages cards --out DIR`; float32. DIR is the folder of a training run; with an empty
 one, the weights that come with the package are measured.
 """
+
+
+def tuned_draft(apps: Mapping[str, tuple[float, float]]) -> str:
+    """The card of the draft that is tuned for the applications."""
+    return TUNED_DRAFT.format(method=APP_DRAFT, before=apps["sd"], after=apps[APP_DRAFT])
 
 
 def write_cards(out: Path, models: Mapping[str, Target], measured: Measured) -> None:
@@ -184,6 +236,8 @@ def write_cards(out: Path, models: Mapping[str, Target], measured: Measured) -> 
         cards[name] = DRAFTER.format(name=name, what=what, text=text, tau=measured.taus[method], others=others)
     if (out / "next-token").is_dir():  # an older family has none
         cards["next-token"] = NEXT_TOKEN
+    if APP_DRAFT in measured.apps:
+        cards[APP_DRAFT_FOLDER] = tuned_draft(measured.apps)
     for name, text in cards.items():
         (out / name / "README.md").write_text(text + AGAIN)
     known = json.loads((out / "lab.json").read_text())

@@ -273,4 +273,7 @@ def _measure(lab: LabTraining, family: Path) -> None:
     lab.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
     taus = cards.taus(base, lab.scaled(3, 1), longest)
     lab.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in taus.items()))
-    cards.write_cards(family, models, cards.Measured(losses, scores, taus))
+    apps = cards.on_the_applications(base, special, count, lab.scaled(20, 1), longest)
+    said = ", ".join(f"{name} loss {loss:.4f} tau {value:.2f}" for name, (loss, value) in apps.items())
+    lab.log(f"cards: on the applications {said or 'no draft of their own'}")
+    cards.write_cards(family, models, cards.Measured(losses, scores, taus, apps))

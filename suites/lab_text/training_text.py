@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_ss.suites.lab_text import drills
-from specbench_ss.suites.lab_text.catalog import GENERATORS
+from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, GENERATORS
 from specbench_ss.suites.lab_text.example import Example, draw
 from specbench_ss.training.text.rows import lay_out, plan_rows
 
@@ -26,6 +26,7 @@ Row = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 # the last part of the base's training: what computes is drilled, the rest is kept alive
 POLISH_WEIGHTS = {**WEIGHTS, "arithmetic": 8.0, "math_reasoning": 4.0, "math": 4.0}
+APP_WEIGHTS = {name: float(name in APP_CATEGORIES) for name in GENERATORS}  # the applications and nothing else
 
 
 def conversations(split: str, seed: int, weighting: Mapping[str, float] = WEIGHTS) -> Iterator[Example]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._lab import cards, drafters
 from specbench_ss.methods._lab.base_training import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
 from specbench_ss.methods._lab.lab_training import LabTraining, answers_by_category
@@ -28,6 +29,7 @@ from specbench_ss.methods.rest.datastore import SEPARATOR
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.models.loading import load_target
+from specbench_ss.registry import load_method
 from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES
 from specbench_ss.suites.lab_text.training_text import completion_mask, pack
 from specbench_ss.training.batches import future_labels, pick_anchors
@@ -69,6 +71,10 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) 
     assert all(card.stat().st_size for card in cards)
     one_budget_no_lm_heads(tmp_path / "export")
     of_the_applications(tmp_path)
+    as_the_papers_train_them(tmp_path / "export")
+    tuned = load_method(MethodSpec.parse("sd[weights=draft-apps]"), target)
+    assert generate(tuned, prompt, Limits(20), Sampling()).tokens == reference
+    assert "with this LoRA" in (tmp_path / "export" / "draft-apps" / "README.md").read_text()
     learnt = torch.load(tmp_path / "drafters" / "ss" / "checkpoint.pt", weights_only=True)["modules"][0]
     for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():
         assert torch.equal(tensor, learnt[name].half()), f"{name} is not what was learnt"
@@ -95,6 +101,20 @@ def one_budget_no_lm_heads(export: Path) -> None:
     names = [*load_file(export / "medusa" / "medusa_lm_head.safetensors")]
     names += load_file(export / "hydra" / "hydra_lm_head.safetensors")
     assert names and not [name for name in names if "unembed" in name or "lm_head" in name]
+
+
+def as_the_papers_train_them(export: Path) -> None:
+    """Eq. 3, eq. 1 and next tokens alone: each in its folder, of the same files and steps, and another LoRA."""
+    names = ("ss-shared", "ss-shared-eq1", "next-token")
+    configs = [json.loads((export / name / "config.json").read_text()) for name in names]
+    assert [(c["streams"]["main_attends_streams"], c["trained"]["alpha_j"]) for c in configs] == [
+        (True, 0.1), (False, 0.1), (False, 0.0),
+    ]  # fmt: skip
+    assert len({c["trained"]["steps"] for c in configs}) == 1
+    files = [{p.name for p in (export / name).iterdir()} for name in names]
+    assert files[0] == files[1] == files[2]
+    assert len({(export / name / "adapter_model.safetensors").read_bytes() for name in names}) == 3
+    assert (export / "ss-shared-eq1" / "README.md").stat().st_size
 
 
 def of_the_applications(out: Path) -> None:
