@@ -20,7 +20,7 @@ from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.methods._shared.models_in_use import check_not_quantised, one_in_use
+from specbench_ss.methods._shared.models_in_use import copy_to_change, one_in_use
 from specbench_ss.models.loading import config_of, load_model
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.models.weight_files import weight_files
@@ -102,7 +102,6 @@ def target_beside(target: Target, folder: Path) -> Target:
 
 
 def _beside(target: Target, folder: Path) -> Target:
-    check_not_quantised(target)
     model = load_model(str(folder), target.dtype, str(target.device))
     own = target.with_model(model, hash_weights(model))
     check_target(own)
@@ -111,7 +110,7 @@ def _beside(target: Target, folder: Path) -> Target:
 
 def fine_tuned(target: Target) -> Target:
     """The target with a random low-rank change of every linear layer, as a LoRA makes it: for examples."""
-    model, generator = copy.deepcopy(target.model), torch.Generator().manual_seed(3)
+    model, generator = copy.deepcopy(copy_to_change(target)), torch.Generator().manual_seed(3)
     for module in model.model.modules() if hasattr(model, "model") else model.modules():
         if isinstance(module, torch.nn.Linear):
             out, into = module.weight.shape

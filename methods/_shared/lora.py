@@ -17,7 +17,7 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.files.user_files import read_json
-from specbench_ss.methods._shared.models_in_use import check_not_quantised, one_in_use
+from specbench_ss.methods._shared.models_in_use import copy_to_change, one_in_use
 from specbench_ss.models.drafter_folder import read_shapes, read_tensors
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def merged_target(target: Target, folder: Path, method: str) -> Target:
 def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, method: str) -> Target:
     from peft import PeftModel
 
-    check_not_quantised(target)
     read_tensors(folder / ADAPTER)  # which must hold finite numbers; peft does not look
-    model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
+    model = copy_to_change(target)
     modules = dict(model.named_modules())
     for name in names:
         if name not in modules or not hasattr(modules[name], "weight"):

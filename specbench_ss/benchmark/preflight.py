@@ -99,16 +99,8 @@ def check_methods(config: RunConfig, loaded: Target | None = None) -> Outline:
     outline = _outline(config, loaded)
     for spec in config.methods:
         with _naming_preset(spec, config):
-            _check_method(spec, registry.method_options(spec), config, outline)
+            registry.method_class(spec.name).check(registry.method_options(spec), outline)
     return outline
-
-
-def _check_method(spec: MethodSpec, options: Any, config: RunConfig, outline: Outline) -> None:
-    """Raise UserError where the method cannot decode with the model, as far as that shows before it is loaded."""
-    kind = registry.method_class(spec.name)
-    if kind.own_model and config.quantize != "none":
-        raise UserError(f"{spec.label} decodes with a model of its own, which --quantize does not reach")
-    kind.check(options, outline)
 
 
 def without_unfit(
@@ -122,7 +114,7 @@ def without_unfit(
     for spec in config.methods:
         try:
             if spec.label in optional:
-                _check_method(spec, _options(spec, config), config, outline)
+                registry.method_class(spec.name).check(_options(spec, config), outline)
             kept.append(spec)
         except UserError as error:
             notes.append(f"{spec.label} is left out: {error}")

@@ -116,7 +116,7 @@ def lean_blocks(family: Family, pack: Packing) -> list[Block]:
     """
     first = family.blocks[0].attention
     weight = next(first.parameters(), None)
-    if family.rotary is None or weight is None or weight.is_meta or not _holds_numbers(weight):
+    if family.rotary is None or weight is None or weight.is_meta or not holds_numbers(weight):
         return family.blocks
     turn, like = Turn(), weight.new_empty(1, 1, 1)
     cos, sin = rotary_table(family.rotary, FIRST + ROWS, like)
@@ -207,11 +207,11 @@ def _norms(block: Block) -> tuple[Norm | None, Norm] | None:
 def _linears(owner: Any, names: Sequence[str]) -> list[nn.Linear]:
     """Return these modules where all of them are plain linear layers, neither quantised nor adapted; else nothing."""
     found = [getattr(owner, name, None) for name in names]
-    plain = [module for module in found if type(module) is nn.Linear and _holds_numbers(module.weight)]
+    plain = [module for module in found if type(module) is nn.Linear and holds_numbers(module.weight)]
     return plain if len(plain) == len(names) else []
 
 
-def _holds_numbers(weight: Tensor) -> bool:
+def holds_numbers(weight: Tensor) -> bool:
     """Say whether a parameter is a matrix of numbers, and not of a class that holds them in fewer bits."""
     return type(weight) is nn.Parameter and type(weight.data) is Tensor and weight.is_floating_point()
 

@@ -24,6 +24,7 @@ from specbench_ss.number_formats import HALF_WEIGHTS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.held_weights import HeldWeights
     from specbench_ss.decoding.parts import Parts
     from specbench_ss.decoding.static_passes import StaticPasses
 
@@ -87,7 +88,7 @@ class Target(Outline):
 
         self.model = model.eval().requires_grad_(False)
         self.rounded = rounded
-        self.quantised = ""  # how weights of linear layers are held, in words, where that is not as they are computed
+        self.held: HeldWeights | None = None  # how weights of linear layers are held, where not as they are computed
         if rounded:
             round_matrices(model, name)
         self.weights_hash = ""
@@ -152,6 +153,11 @@ class Target(Outline):
         return frozenset(ids)
 
     @property
+    def quantised(self) -> str:
+        """How weights of linear layers are held, in words, where that is not as they are computed; else ''."""
+        return self.held.words if self.held else ""
+
+    @property
     def number_format(self) -> str:
         """Name of the number format, as `--dtype` has it."""
         return HALF_WEIGHTS if self.rounded else str(self.dtype).removeprefix("torch.")
@@ -169,8 +175,14 @@ class Target(Outline):
         return module
 
     def with_model(self, model: Any, weights_hash: str) -> Target:
-        """Return a target of other weights in the same form: its tokenizer, name and number format are this one's."""
+        """Return a target of other weights in the same form: its tokenizer, name and number format are this one's.
+
+        Where this one's linear layers are held in fewer bits, so are the model's from now on: it is changed in place.
+        Raises UserError where that cannot be.
+        """
+        parameters, held = sum(p.numel() for p in model.parameters()), self.held and self.held.of_another(model)
         other = Target(model, self.tokenizer, self.name, self.folder, rounded=self.rounded)
+        other.parameter_count, other.held = parameters, held
         other.is_lab, other.companions, other.weights_hash = self.is_lab, self.companions, weights_hash
         if self.passes is not None:
             other.passes, other.computed = self.passes.of_another(), self.computed

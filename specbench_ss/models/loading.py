@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ def load_target(
     """
     from specbench_ss.decoding.engines import check_engine, use_engine
     from specbench_ss.decoding.finite import check_target
+    from specbench_ss.decoding.held_weights import HeldWeights
     from specbench_ss.decoding.target import Target
     from specbench_ss.models.faster_dtype import chosen_dtype
     from specbench_ss.models.quantising import check_quantize, quantise
@@ -88,12 +90,15 @@ def load_target(
     source = _source(model, folder)
     kind, _ = chosen_dtype(dtype, where, model, lambda: config_of(source, trust_remote_code), quantize != "none")
     tokenizer = tokenizer_of(source, trust_remote_code, template)
-    weights = load_model(source, resolve_dtype(kind, where), where, trust_remote_code, nf4)
+    read = partial(load_model, source, resolve_dtype(kind, where), where, trust_remote_code, nf4)
+    weights = read()
     loaded = hash_weights(weights)  # before they are rounded: drafters were trained for the model as it was published
     parameters, held = sum(p.numel() for p in weights.parameters()), quantise(weights, quantize)
     rounded = kind == HALF_WEIGHTS and not nf4
     target = Target(weights, tokenizer, name=model, folder=folder, rounded=rounded)
-    target.parameter_count, target.quantised = parameters, held
+    target.parameter_count = parameters
+    if held:
+        target.held = HeldWeights(held, partial(quantise, how=quantize), read)
     target.is_lab, target.origin, target.companions = is_lab(model), model_origin(model), companions(model)
     target.weights_hash = loaded
     check_target(target)

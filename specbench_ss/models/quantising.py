@@ -20,6 +20,8 @@ Quantize = Literal["none", "int8", "int4", "nf4"]
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
 PACKAGES = {"int8": "torchao", "int4": "torchao", "nf4": "bitsandbytes"}
 GROUP = 128  # weights of a row that share a scale, in int4
+BLOCK = 64  # weights that share a scale, in nf4: bitsandbytes 0.50 mixes them up on CPUs where rows are no such blocks
+PACKED_ROWS = 32  # what its kernel for CPUs with bfloat16 divides the rows of a matrix into
 
 
 def check_quantize(how: str, device: str, dtype: str = "auto") -> None:
@@ -47,20 +49,24 @@ def quantise(model: Any, how: str) -> str:
     if how == "none":
         return ""
     head = model.get_output_embeddings()
-    linear = {name: module for name, module in model.named_modules() if _is_plain(module) and module is not head}
+    linear = {n: module for n, module in model.named_modules() if _can_be_held(module, how) and module is not head}
+    count = len(linear)
     if not linear:
         raise UserError(f"--quantize {how}: the model has no linear layer that could be held so")
     try:
         _nf4(model, linear) if how == "nf4" else _by_torchao(model, set(linear), how)
     except (ImportError, RuntimeError, NotImplementedError, ValueError, AssertionError, TypeError) as error:
         raise UserError(f"--quantize {how} does not work with this model: {first_line(error)}") from error
-    return f"{how}: weights of {len(linear)} linear layers, by {PACKAGES[how]} {version(PACKAGES[how])}"
+    return f"{how}: weights of {count} linear layers, by {PACKAGES[how]} {version(PACKAGES[how])}"
 
 
-def _is_plain(module: Any) -> bool:
+def _can_be_held(module: Any, how: str) -> bool:
     from torch import nn
 
-    return type(module) is nn.Linear
+    from specbench_ss.decoding.lean_layers import holds_numbers
+
+    plain = type(module) is nn.Linear and holds_numbers(module.weight)
+    return plain and (how != "nf4" or module.in_features % BLOCK == 0)
 
 
 def _by_torchao(model: Any, names: set[str], how: str) -> None:
@@ -71,16 +77,19 @@ def _by_torchao(model: Any, names: set[str], how: str) -> None:
 
 
 def _nf4(model: Any, linear: dict[str, nn.Linear]) -> None:
-    """bitsandbytes quantises what is put on the device: a module at a time, so that no second copy of all is held."""
+    """bitsandbytes quantises what is put on the device. linear: emptied, so that no module outlives its replacement."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    for name, module in linear.items():
+    for name in list(linear):
+        module = linear.pop(name)
         weight = module.weight.data
         made = Linear4bit(
             module.in_features, module.out_features, False, weight.dtype, compress_statistics=True, quant_type="nf4",
             device="meta",
         )  # fmt: skip
         made.bias = module.bias
+        if module.out_features % PACKED_ROWS:
+            made.support_avx512bf16_for_cpu = False  # that kernel takes no other shapes, and fails in the first pass
         made.weight = Params4bit(weight.cpu(), requires_grad=False, compress_statistics=True, quant_type="nf4")
         owner, _, child = name.rpartition(".")
         setattr(model.get_submodule(owner), child, made.to(weight.device))

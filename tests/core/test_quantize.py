@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,14 @@ from specbench_ss.models.quantising import PACKAGES, quantise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.testing.tiny import tiny_model
 from tests.cli import failing
+from tests.quantised import needs, quantised_target, small_model
 
 PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]
 
 
-def needs(how: str) -> None:
-    if find_spec(PACKAGES[how]) is None:
-        pytest.skip(f"{PACKAGES[how]} is not installed: pip install -e '.[quantize]'")
-
-
-def held(how: str, dtype: torch.dtype = torch.float32) -> tuple[Target, Target]:
+def held(how: str) -> tuple[Target, Target]:
     """A tiny model as it is, and with its weights held so."""
-    models = [tiny_model("llama", vocab=61, dtype=dtype) for _ in range(2)]
-    said = quantise(models[1], how)
-    as_is, quantised = (Target(model, None, "tiny") for model in models)
-    quantised.quantised = said
-    return as_is, quantised
+    return Target(small_model(), None, "tiny"), quantised_target(how)
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
@@ -51,13 +42,14 @@ def test_logits_are_near_those_of_the_model_and_the_head_is_its_own(how: str) ->
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
-@pytest.mark.parametrize("name", ["pld", "lookahead", "medusa", "ss", "eagle3"])
+@pytest.mark.parametrize("name", ["pld", "lookahead", "medusa", "ss", "eagle3", "medusa2", "space"])
 def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: str) -> None:
     needs(how)
     target = held(how)[1]
-    make = next(iter(registry.method_class(name).examples(target).values()))
-    plain, drafted = (decode(one, PROMPT, Limits(30), Sampling()).tokens for one in (load_method("ar", target), make()))
-    assert drafted == plain
+    method = next(iter(registry.method_class(name).examples(target).values()))()
+    plain = load_method("ar", method.target)
+    assert method.target.quantised == target.quantised
+    assert decode(method, PROMPT, Limits(30), Sampling()).tokens == decode(plain, PROMPT, Limits(30), Sampling()).tokens
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
@@ -68,11 +60,9 @@ def test_bytes_are_those_that_are_held_and_numbers_those_that_they_stand_for(how
     assert quantised["weight_bytes"] < as_is["weight_bytes"] * (0.6 if how == "int8" else 0.5)
 
 
-def test_methods_with_a_model_of_their_own_are_refused(tmp_path: Path) -> None:
-    target = load_model("lab", dtype="float32")
-    target.quantised = "int8: weights"
-    with pytest.raises(UserError, match="under --quantize"):
-        load_method("ss-shared", target)
+def test_nf4_leaves_rows_that_are_no_whole_blocks_as_they_are() -> None:
+    with pytest.raises(UserError, match="nf4: the model has no linear layer that could be held so"):
+        quantise(tiny_model("llama"), "nf4")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +83,7 @@ def test_a_model_that_the_package_cannot_take_is_one_line(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(quantising, "_nf4", fails)
     with pytest.raises(UserError, match="nf4 does not work with this model: NotImplementedError: no kernel$"):
-        quantise(tiny_model("llama"), "nf4")
+        quantise(small_model(), "nf4")
 
 
 def test_a_run_says_how_weights_were_held_and_others_say_nothing(
@@ -112,19 +102,12 @@ def test_a_run_says_how_weights_were_held_and_others_say_nothing(
     assert "quantised weights" in failing(["compare", str(tmp_path / "none"), str(tmp_path / "int8")], capsys)
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--dtype", "float16-weights"], "both say how weights are held"),
-        (["--methods", "ss-shared"], "ss-shared decodes with a model of its own, which --quantize does not reach"),
-    ],
-)
-def test_what_does_not_go_with_quantised_weights_is_one_line(
-    more: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_rounding_to_float16_does_not_go_with_quantised_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantising, "find_spec", lambda name: True)
     asked = ["run", "--methods", "pld", "--device", "cpu", "--quantize", "int8", "--out", str(tmp_path / "run")]
-    assert said in failing([*asked, *more], capsys)
+    assert "both say how weights are held" in failing([*asked, "--dtype", "float16-weights"], capsys)
     assert not (tmp_path / "run").exists()
 
 
