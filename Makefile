@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PINS := pyproject.toml constraints.txt
 ORACLES := tests/oracles.txt
 INSTALL_ORACLES = $(PIP) --retries 1 --no-deps -r $(ORACLES) 2>/dev/null || \
-	echo "tests against the package speculators will skip: $(ORACLES) could not be installed" >&2
+	echo "tests with speculators and torchao will skip: $(ORACLES) could not be installed" >&2
 ARGS ?=
 
 .PHONY: run test lint clean

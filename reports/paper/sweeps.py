@@ -82,7 +82,7 @@ class Sweep(Experiment):
 
     def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
         found = {name: {r.method: r for r in summarise(run) if r.category == OVERALL} for name, run in runs.items()}
-        rows = [self._row(p, found[p.run][_label(p, request)]) for p in points]
+        rows = [self._row(p, found[p.run][label_in_run(p, request)]) for p in points]
         columns = (
             Column("series", "text"),
             Column(self.x_title, "text" if isinstance(points[0].x, str) else "count"),
@@ -111,7 +111,7 @@ class Sweep(Experiment):
         return Plot("figure", self.title, label, bars(series) if named else lines(series), layout, grid)
 
 
-def _label(point: Point, request: Request) -> str:
+def label_in_run(point: Point, request: Request) -> str:
     """Return the label of the point's method in its run, with the settings that the user gave for it."""
     config = config_for(request, [point.method])
     return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
@@ -232,7 +232,7 @@ class Figure18(Sweep):
 
     def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
         found = {(row.method, row.concurrency): row for run in runs.values() for row in level_rows(run)}
-        placed = [(p.series, p.x, found.get((_label(p, request), int(p.x)))) for p in points]
+        placed = [(p.series, p.x, found.get((label_in_run(p, request), int(p.x)))) for p in points]
         rows = [(name, x, row) for name, x, row in placed if row is not None]  # a level may have been given up
         columns = (
             Column("series", "text"),

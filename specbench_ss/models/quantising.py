@@ -39,6 +39,8 @@ def check_quantize(how: str, device: str, dtype: str = "auto") -> None:
             f"--quantize {how} needs the package {PACKAGES[how]}: pip install {PACKAGES[how]}, "
             "or -e '.[quantize]' in the folder of this package"
         )
+    if how == "int4" and find_spec("mslk") is None:
+        raise UserError("--quantize int4 needs the package mslk, by which torchao computes it on CUDA")
 
 
 def quantise(model: Any, how: str) -> str:

@@ -45,7 +45,7 @@ def level_rows(run: Run) -> list[LevelRow]:
         return []
     found: list[LevelRow] = []
     for concurrency in (1, *sorted({level.concurrency for level in run.levels})):
-        baseline, plain_rate = _requests(run, run.baseline, concurrency), None
+        baseline, plain_rate = requests_of(run, run.baseline, concurrency), None
         for label in sorted(run.labels, key=lambda label: label != run.baseline):
             row = _row(run, label, concurrency, baseline, plain_rate)
             plain_rate = row.tokens_per_s if label == run.baseline else plain_rate
@@ -53,14 +53,15 @@ def level_rows(run: Run) -> list[LevelRow]:
     return found
 
 
-def _requests(run: Run, label: str, concurrency: int) -> list[Row]:
+def requests_of(run: Run, label: str, concurrency: int) -> list[Row]:
+    """Return a method's samples with so many requests in flight."""
     if concurrency == 1:
         return [row for row in run.rows if row.method == label]
     return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
 
 
 def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_rate: float | None) -> LevelRow:
-    asked = _requests(run, label, concurrency)
+    asked = requests_of(run, label, concurrency)
     good = [row for row in asked if row.ok]
     levels = [level for level in run.levels if (level.method, level.concurrency) == (label, concurrency)]
     wall_s = sum(level.wall_s for level in levels) if concurrency > 1 else total(good, "wall_s")

@@ -37,7 +37,7 @@ def standings(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, Standin
     """Return the standing of every method that has an interval, controls left out; nothing below FEWEST questions."""
     rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
-    seconds, tokens = _by_question(run, labels)
+    seconds, tokens = by_question([[row for row in run.rows if row.method == label] for label in labels])
     if seconds.shape[1] < FEWEST:
         return {}
     found = {}
@@ -48,12 +48,14 @@ def standings(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, Standin
     return found
 
 
-def _by_question(run: Run, labels: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return seconds and tokens of every method [methods, questions], on the prompts that all of them answered."""
-    of = {label: [row for row in run.rows if row.method == label] for label in labels}
-    shared: Sequence[Row] = next(iter(of.values()), [])
-    for own in of.values():
+def by_question(samples: Sequence[Sequence[Row]]) -> tuple[Floats, Floats]:
+    """Return seconds and tokens of every method [methods, questions], on the prompts that all of them answered.
+
+    samples: of each method.
+    """
+    shared: Sequence[Row] = next(iter(samples), [])
+    for own in samples:
         shared = paired(shared, own)[0]
-    sums = [PairedTimes(paired(shared, own)[1], shared).by_question() for own in of.values()]
+    sums = [PairedTimes(paired(shared, own)[1], shared).by_question() for own in samples]
     empty = np.empty((0, 0))
     return (np.stack([s for _, _, s, _ in sums]), np.stack([n for _, _, _, n in sums])) if sums else (empty, empty)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,12 @@ def test_what_cannot_be_held_so_is_one_line(
     assert not out.exists()
 
 
+def test_int4_says_that_torchao_needs_a_package_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantising, "find_spec", lambda name: None if name == "mslk" else True)
+    with pytest.raises(UserError, match="--quantize int4 needs the package mslk"):
+        quantising.check_quantize("int4", "cuda")
+
+
 def test_a_model_that_the_package_cannot_take_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(model: Any, *rest: Any) -> None:
         raise NotImplementedError("no kernel\nand more")
@@ -109,6 +117,13 @@ def test_rounding_to_float16_does_not_go_with_quantised_weights(
     asked = ["run", "--methods", "pld", "--device", "cpu", "--quantize", "int8", "--out", str(tmp_path / "run")]
     assert "both say how weights are held" in failing([*asked, "--dtype", "float16-weights"], capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_commands_do_not_pass_on_what_torchao_logs_when_it_is_imported() -> None:
+    needs("int8")
+    script = "from specbench_ss.cli import main; main(['methods']); import transformers.modeling_utils, torchao"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "torchao" not in done.stderr and "pytree" not in done.stderr
 
 
 def test_ways_that_are_not_known_are_one_line() -> None:

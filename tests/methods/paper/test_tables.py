@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.models import model_folder
+from specbench_ss.models import model_folder, quantising
 from specbench_ss.reports.paper.quantised import Table4
 from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, OldTable2, RunTable, Table1, Table3, Table5
 from specbench_ss.results.experiment import Bench, Grid, Request, Result
@@ -153,9 +153,40 @@ def test_the_claim_says_which_model_was_compared(lora: Path, tmp_path: Path, mak
     assert any("the quality of Baseline is that of the frozen base" in note for note in result.notes)
 
 
-def test_table_4_says_that_its_baseline_is_the_frozen_base(tmp_path: Path, make_run: MakeRun) -> None:
-    def measure(config: RunConfig, name: str) -> Run:
-        return read_run(make_run(labels=("ar", "ss", "ss-shared"), categories=("sql",)))
+def table_4(folder: Path, make_run: MakeRun) -> tuple[Result, list[RunConfig], Run]:
+    """Table 4 of a made-up run of whatever each level asks for."""
+    configs, runs = [], []
 
-    result = Table4().run(Bench(Request(), tmp_path, measure, lambda: pytest.fail("no model is needed")))
+    def measure(config: RunConfig, name: str) -> Run:
+        configs.append(config)
+        labels = tuple(spec.label for spec in config.methods)
+        runs.append(read_run(make_run(labels=labels, categories=("sql",))))
+        return runs[-1]
+
+    result = Table4().run(Bench(Request(device="cpu"), folder, measure, lambda: pytest.fail("no model is needed")))
+    return result, configs, runs[0]
+
+
+def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
+    lora: Path, tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantising, "find_spec", lambda name: True if name == "torchao" else None)
+    result, configs, run = table_4(tmp_path, make_run)
+    assert [config.quantize for config in configs] == ["none", "int8"]
+    assert all([spec.label for spec in c.methods] == ["ar", "ss-shared", "ss", TUNED] for c in configs)
+    true = {row.method: row for row in summarise(run) if row.category == "overall"}
+    rows = {(row[0], row[1]): row for row in result.grids[0].rows}
+    for name, label in {"Baseline": TUNED, "Frozen base": "ar", "SS-Shared": "ss-shared", "SS-Lossless": "ss"}.items():
+        assert rows["FP16", name][4] == pytest.approx(100 * (true[label].quality or 0))
+        assert rows["INT8", name][2] is not None and rows["INT4", name][2] is None
+    assert rows["INT8", "SS-Shared"][5] == 2.84 and rows["NF4", "SS-Shared"][5] is None
+    assert any(TUNED in note for note in result.notes)
+    out = [note for note in result.notes if note.startswith("left out: SS-Shared")]
+    assert "INT4 on lab needs a CUDA device" in out[0] and "NF4 on lab needs the package bitsandbytes" in out[1]
+
+
+def test_table_4_says_that_its_baseline_is_the_frozen_base(lora: Path, tmp_path: Path, make_run: MakeRun) -> None:
+    lora.rmdir()
+    result, configs, _ = table_4(tmp_path, make_run)
     assert any(note.startswith("Baseline is the frozen base of each level") for note in result.notes)
+    assert not any(row[1] == "Frozen base" for row in result.grids[0].rows)
