@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.parts import PartsCache
+from specbench_ss.decoding.placement import to_device
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p
 from specbench_ss.methods.ss.layout import Layout
@@ -61,7 +62,8 @@ class Streams(nn.Module):
 
     def adapt(self, layer: int, x: Tensor) -> Tensor:
         """The stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]."""
-        return F.linear(F.silu(F.linear(x, self.down[layer])), self.up[layer])
+        down, up = (to_device(weight[layer], x.device) for weight in (self.down, self.up))
+        return F.linear(F.silu(F.linear(x, down)), up)
 
     def early_exit(self, x: Tensor) -> Tensor:
         """o_theta (sec. 2.3): the main state at the pruning layer, mapped to what the LM head can read."""
@@ -185,5 +187,6 @@ def run_masked(
     chosen = TopP(layout.stream_top_p, layout.mains, layout.gamma)
     with top_p(target, chosen) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
+            x = target.carried(x, layer - c.n_msa_layers)
             x = streams.pass_layer(layer, block, x, layout.mains, block.attend(x, cache, mask, rotary))
-    return x
+    return target.carried(x)

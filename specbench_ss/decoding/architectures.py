@@ -67,6 +67,10 @@ class Family:
     rotary: nn.Module | None
     tables: Tables | None = None
 
+    def modules(self) -> list[nn.Module]:
+        """Return a module of each block."""
+        return [block.attention if isinstance(block, Block) else block.layer for block in self.blocks]
+
 
 def _opt_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
     def mlp(x: Tensor) -> Tensor:

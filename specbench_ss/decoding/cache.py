@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specbench_ss.decoding.placement import to_device
 from specbench_ss.decoding.tree import indices
 
 if TYPE_CHECKING:
@@ -95,14 +96,15 @@ class Cache:
             if first < count and keys is not None and values is not None:
                 if moved is None:
                     moved = indices([start + int(r) for r in rows[first:]], keys.device)
+                moved = to_device(moved, keys.device)  # once for each device: layers lie in order
                 keys[:, :, start + first : start + count] = keys.index_select(2, moved)
                 values[:, :, start + first : start + count] = values.index_select(2, moved)
             self.lengths[layer] = start + count
 
     def choose(self, sequences: Tensor) -> None:
         """Go on with these sequences [B'] of a batch alone."""
-        self.keys = [None if k is None else k[sequences] for k in self.keys]
-        self.values = [None if v is None else v[sequences] for v in self.values]
+        self.keys = [None if k is None else k[to_device(sequences, k.device)] for k in self.keys]
+        self.values = [None if v is None else v[to_device(sequences, v.device)] for v in self.values]
 
     def clear(self) -> None:
         """Forget every row; the memory stays."""

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbench_ss.decoding.architectures import Block, Family, rotary_table
 from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.placement import moved, place_of
 from specbench_ss.decoding.products import Packing, Product
 
 if TYPE_CHECKING:
@@ -109,19 +110,21 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     return x if norm is None else F.rms_norm(x, (x.shape[-1],), norm[0], norm[1])
 
 
-def lean_blocks(family: Family, pack: Packing) -> list[Block]:
+def lean_blocks(family: Family, pack: Packing, device: torch.device) -> list[Block]:
     """Return the blocks of a family, lean where that is possible and agrees with the modules.
 
     It changes no weight and draws no random number. pack: whether to keep a second copy of weights (`Product`).
+    device: that of cos and sin.
     """
     first = family.blocks[0].attention
     weight = next(first.parameters(), None)
     if family.rotary is None or weight is None or weight.is_meta or not holds_numbers(weight):
         return family.blocks
-    turn, like = Turn(), weight.new_empty(1, 1, 1)
+    turn, like = Turn(), weight.new_empty(1, 1, 1, device=device)
     cos, sin = rotary_table(family.rotary, FIRST + ROWS, like)
     rotary = cos[None, FIRST:], sin[None, FIRST:]
-    return [lean(block, rotary, turn, pack) for block in family.blocks]
+    here = {at: moved(rotary, at) for at in {place_of(block.attention) or device for block in family.blocks}}
+    return [lean(block, here[place_of(block.attention) or device], turn, pack) for block in family.blocks]
 
 
 def products_of(blocks: Sequence[Block], head: Any) -> list[Product]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench_ss.decoding.placement import Movable, moved
 from specbench_ss.decoding.recording import CACHE, OwnDecoder
 from specbench_ss.errors import UserError
 
@@ -117,12 +118,16 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-class Places:
+class Places(Movable):
     """What depends on positions in one pass over q rows; all layers of the pass are given the same."""
 
     def __init__(self, values: list[dict[str, Any]]) -> None:
         self.values = values  # keyword arguments, of every kind of layer
         self._causal: Tensor | None = None
+
+    def on(self, device: torch.device) -> Places:
+        """Return the same on a device."""
+        return Places(moved(self.values, device))
 
     def causal(self, x: Tensor, past: int) -> Tensor:
         """Additive [1, 1, q, past + q] that hides what is ahead, for attention that hides nothing by itself."""

@@ -15,6 +15,7 @@ import torch
 from specbench_ss.decoding.grouped_attention import set_attention
 from specbench_ss.decoding.own_arguments import Arguments, Places, Probes, Tables
 from specbench_ss.decoding.own_windows import observed_windows
+from specbench_ss.decoding.placement import as_one, moved, place_of
 from specbench_ss.decoding.recording import OwnDecoder, Record, stand_in
 from specbench_ss.errors import UserError
 
@@ -78,9 +79,15 @@ class OwnParts:
 
 def own_parts(model: Any, context: int) -> OwnParts:
     """Observe how the model calls its layers. Raises UserError where it cannot be driven, with the reason."""
-    device = model.get_input_embeddings().weight.device
-    implementation = model.config._attn_implementation
     own = OwnDecoder(model)
+    first = model.get_input_embeddings().weight.device
+    with as_one(own.layers, first, stand_in):
+        return _observed(own, context, first)
+
+
+def _observed(own: OwnDecoder, context: int, device: torch.device) -> OwnParts:
+    model = own.model
+    implementation = model.config._attn_implementation
     set_attention(model, "eager")  # masks are left out, else, where they hide only what is ahead
     try:
         probes = Probes(own, min(model.config.vocab_size, 64), device)
@@ -93,6 +100,7 @@ def own_parts(model: Any, context: int) -> OwnParts:
     for i, (layer, window, a) in enumerate(zip(own.layers, windows, arguments, strict=True)):
         if a.placed not in kinds:
             kinds.append(a.placed)
+        a.fixed = moved(a.fixed, place_of(layer) or device)
         layers.append(OwnLayer(layer, i, window, a, kinds.index(a.placed)))
     tables = Tables(probes, kinds, context)
     return OwnParts(layers, _embed(own, probes), _norm(own, probes.first), _head(own, probes), tables)

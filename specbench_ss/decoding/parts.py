@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from specbench_ss.decoding.placement import Movable, moved
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     Fold = Callable[[Tensor | None, int, int, Any, int], Tensor | None]
 
 
-class Parts:
+class Parts(Movable):
     """A tensor, or None, of each request. sizes: how long each one's rows are along dimension `dim`, 0 or 1, of states.
 
     dim 1: rows [1, q, h] one after the other. dim 0: a batch [B, q, h].
@@ -22,6 +24,10 @@ class Parts:
 
     def __init__(self, of: Sequence[Any], sizes: Sequence[int], dim: int) -> None:
         self.of, self.sizes, self.dim = list(of), list(sizes), dim
+
+    def on(self, device: torch.device) -> Parts:
+        """Return the same on a device."""
+        return Parts(moved(self.of, device), self.sizes, self.dim)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Heads' rows [B, heads, q, d] of all requests -> those of each."""

@@ -17,6 +17,7 @@ from specbench_ss.decoding.architectures import family_of, rotary_table
 from specbench_ss.decoding.cache import Cache, StreamCache
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.parts import PartsCache
+from specbench_ss.decoding.placement import layers_on, placed, to_device
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.number_formats import HALF_WEIGHTS
@@ -103,6 +104,9 @@ class Target(Outline):
         self.parameter_count = sum(p.numel() for p in model.parameters())
         self.packs = packing(weight, part_of or self.parameter_count * weight.element_size(), rounded)
         self._settle()
+        self.family.blocks = placed(self.family.blocks, self.family.modules(), self.device)
+        self.layers_on = layers_on(self.family.blocks, self.device)  # device -> its layers, the first device first
+        self.divided = len(self.layers_on) > 1
         self.eos_ids = self._eos_ids()
         self.passes: StaticPasses | None = None  # how steps are replayed, where they are
         self._cache: Cache | None = None
@@ -120,7 +124,7 @@ class Target(Outline):
 
         head, apart = self.family.head, self.family.tables is None
         if apart:
-            self.family.blocks = lean_blocks(self.family, self.packs)
+            self.family.blocks = lean_blocks(self.family, self.packs, self.device)
         plain = apart or type(head) is torch.nn.Linear
         self._head = Product(head.weight, head.bias, self.packs) if plain else head
         measure_one_row(products_of(self.family.blocks, self._head))
@@ -161,6 +165,11 @@ class Target(Outline):
     def number_format(self) -> str:
         """Name of the number format, as `--dtype` has it."""
         return HALF_WEIGHTS if self.rounded else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def device_names(self) -> str:
+        """Name of the device, or of all devices that layers lie on, as `--device` has it."""
+        return ",".join(map(str, self.layers_on))
 
     def adopt(self, module: Module, name: str) -> Module:
         """Return a drafter's module, frozen, on this device and in this number format: rounded where that is.
@@ -271,6 +280,8 @@ class Target(Outline):
         for i in range(lo, hi):
             if i in wanted:
                 seen.append(x)
+            if self.divided:
+                x = self.carried(x, i)
             block, own = self.family.blocks[i], mask
             if block.window is not None and cache is not None:
                 key = (block.window, cache.get_seq_length(i))
@@ -278,7 +289,13 @@ class Target(Outline):
                     folded[key] = self.windowed(mask, block.window, q, cache, i)
                 own = folded[key]
             x = block(x, cache, own, rotary)
-        return x, *seen
+        return tuple(map(self.carried, (x, *seen))) if self.divided else (x, *seen)
+
+    def carried(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """Return rows on the device of a layer, or on the first device, where all that is no layer lies."""
+        if not self.divided:
+            return x
+        return to_device(x, self.device if layer is None else self.family.blocks[layer].device)
 
     def windowed(self, mask: Tensor | None, window: int | None, q: int, cache: AnyCache, layer: int) -> Tensor | None:
         """The mask with a sliding window folded in, where a layer has one and it matters.
