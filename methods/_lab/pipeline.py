@@ -18,7 +18,7 @@ from specbench_ss.methods._lab import stages as work
 from specbench_ss.methods._lab.app_draft import draft_apps
 from specbench_ss.methods._lab.drafters import DRAFTERS, drafters
 from specbench_ss.methods._lab.lab_training import LabTraining, Log
-from specbench_ss.models.devices import resolve_device
+from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.training.resumable import check_same
 
 DONE = "done.json"
@@ -70,6 +70,7 @@ def train(
             raise UserError(f"unknown stage {name!r}{did_you_mean(name, STAGES)}; stages: {', '.join(STAGES)}")
     if size not in ("s", "m"):
         raise UserError(f"unknown size {size!r}; sizes: s, m")
+    check_one_device(device, "lab train")
     lab = LabTraining(out, size, resolve_device(device), seed, budget_scale, log)
     if stages == ("cards",) and not any((out / name).exists() for name in STAGES):
         work.measure_shipped(lab)

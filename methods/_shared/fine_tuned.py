@@ -102,7 +102,7 @@ def target_beside(target: Target, folder: Path) -> Target:
 
 
 def _beside(target: Target, folder: Path) -> Target:
-    model = load_model(str(folder), target.dtype, str(target.device))
+    model = load_model(str(folder), target.dtype, target.device_names)
     own = target.with_model(model, hash_weights(model))
     check_target(own)
     return own

@@ -127,9 +127,10 @@ def _origin(origin: Mapping[str, Any]) -> str:
 
 
 def _layers(model: Mapping[str, Any]) -> str:
-    """Say what computed the layers, and with which attention; '' in a run of an earlier version."""
+    """Say what computed the layers, with which attention, and where they lay; '' in a run of an earlier version."""
     attention = model.get("attention")
-    return "; ".join(filter(None, (model.get("computed"), attention and f"attention {attention}")))
+    places = [f"{len(layers)} of the layers on {device}" for device, layers in model.get("layers_on", {}).items()]
+    return "; ".join(filter(None, (model.get("computed"), attention and f"attention {attention}", *places)))
 
 
 def _command(words: Sequence[str]) -> str:
@@ -147,7 +148,8 @@ def machine(environment: Mapping[str, Any], device: str) -> str:
     """Say in a few words what the model ran on."""
     gpus = environment.get("gpus") or []
     if device.startswith("cuda") and gpus:
-        return str(gpus[0]["name"])
+        names, used = " and ".join(dict.fromkeys(str(gpu["name"]) for gpu in gpus)), device.count(",") + 1
+        return f"{used} of {len(gpus)} GPUs: {names}" if used > 1 else str(gpus[0]["name"])
     cpu = environment.get("cpu") or {}
     return f"{cpu.get('model') or 'CPU'} ({cpu.get('available') or '?'} cores)"
 

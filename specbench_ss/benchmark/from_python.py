@@ -176,7 +176,7 @@ def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig,
     config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
     if loaded is not None:
         engine = "eager" if loaded.passes is None else "graph"
-        config = replace(config, dtype=loaded.number_format, device=str(loaded.device), engine=engine)
+        config = replace(config, dtype=loaded.number_format, device=loaded.device_names, engine=engine)
         config = replace(config, quantize=loaded.quantised.partition(":")[0] or "none")
     return config, texts
 

@@ -69,11 +69,11 @@ class LevelsTogether(Levels[Request]):
                 at_once.answer([_asked(one) for _, one in sent], ended)
                 done, wall_s = time.time(), time.perf_counter() - began
         except Exception as error:  # the samples are there: nothing of them is lost
-            check_device(self.target.device)
+            check_device(*self.target.layers_on)
             why = told(error, self.decoders[label])
             session.warn_and_keep(f"{label} with {concurrency} requests at a time: {why}")
             return
-        check_device(self.target.device)  # its answers would all be failed ones
+        check_device(*self.target.layers_on)  # its answers would all be failed ones
         for place, answered in answers.items():
             self._fill(sent[place][0], answered)
         rows = sorted((row for row, _ in wanted), key=lambda row: row.index)

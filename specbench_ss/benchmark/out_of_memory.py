@@ -52,7 +52,9 @@ def told(error: BaseException, decoder: Decoder) -> str:
     _give_back(error, decoder)
     wanted = re.search(r"[Tt]ried to allocate (\d[\d.]* \w+)", str(error))
     more = f" ({wanted[1]} more were wanted)" if wanted else ""
-    return f"out of memory on {decoder.target.device}{more}: {LESS}"
+    full = re.search(r"GPU (\d+) has", str(error)) if decoder.target.divided else None  # which one of them
+    where = f"cuda:{full[1]}" if full else decoder.target.device_names
+    return f"out of memory on {where}{more}: {LESS}"
 
 
 def _give_back(error: BaseException, decoder: Decoder) -> None:

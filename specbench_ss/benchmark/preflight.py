@@ -65,7 +65,7 @@ def check(
     config = with_references(config)
     options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)
-    device, begun = resolve_device(config.device) if loaded is None else str(loaded.device), None
+    device, begun = resolve_device(config.device) if loaded is None else loaded.device_names, None
     resolve_dtype(config.dtype, device)
     if loaded is None:
         check_engine(config.engine, device)

@@ -38,7 +38,7 @@ def _device_name(target: Target, here: Mapping[str, Any]) -> str:
     if target.device.type == "cuda":
         import torch
 
-        return torch.cuda.get_device_name(target.device)
+        return ", ".join(map(torch.cuda.get_device_name, target.layers_on))
     return str(here["cpu"]["model"])
 
 

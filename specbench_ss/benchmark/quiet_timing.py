@@ -39,19 +39,21 @@ def frozen_heap() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
+def peak_memory(*devices: torch.device) -> Iterator[Callable[[], int | None]]:
     """Gives a function that, after the block, tells how many bytes more than at its start a CUDA device had allocated.
 
-    None elsewhere. What is there before, weights of every method and the cache they share, is nobody's in particular.
+    None elsewhere. Of several devices, the sum of what each had at most.
+
+    What is there before, weights of every method and the cache they share, is nobody's in particular.
     """
-    on_gpu = device.type == "cuda"
-    if on_gpu:
+    gpus = [device for device in devices if device.type == "cuda"]
+    for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device) if on_gpu else 0
+    before = sum(map(torch.cuda.memory_allocated, gpus))
     peak: list[int] = []
     yield lambda: peak[0] if peak else None
-    if on_gpu:
-        peak.append(torch.cuda.max_memory_allocated(device) - before)
+    if gpus:
+        peak.append(sum(map(torch.cuda.max_memory_allocated, gpus)) - before)
 
 
 SETTLED = 0.10  # spread of the last times per token, largest over smallest minus one

@@ -100,7 +100,7 @@ class LocalSession(Session):
         self.answering = Answering(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         # last, for it has a thread
-        self.machine = MachineRecord(self.recording, target.device, run_dir, self.warn_and_keep)
+        self.machine = MachineRecord(self.recording, [*target.layers_on], run_dir, self.warn_and_keep)
 
     @property
     def baseline(self) -> str:
@@ -135,7 +135,7 @@ class LocalSession(Session):
         return SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self.warn_and_keep)
 
     def failed(self, error: BaseException) -> None:
-        check_device(self.target.device)
+        check_device(*self.target.layers_on)
 
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
@@ -156,7 +156,7 @@ class LocalSession(Session):
             try:
                 row, steps = self._decode_once(replace(blank, remade=(row.remade or 0) + 1), sample)
             except (Exception, SystemExit) as e:
-                check_device(self.target.device)
+                check_device(*self.target.layers_on)
                 where = f"{row.method} on {row.question_id} turn {row.turn + 1}"
                 self.events.on_warning(f"{where} was disturbed, and failed when it was made again: {error_text(e)}")
                 break
@@ -171,7 +171,7 @@ class LocalSession(Session):
         def measured() -> Generation:
             nonlocal seen, before
             before, plain, row.started = recorded(decoder), unreplayed(decoder), time.time()
-            with quiet_collector(), peak_memory(self.target.device) as peak, self.machine.watch() as seen:
+            with quiet_collector(), peak_memory(*self.target.layers_on) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
             row.ended, row.peak_memory_bytes = time.time(), peak()
             done.check()

@@ -29,9 +29,10 @@ def command(
     import torch
 
     from specbench_ss.models import machine_limits
-    from specbench_ss.models.devices import resolve_device
+    from specbench_ss.models.devices import check_one_device, resolve_device
     from specbench_ss.runs.environment import busy, environment
 
+    check_one_device(device, "doctor")
     here, chosen = environment(), torch.device(resolve_device(device))
     _versions(here, chosen)
     _telemetry(chosen)

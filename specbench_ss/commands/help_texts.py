@@ -12,6 +12,7 @@ DTYPE = (
     "the first is taken that is nearly as fast as the fastest (the lab: float32)."
 )
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
+DEVICES = f"{DEVICE} `cuda:0,cuda:1` or `cuda:all` divides the model's layers over several GPUs of this machine."
 CHAT_TEMPLATE = "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file."
 TRUST = "Allow Python code that comes with the model to run. Only for models whose authors you trust."
 CATEGORIES = "Ask only the questions of these tasks of the suite."

@@ -76,6 +76,7 @@ def command(
 ) -> None:
     """Measure a table or figure of the papers again and show its published numbers beside ours."""
     from specbench_ss import registry
+    from specbench_ss.models.devices import check_one_device
 
     given = None if data is None else str(data)
     request = Request(model, limit, device, dtype, seed, given, chat_template, tuple(set_ or ()), published)
@@ -84,6 +85,7 @@ def command(
         return
     if resume and out is None:
         raise typer.BadParameter("--resume needs --out, the folder of the unfinished work")
+    check_one_device(device, "paper")  # some experiments train
     if name == ALL:
         from specbench_ss.commands.paper_all import make_all
 

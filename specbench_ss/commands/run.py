@@ -200,7 +200,7 @@ def command(
         typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW),
     ] = DEFAULT.seed,
     dtype: Annotated[Dtype, typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)] = "auto",
-    device: Annotated[str, typer.Option(help=help_texts.DEVICE, rich_help_panel=HOW)] = DEFAULT.device,
+    device: Annotated[str, typer.Option(help=help_texts.DEVICES, rich_help_panel=HOW)] = DEFAULT.device,
     history: Annotated[
         Literal["reference", "own"],
         typer.Option(

@@ -87,7 +87,7 @@ def _shown(ready: Ready) -> Iterator[Events]:
 
 def _title(ready: Ready) -> str:
     target = ready.target
-    return title(ready.plan, target.name, target.parameter_count, str(target.device))
+    return title(ready.plan, target.name, target.parameter_count, target.device_names)
 
 
 def title(plan: preflight.Plan, model: str, parameter_count: int, place: str) -> str:

@@ -197,9 +197,10 @@ def _group() -> None:
 
 def _keep_memory(config: TrainConfig) -> None:
     """Train on a CPU without giving memory back: this process measures nothing."""
-    from specbench_ss.models.devices import resolve_device
+    from specbench_ss.models.devices import check_one_device, resolve_device
     from specbench_ss.training.kept_memory import keep_freed_memory
 
+    check_one_device(config.device, "training")
     if resolve_device(config.device) == "cpu":
         keep_freed_memory()
 

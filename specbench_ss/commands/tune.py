@@ -66,7 +66,7 @@ def command(
         ),
     ] = RUN.seed,
     dtype: Annotated[Dtype, typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)] = "auto",
-    device: Annotated[str, typer.Option(help=help_texts.DEVICE, rich_help_panel=HOW)] = RUN.device,
+    device: Annotated[str, typer.Option(help=help_texts.DEVICES, rich_help_panel=HOW)] = RUN.device,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)
     ] = RUN.trust_remote_code,

@@ -26,6 +26,8 @@ def check_engine(engine: str, device: str) -> None:
     """Raise UserError for an engine that is not known, or that this device does not have."""
     if engine not in ENGINES:
         raise UserError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    if engine == "graph" and "," in device:
+        raise UserError(f"engine graph replays what one device does, not {device}: engine eager takes several")
     if engine == "graph" and torch.device(device).type != "cuda":
         raise UserError(f"engine graph replays CUDA graphs: it needs a CUDA device, not {device!r}")
 

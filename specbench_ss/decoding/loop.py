@@ -79,7 +79,7 @@ class Session:
         self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
         self.cutter = Cutter(target, limits, len(prompt))
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
-        self.clock = Clock(target.device)
+        self.clock = Clock(*target.layers_on)
         self.prompt = list(prompt)
         self.finish: Finish | None = None
         self.overshoot = 0

@@ -1,4 +1,4 @@
-"""On which device each layer of a model lies, and how rows come there. docs/design/several-devices.md gives the reasons.
+"""On which device each layer of a model lies, and how rows come there; docs/design/several-devices.md says why.
 
 Embedding, final norm and LM head lie on the first device, where drafters, trees, masks and sampling are; layers may lie
 on others. Knows blocks, no method. A tensor goes from device to device in `to_device` alone.

@@ -10,21 +10,27 @@ import torch
 from specbench_ss.errors import UserError, first_line
 
 
-def check_device(device: torch.device) -> None:
-    """Raises UserError where the device no longer works: whatever is asked of it next would fail too."""
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-        except RuntimeError as error:
-            raise UserError(f"{device} no longer works: {first_line(error)}") from error
+def check_device(*devices: torch.device) -> None:
+    """Raises UserError where a device no longer works: whatever is asked of it next would fail too."""
+    for device in devices:
+        if device.type == "cuda":
+            try:
+                torch.cuda.synchronize(device)
+            except RuntimeError as error:
+                raise UserError(f"{device} no longer works: {first_line(error)}") from error
 
 
 class Clock:
-    """Marks within one step. On CUDA marks are events, read after the step's one synchronisation."""
+    """Marks within one step. On CUDA marks are events, read after the step's one synchronisation.
 
-    def __init__(self, device: torch.device) -> None:
+    others: further devices that layers lie on. Marks are events of the first alone: drafting ends there, and so does
+    verification, whose LM head waits for the rows of all layers. A step's end waits for the others too, which may then
+    still move the keys that stay.
+    """
+
+    def __init__(self, device: torch.device, *others: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.device = device
+        self.device, self.devices = device, (device, *others)
         self.marks: list[Any] = []
         self.started = 0.0
 
@@ -39,7 +45,7 @@ class Clock:
         """The boundary between two parts."""
         if self.cuda:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(self.device))
             self.marks.append(event)
         else:
             self.marks.append(time.perf_counter())
@@ -54,6 +60,7 @@ class Clock:
         return total, [b - a for a, b in pairs]
 
     def sync(self) -> None:
-        """Wait for the device."""
+        """Wait for every device."""
         if self.cuda:
-            torch.cuda.synchronize(self.device)
+            for device in self.devices:
+                torch.cuda.synchronize(device)

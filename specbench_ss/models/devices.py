@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError, known_words
@@ -11,12 +12,25 @@ if TYPE_CHECKING:
     import torch
 
 
+ALL = "cuda:all"
+
+
 def resolve_device(device: str) -> str:
-    """Return the device's name; 'auto' is cuda where there is one, else cpu. Raises UserError for a missing device."""
+    """Return the device's name; 'auto' is cuda where there is one, else cpu.
+
+    Of several GPUs, a list such as cuda:0,cuda:1 or cuda:all, the names with commas between them. Raises UserError for
+    a missing device.
+    """
     import torch
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == ALL:
+        if not torch.cuda.is_available():
+            raise UserError(f"device {ALL!r} is not available: torch sees no GPU here")
+        return ",".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    if "," in device:
+        return _several(device)
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}: give auto, cpu, cuda or cuda:N")
     if device.startswith("cpu:") and device != "cpu:0":  # torch takes it, and fails later
@@ -28,6 +42,22 @@ def resolve_device(device: str) -> str:
     return device
 
 
+def _several(given: str) -> str:
+    names = [name.strip() for name in given.split(",")]
+    for name in names:
+        if not re.fullmatch(r"cuda:\d+", name):
+            raise UserError(f"--device {given}: a list names GPUs, as in cuda:0,cuda:1, and {name!r} names none")
+        if names.count(name) > 1:
+            raise UserError(f"--device {given}: {name} stands there twice")
+    return ",".join(map(resolve_device, names))
+
+
+def check_one_device(device: str, what: str) -> None:
+    """Raise UserError, for what cannot be done with a model that is divided over several devices."""
+    if "," in device or device == ALL:
+        raise UserError(f"{what} takes one device, not {device}: a model is divided over several to decode alone")
+
+
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
     """Return the torch dtype that a name computes in; 'auto' is float32 on a CPU and bfloat16 elsewhere.
 
@@ -37,6 +67,7 @@ def resolve_dtype(dtype: str, device: str) -> torch.dtype:
 
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
+    device = device.partition(",")[0]  # of several, which are alike in this
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     if dtype == HALF_WEIGHTS and torch.device(device).type != "cpu":

@@ -65,7 +65,7 @@ def chosen_dtype(
     usual = str(resolve_dtype(asked, device)).removeprefix("torch.")
     if asked != "auto":
         return asked, ""
-    if torch.device(device).type != "cpu" or is_lab(model):
+    if device.partition(":")[0] != "cpu" or is_lab(model):
         return usual, ""
     outline = config()
     shape = _shape(outline)

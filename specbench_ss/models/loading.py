@@ -15,6 +15,7 @@ from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_json
 from specbench_ss.models.chat_templates import template_text
 from specbench_ss.models.devices import resolve_device, resolve_dtype
+from specbench_ss.models.dividing import device_map, without_hooks
 from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks, gguf_file, source_arguments
 from specbench_ss.models.model_folder import check_model, companions, find_folder, is_lab, model_origin
 from specbench_ss.models.weight_files import check_files
@@ -173,16 +174,17 @@ def _quiet() -> None:
 
 
 def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: bool = False, nf4: bool = False) -> Any:
-    """Load a causal LM from a folder, GGUF file or hub id, without its tokenizer.
+    """Load a causal LM from a folder, GGUF file or hub id, without its tokenizer. device: or several, as resolved.
 
     Raises UserError where it cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
 
     _quiet()
-    file = gguf_file(source)
+    file, several = gguf_file(source), "," in device
     if file is not None and nf4:
         raise UserError(f"{source!r} is not loaded in 4 bits: a GGUF file's weights are made float")
+    where_to = _divided(source, device, dtype, trust_remote_code) if several else {}
     # transformers would else ask a third party to convert a hub model that has only pickles; read at every call
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     auto: Any = AutoModelForCausalLM
@@ -193,6 +195,7 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
                 dtype=dtype,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                **where_to,
                 **(_nf4(dtype, device) if nf4 else {} if file is None else as_float()),
             )
     except Exception as error:
@@ -202,7 +205,17 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
     if file is not None:
         forget_blocks(model, file)
+    if several:
+        return without_hooks(model)
     return model if nf4 else _placed(model, source, device)
+
+
+def _divided(source: str, device: str, dtype: torch.dtype, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that put layers on several devices. Raises UserError for no room."""
+    if gguf_file(source) is not None:
+        raise UserError(f"{source!r} is not divided over {device}: save its model as a folder first (docs/models.md)")
+    config = config_of(source, trust_remote_code)
+    return {"device_map": device_map(config, device.split(","), dtype, trust_remote_code)}
 
 
 def _cannot_load(source: str, error: Exception) -> UserError:

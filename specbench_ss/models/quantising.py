@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.models.devices import check_one_device
 from specbench_ss.number_formats import HALF_WEIGHTS
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def check_quantize(how: str, device: str, dtype: str = "auto") -> None:
         raise UserError(f"unknown --quantize {how!r}; known: {', '.join(QUANTIZE)}")
     if how == "none":
         return
+    check_one_device(device, f"--quantize {how}")
     if dtype == HALF_WEIGHTS:
         raise UserError(f"--dtype {HALF_WEIGHTS} and --quantize {how} both say how weights are held: give one of both")
     if how == "int4" and not device.startswith("cuda"):

@@ -16,7 +16,7 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files.folder_lock import locked
 from specbench_ss.models.chat_templates import check_template
-from specbench_ss.models.devices import resolve_device, resolve_dtype
+from specbench_ss.models.devices import check_one_device, resolve_device, resolve_dtype
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.options import recorded_values, value_text
@@ -95,6 +95,7 @@ def _train(
 
 def opened(config: TrainConfig) -> tuple[Processes, Target]:
     """Return the processes and the target. Mistakes of the user are found before it is loaded, where possible."""
+    check_one_device(config.device, "training")
     device = resolve_device(config.device)
     if config.load_in_4bit:
         check_four_bits(device)

@@ -1,41 +1,59 @@
 """A model whose layers lie on two devices answers as the same model on one, with every method.
 
-The second device is the tests' own: its tensors hold numbers, and whatever mixes it with the first raises.
+The second device is the tests' own (`tests/second_device.py`): its tensors hold numbers, and whatever mixes it with the
+first raises. Torch's meta device, where torch itself looks for mixed devices but which holds no numbers, is the other.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specbench_ss import registry
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, decode
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
-from specbench_ss.testing.tiny import tiny_model, tiny_tokenizer
-from tests.second_device import second_device, send_layers
+from specbench_ss.decoding.together import Answered, Asked, Together
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.methods._shared import fine_tuned
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.pld import PromptLookup
+from specbench_ss.testing.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
+from tests.second_device import SECOND, second_device, send_layers, to_device
 
 WORDS = 61
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
+PROMPTS = [PROMPT, PROMPT[4:9], PROMPT[2:13]]
 METHODS = registry.names(registry.METHODS)
-DIVISIONS = {"half": (2, 3), "all": (0, 1, 2, 3)}  # layers on the second device
+HALF, EVERY = (2, 3), (0, 1, 2, 3)  # layers on the second device
+FIRST = torch.device("cpu")
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=3)
 
 
 @pytest.fixture(autouse=True)
-def second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _all_imported() -> None:
+    """So that all of them are given the second device's way of moving."""
     for name in METHODS:
-        registry.method_class(name)  # imported, so that they are given the second device's way of moving too
+        registry.method_class(name)
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with second_device(monkeypatch):
         yield
 
 
-def divided(kind: str, there: Sequence[int]) -> Target:
+def divided(kind: str, there: Sequence[int] = HALF) -> Target:
     model = tiny_model(kind, vocab=WORDS)
     send_layers(model, there)
     target = Target(model, tiny_tokenizer(WORDS), "tiny")
-    assert target.layers_on[torch.device("cpu")] == [i for i in range(4) if i not in there]
+    assert target.layers_on == {FIRST: [i for i in EVERY if i not in there], SECOND: list(there)}
     return target
 
 
@@ -43,13 +61,115 @@ def whole(kind: str) -> Target:
     return Target(tiny_model(kind, vocab=WORDS), tiny_tokenizer(WORDS), "tiny")
 
 
+def answer(decoder: Decoder, sampling: Sampling = GREEDY) -> tuple[list[int], list[tuple[int, int]]]:
+    made = decode(decoder, PROMPT, Limits(16), sampling)
+    return list(made.tokens), [(step.nodes, step.verified) for step in made.steps]
+
+
+@pytest.mark.usefixtures("second")
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("division", DIVISIONS)
-def test_division_changes_no_token(name: str, division: str) -> None:
-    one, two = (registry.method_class(name).examples(t) for t in (whole("llama"), divided("llama", DIVISIONS[division])))
+@pytest.mark.parametrize(("there", "samplings"), [(HALF, [GREEDY, SAMPLED]), (EVERY, [GREEDY])])
+def test_division_changes_no_token(name: str, there: Sequence[int], samplings: list[Sampling]) -> None:
+    targets = whole("llama"), divided("llama", there)
+    one, two = (registry.method_class(name).examples(target) for target in targets)
     for label, make in one.items():
-        for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
-            answers = [decode(made(), PROMPT, Limits(16), sampling) for made in (make, two[label])]
-            assert answers[0].tokens == answers[1].tokens, (label, sampling)
-            steps = [[(step.nodes, step.verified) for step in answer.steps] for answer in answers]
-            assert steps[0] == steps[1], (label, sampling)
+        for sampling in samplings:
+            assert answer(make(), sampling) == answer(two[label](), sampling), (label, sampling)
+
+
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *WHOLE])
+def test_division_changes_no_token_of_any_architecture(kind: str) -> None:
+    one, two = whole(kind), divided(kind)
+    assert one.computed == two.computed
+    for method in (Autoregressive, PromptLookup):
+        assert answer(method(one)) == answer(method(two))
+
+
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize(("name", "kind"), [("ss", "mistral-window"), ("eagle", "llama"), ("pld", "qwen3")])
+def test_division_changes_no_token_of_requests_side_by_side(name: str, kind: str) -> None:
+    found = []
+    for target in (whole(kind), divided(kind)):
+        make = next(iter(registry.method_class(name).examples(target).values()))
+        tokens: dict[int, list[int]] = {}
+        asked = [Asked(prompt, Limits(12), GREEDY) for prompt in PROMPTS]
+
+        def ended(place: int, answered: Answered, into: dict[int, list[int]] = tokens) -> None:
+            assert answered.generation is not None, answered.error
+            into[place] = list(answered.generation.tokens)
+
+        Together(make(), 3).answer(asked, ended)
+        found.append(tokens)
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
+class OwnPasses(Autoregressive):
+    """A method that calls layers itself, as it would on one device."""
+
+    def forward(self, state: Any, tree: DraftTree) -> Any:
+        target, past = self.target, state.cache.get_seq_length()
+        positions = torch.full((1, 1), past)
+        x, rotary = target.embed(tree.tokens[None], positions), target.rotary(positions, past)
+        for block in target.family.blocks:
+            x = x + block.attend(x, state.cache, None, rotary)
+            x = x + block.feed(x)
+        out = super().forward(state, tree)
+        assert torch.equal(target.logits(target.family.norm(x)), out.logits)
+        return out
+
+
+@pytest.mark.usefixtures("second")
+def test_a_method_that_calls_layers_itself_needs_to_know_nothing_of_devices() -> None:
+    assert answer(OwnPasses(divided("llama"))) == answer(OwnPasses(whole("llama")))
+
+
+@pytest.mark.parametrize("there", [(3,), HALF, EVERY])
+def test_what_a_pass_moves_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch, there: Sequence[int]) -> None:
+    moves: Counter[bool] = Counter()
+
+    def counted(tensor: Tensor, device: torch.device) -> Tensor:
+        moves[tensor.device != device] += 1
+        return to_device(tensor, device)
+
+    with second_device(monkeypatch, counted), torch.inference_mode():
+        target = divided("llama", there)
+        cache = target.new_cache(40)
+        target.prefill(torch.tensor([PROMPT]), cache)
+        moves.clear()
+        target.forward_tree(DraftTree.of([5, 6, 7], [-1, 0, 0]), cache)
+        assert moves[True] == 5  # rows, mask, cos and sin go there, rows come back
+        moves.clear()
+        cache.keep(len(PROMPT), torch.tensor([0, 2]))
+        assert moves[True] == 1
+
+
+def from_meta(tensor: Tensor, device: torch.device) -> Tensor:
+    """As `placement.to_device`, with fixed numbers for what has none."""
+    if not (tensor.is_meta and device.type == "cpu"):
+        return tensor.to(device)
+    return torch.arange(tensor.numel()).sin().to(tensor.dtype).view(tensor.shape)
+
+
+@pytest.mark.parametrize("there", [HALF, EVERY])
+@pytest.mark.parametrize("name", METHODS)
+def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fine_tuned, "hash_weights", lambda model: "of no data")
+    with second_device(monkeypatch, from_meta):
+        model = tiny_model("llama", vocab=WORDS)
+        for i in there:
+            model.model.layers[i].to("meta")
+        for make in registry.method_class(name).examples(Target(model, tiny_tokenizer(WORDS), "tiny")).values():
+            assert len(decode(make(), PROMPT, Limits(6), GREEDY).tokens) > 0
+
+
+def test_a_full_gpu_is_named() -> None:
+    from specbench_ss.benchmark.out_of_memory import told
+
+    model = tiny_model("llama", vocab=WORDS)
+    decoder = Autoregressive(Target(model))
+    decoder.target.divided = True
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80 GiB"
+    )
+    assert told(error, decoder).startswith("out of memory on cuda:1 (2.00 GiB more were wanted)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specbench_ss.benchmark.telemetry.disturbance import Tries, disturbed_by
@@ -23,12 +23,13 @@ class MachineRecord:
     """Of one session of a run. Records nothing where `recording` switches telemetry off."""
 
     def __init__(
-        self, recording: Recording, device: torch.device, run_dir: Ledger, warn: Callable[[str], None]
+        self, recording: Recording, devices: Sequence[torch.device], run_dir: Ledger, warn: Callable[[str], None]
     ) -> None:
-        self.sampler = sampler_for(device, recording.telemetry)
+        one = devices[0] if len(devices) == 1 else None  # what one of several GPUs does would pass for what all do
+        self.sampler = sampler_for(one, recording.telemetry)
         self.run_dir, self.warn = run_dir, warn
         self._told: set[str] = set()
-        self.tries = Tries(recording.remake_disturbed, device.type == "cuda")
+        self.tries = Tries(recording.remake_disturbed, one is not None and one.type == "cuda")
 
     def watch(self) -> contextlib.AbstractContextManager[Seen | None]:
         """Read the machine while the block lasts; gives None where nothing is read."""

@@ -78,9 +78,9 @@ class Sampler:
             seen.add(time.time(), {})
 
 
-def sampler_for(device: torch.device, interval: float) -> Sampler | None:
-    """Return the sampler for a device; None where interval is 0, which switches telemetry off."""
-    return Sampler(Host(), _nvml(device), interval) if interval > 0 else None
+def sampler_for(device: torch.device | None, interval: float) -> Sampler | None:
+    """Return the sampler for a device, or the host alone; None where interval is 0, which switches telemetry off."""
+    return Sampler(Host(), None if device is None else _nvml(device), interval) if interval > 0 else None
 
 
 def _nvml(device: torch.device) -> Nvml | None:
