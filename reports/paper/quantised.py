@@ -10,15 +10,13 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.models.devices import resolve_device
 from specbench_ss.models.quantising import check_quantize
 from specbench_ss.reports.paper.claims import rising
+from specbench_ss.reports.paper.companions import NEXT_TOKEN
 from specbench_ss.reports.paper.figures import A100, ACL, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import (
     METHODS,
-    NEXT_TOKEN_LACKS,
-    PLAIN,
     as_published,
     config_for,
     model_parts,
-    next_token,
     nothing_runs,
     of_method,
     told_trees,
@@ -46,7 +44,7 @@ class Table4(Experiment):
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a row for each method and level."""
         mine = [Part(f"{m} {level} on {request.model}", _missing(m, level, request)) for level in LEVELS for m in ROWS]
-        tuned = Part(f"{BASELINE}'s fine-tune on next tokens", "" if next_token(request) else NEXT_TOKEN_LACKS)
+        tuned = Part(f"{BASELINE}'s fine-tune on next tokens", NEXT_TOKEN.lacks("its LoRA", request))
         return [*mine, tuned, *model_parts(["Mistral-7B"], request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
@@ -68,7 +66,7 @@ class Table4(Experiment):
         if not configs:
             raise nothing_runs(self.name, parts)
         runs = {name: bench.measure(config, name) for name, config in configs.items()}
-        tuned = next((s.label for c in configs.values() for s in c.methods if s.name == PLAIN), "")
+        tuned = next((s.label for c in configs.values() for s in c.methods if s.name == NEXT_TOKEN.method), "")
         rows = tuple(_rows(runs, tuned))
         grid = Grid("speedup", _columns(bench.request.model), rows, f"{self.source}: {self.title}")
         series = {
@@ -87,7 +85,7 @@ def _config(level: str, request: Request) -> RunConfig | None:
     able = [METHODS[m] for m in ROWS if not _missing(m, level, request)]
     if not any(name != REFERENCE for name in able):
         return None
-    able += [tuned] if (tuned := next_token(request)) else []
+    able += [tuned] if (tuned := NEXT_TOKEN.asked(request)) else []
     config = config_for(as_published(request, able), able, suite="apps", categories=("sql",))
     return config if level == UNQUANTISED else replace(config, quantize=level.lower())
 
