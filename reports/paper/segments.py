@@ -95,15 +95,15 @@ class Figure16(Experiment):
         same = [(row, row[differs], float(row[differs] or 0) <= EQUAL) for row in cut]
         return [
             _all("Without streams of the prompt, peak memory is lower (here: over naive)", unneeded),
-            _all("Segments reduce it further (here: over naive)", smaller),
+            _all("Segments reduce peak memory further (here: over naive)", smaller),
             _faster("Segment attention improves throughput (here: time over naive)", grid, cut, "time over naive"),
             _faster(
-                "Segments by themselves do (here: time over the completion's at once)",
+                "Segments by themselves improve throughput (here: time over the completion's at once)",
                 grid,
                 cut,
                 "time over the completion's",
             ),
-            _all(f"They change nothing of what is learnt (here: the loss, within {EQUAL:g} of it)", same, "{:.1e}"),
+            _all(f"Segments change nothing of what is learnt (here: the loss, within {EQUAL:g} of it)", same, "{:.1e}"),
         ]
 
 
