@@ -25,7 +25,7 @@ from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
 from specbench_ss.methods.eagle.static import Eagle
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
-from specbench_ss.methods.rest.datastore import SEPARATOR
+from specbench_ss.methods.rest.datastore import SEPARATOR, open_datastore
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.models.loading import load_target
@@ -123,7 +123,7 @@ def of_the_applications(out: Path) -> None:
     known = answers_by_category(lab)
     rows = np.load(out / "answers" / "train.npy")
     assert sum(map(len, known.values())) == int((rows == special_ids(lab.tokenizer())["bos"]).sum())
-    stored = np.load(out / "export" / "rest" / "tokens-0.npy")
+    stored = open_datastore(out / "export" / "rest").chunks[0].tokens
     talks = {part[part != SEPARATOR].tobytes() for part in np.split(stored, np.flatnonzero(stored == SEPARATOR))}
     assert len(talks) > 1
     assert talks - {b""} <= {talk.tobytes() for name in APP_CATEGORIES for talk in known[name]}
