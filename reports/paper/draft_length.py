@@ -21,7 +21,8 @@ from specbench_ss.results.standings import by_question
 from specbench_ss.runs.rows import Run
 
 STREAMS, DRAFT_MODEL = "SS", "a draft model"
-BEST, LEVEL = "best", "as good"
+BEST, LEVEL = "best", "not told from it"
+LONGEST = 8  # tokens of a draft
 SERIES, SIZE, LENGTH, RATIO, PLACE = 0, 1, 2, 3, 8  # columns of the table
 APART = 1.04  # factor between the places of two series, so that marks do not hide each other
 
@@ -38,7 +39,7 @@ class DraftLength(Sweep):
     published = "nothing: the papers draw one length (figure 18)"
     points = (
         *(Point(STREAMS, g, f"ss[gamma={g},mode=chain,n_draft=0,prune=off]") for g in (1, 2, 3, 4)),
-        *(Point(DRAFT_MODEL, g, f"sd[gamma={g}]") for g in (1, 2, 4, 8)),
+        *(Point(DRAFT_MODEL, g, f"sd[gamma={g}]") for g in (1, 2, 4, LONGEST)),
     )
 
     def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
@@ -65,11 +66,9 @@ class DraftLength(Sweep):
         data = [
             trace for i, name in enumerate(dict.fromkeys(r[0] for r in found.rows)) for trace in _drawn(i, name, grid)
         ]
-        layout = axes("requests decoded at a time", "tokens of the best draft", rangemode="tozero", dtick=1)
+        layout = axes("requests decoded at a time", "tokens of the best draft", range=[-0.4, LONGEST + 0.4], dtick=1)
         layout["xaxis"] |= {"type": "log", "tickvals": list(BATCHES), "ticktext": [str(size) for size in BATCHES]}
-        label = (
-            "Chart: length of the best draft against batch size, a line for each method. Hollow: as good, 0: no draft."
-        )
+        label = "Chart: length of the best draft against batch size, a line for each method. Hollow: not told from it, 0: no draft."
         return Plot("figure", f"{self.title}; hollow: cannot be told from the best; 0: plain decoding", label, data,
                     layout, found)  # fmt: skip
 
@@ -111,11 +110,11 @@ def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
 
 
 def _best(grid: Grid) -> Grid:
-    """Return a row for each series and batch size: the best length, the others as good, and its throughput."""
+    """Return a row for each series and batch size: the best length, those not told from it, and its throughput."""
     columns = (
         *grid.columns[: SIZE + 1],
         Column("best length", "count"),
-        Column("as good", "text"),
+        Column("not told from it", "text"),
         grid.columns[RATIO],
     )
     rows = []
@@ -126,7 +125,7 @@ def _best(grid: Grid) -> Grid:
 
 
 def _drawn(i: int, series: Value, grid: Grid) -> list[dict[str, Any]]:
-    """Return the line through the best lengths of the i-th series, and hollow marks for those as good."""
+    """Return the line through the best lengths of the i-th series, and hollow marks for those that cannot be told from them."""
     traces = []
     for place in (BEST, LEVEL):
         own = [row for row in grid.rows if (row[SERIES], row[PLACE]) == (series, place)]

@@ -158,7 +158,8 @@ def _stored(weight: Tensor, held: set[int]) -> int:
         parts = [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]
         return sum(part.numel() * part.element_size() for part in parts)
     if (state := getattr(weight, "quant_state", None)) is not None:  # bitsandbytes' scales, and theirs
-        scales = [state.absmax, *([state.state2.absmax] if state.state2 is not None else [])]
+        nested = getattr(state, "state2", None)  # which its first pass on a CPU with bfloat16 resolves, and removes
+        scales = [state.absmax, *([nested.absmax] if nested is not None else [])]
         return weight.numel() + sum(int(part.numel()) * int(part.element_size()) for part in scales)
     half = weight.ndim == 2 and weight.untyped_storage().data_ptr() in held
     return weight.numel() * (2 if half else weight.element_size())

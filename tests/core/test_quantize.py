@@ -57,7 +57,10 @@ def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: st
 @pytest.mark.parametrize("how", ["int8", "nf4"])
 def test_bytes_are_those_that_are_held_and_numbers_those_that_they_stand_for(how: str) -> None:
     needs(how)
-    as_is, quantised = (model_shape(target) for target in held(how))
+    targets = held(how)
+    for target in targets:
+        target.next_logits(PROMPT)  # in which bitsandbytes may put weights in another order
+    as_is, quantised = (model_shape(target) for target in targets)
     assert quantised["matrix_parameters"] == as_is["matrix_parameters"]
     assert quantised["weight_bytes"] < as_is["weight_bytes"] * (0.6 if how == "int8" else 0.5)
 
