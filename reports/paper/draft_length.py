@@ -68,7 +68,7 @@ class DraftLength(Sweep):
         ]
         layout = axes("requests decoded at a time", "tokens of the best draft", range=[-0.4, LONGEST + 0.4], dtick=1)
         layout["xaxis"] |= {"type": "log", "tickvals": list(BATCHES), "ticktext": [str(size) for size in BATCHES]}
-        label = "Chart: length of the best draft against batch size, a line for each method. Hollow: not told from it, 0: no draft."
+        label = "Chart: length of the best draft against batch size, a line a method. Hollow: not told from it."
         return Plot("figure", f"{self.title}; hollow: cannot be told from the best; 0: plain decoding", label, data,
                     layout, found)  # fmt: skip
 
@@ -125,7 +125,7 @@ def _best(grid: Grid) -> Grid:
 
 
 def _drawn(i: int, series: Value, grid: Grid) -> list[dict[str, Any]]:
-    """Return the line through the best lengths of the i-th series, and hollow marks for those that cannot be told from them."""
+    """Return the line through the best lengths of the i-th series, and hollow marks for those not told from them."""
     traces = []
     for place in (BEST, LEVEL):
         own = [row for row in grid.rows if (row[SERIES], row[PLACE]) == (series, place)]

@@ -75,7 +75,7 @@ class Table4(Experiment):
         }
         plot = Plot("figure", self.title, "Bar chart: speedup by level.", bars(series), axes("", "speedup"), grid)
         ours = f"ours: {machine(next(iter(runs.values())))}"
-        notes = [ours, _whose(tuned), *told_trees(bench.request), *(n for run in runs.values() for n in health(run))]
+        notes = [ours, _whose(tuned), *told_trees(bench.request), *_health(runs)]
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
         return Result((grid,), (plot,), notes=(*notes, f"published: {A100}, bitsandbytes", *out))
 
@@ -111,6 +111,10 @@ def _columns(model: str) -> tuple[Column, ...]:
         Column("Mistral-7B", "times"),
         Column("exact match, of 100"),
     )
+
+
+def _health(runs: dict[str, Run]) -> list[str]:
+    return [f"{name.upper()}: {finding}" for name, run in runs.items() for finding in health(run)]
 
 
 def _whose(tuned: str) -> str:

@@ -104,7 +104,7 @@ def test_a_repeat_that_was_disturbed_decides_nothing(make: Callable[..., Result]
             if row.method == "ar" and row.concurrency == 2 and row.repeat == 1:
                 row.wall_s = (row.wall_s or 0.0) / 1.3  # 1.5 against 1.3 is told, 1.5 against 1.0 is told
             if row.method.startswith("sd[gamma=2]") and row.concurrency == 2 and row.repeat == 1:
-                row.wall_s = (row.wall_s or 0.0) / 1.7  # 1.53: as good as the best in one repeat
+                row.wall_s = (row.wall_s or 0.0) / 1.7  # 1.53: not told from the best in one repeat
 
     found = {row[:2]: row[2:4] for row in make(change=change).plots[0].grid.rows}
     assert found[STREAMS, 2] == (1, None) and found[DRAFT_MODEL, 2] == (1, "2")
