@@ -55,6 +55,8 @@ class FakeTarget:
     name, weights_hash, is_lab = "fake", "0" * 64, True
     number_format = "float32"
     device, dtype = torch.device("cpu"), torch.float32
+    layers_on: ClassVar[dict[torch.device, list[int]]] = {device: []}
+    device_names, divided = "cpu", False
     tokenizer = None
     eos_ids: frozenset[int] = frozenset({0})
     context_length, vocab_size, parameter_count = 1000, 256, 10

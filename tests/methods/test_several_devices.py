@@ -17,6 +17,7 @@ from torch import Tensor
 from specbench_ss import registry
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.placement import Given
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.together import Answered, Asked, Together
@@ -142,6 +143,15 @@ def test_what_a_pass_moves_does_not_grow_with_layers(monkeypatch: pytest.MonkeyP
         moves.clear()
         cache.keep(len(PROMPT), torch.tensor([0, 2]))
         assert moves[True] == 1
+
+
+@pytest.mark.usefixtures("second")
+def test_a_mask_that_is_written_anew_is_moved_anew() -> None:
+    given, mask = Given(), torch.zeros(3)
+    first, again = (given.on(SECOND, layer, mask)[0] for layer in (2, 3))
+    assert first is again
+    mask += 1
+    assert bool((given.on(SECOND, 2, mask)[0] == 1).all())
 
 
 def from_meta(tensor: Tensor, device: torch.device) -> Tensor:
