@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from specbench_ss.decoding.lean_layers import holds_numbers
+from specbench_ss.decoding.held_weights import holds_numbers
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 

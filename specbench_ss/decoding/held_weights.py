@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +30,9 @@ class HeldWeights:
     def of_another(self, model: Any) -> HeldWeights:
         """Hold another model's weights in the same way, in place. Raises UserError where that cannot be."""
         return replace(self, words=self.hold(model), reread=None)
+
+
+def holds_numbers(weight: Tensor) -> bool:
+    """Say whether a parameter is a tensor of numbers, and not of a class that holds them in fewer bits."""
+    plain = type(weight) is torch.nn.Parameter and type(weight.data) is torch.Tensor
+    return plain and weight.is_floating_point()

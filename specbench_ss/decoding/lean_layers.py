@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbench_ss.decoding.architectures import Block, Family, rotary_table
 from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.held_weights import holds_numbers
 from specbench_ss.decoding.placement import moved, place_of
 from specbench_ss.decoding.products import Packing, Product
 
@@ -212,11 +213,6 @@ def _linears(owner: Any, names: Sequence[str]) -> list[nn.Linear]:
     found = [getattr(owner, name, None) for name in names]
     plain = [module for module in found if type(module) is nn.Linear and holds_numbers(module.weight)]
     return plain if len(plain) == len(names) else []
-
-
-def holds_numbers(weight: Tensor) -> bool:
-    """Say whether a parameter is a matrix of numbers, and not of a class that holds them in fewer bits."""
-    return type(weight) is nn.Parameter and type(weight.data) is Tensor and weight.is_floating_point()
 
 
 def _product(modules: Sequence[nn.Linear], pack: Packing) -> Product:

@@ -67,7 +67,7 @@ def quantise(model: Any, how: str) -> str:
 def _can_be_held(module: Any, how: str) -> bool:
     from torch import nn
 
-    from specbench_ss.decoding.lean_layers import holds_numbers
+    from specbench_ss.decoding.held_weights import holds_numbers
 
     plain = type(module) is nn.Linear and holds_numbers(module.weight)
     return plain and (how != "nf4" or module.in_features % BLOCK == 0)

@@ -14,8 +14,7 @@ import torch
 
 from specbench_ss import load_method, load_model
 from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.held_weights import HeldWeights
-from specbench_ss.decoding.lean_layers import holds_numbers
+from specbench_ss.decoding.held_weights import HeldWeights, holds_numbers
 from specbench_ss.decoding.loop import Limits, decode
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
