@@ -13,12 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -39,7 +38,7 @@ class Movable(ABC):
 
 def moved(value: Any, device: torch.device) -> Any:
     """Return a value with all tensors in it on the device: a tensor, something `Movable`, a tuple, list or dict."""
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return to_device(value, device)
     if isinstance(value, Movable):
         return value.on(device)
