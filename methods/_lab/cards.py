@@ -234,8 +234,8 @@ def write_cards(out: Path, models: Mapping[str, Target], measured: Measured) -> 
             continue
         others = ", ".join(f"{k} {v:.2f}" for k, v in measured.taus.items() if k != method)
         cards[name] = DRAFTER.format(name=name, what=what, text=text, tau=measured.taus[method], others=others)
-    if (out / "next-token").is_dir():  # an older family has none
-        cards["next-token"] = NEXT_TOKEN
+    if (out / "next-token").is_dir():  # an older family has none; nothing of it is measured here
+        (out / "next-token" / "README.md").write_text(NEXT_TOKEN)
     if APP_DRAFT in measured.apps:
         cards[APP_DRAFT_FOLDER] = tuned_draft(measured.apps)
     for name, text in cards.items():
