@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--flex", action="store_true")
     given = parser.parse_args()
     device = resolve_device(given.device)
-    of = Heads(device.partition(":")[0], resolve_dtype(given.dtype, device), *given.heads)
+    of = Heads(device, resolve_dtype(given.dtype, device), *given.heads)
     ways = WAYS | ({FLEX: by_flex} if given.flex else {})
     print(f"{device}, {of.dtype}, {of.heads} heads over {of.kv_heads} of {of.d} numbers, torch {torch.__version__}")
     print(f"{'rows':>5} {'keys':>6}  " + "  ".join(ways) + "  taken by a target")

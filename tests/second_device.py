@@ -97,7 +97,7 @@ def second_device(monkeypatch: pytest.MonkeyPatch, move: Callable[..., Tensor] =
             monkeypatch.setattr(module, "to_device", move)
     monkeypatch.setattr(placement, "to_device", move)
     monkeypatch.setattr(products, "packing", lambda *_: "")  # copies of weights are for CPUs
-    monkeypatch.setattr(lean_layers, "_holds_numbers", torch.is_floating_point)  # else of torch's own class alone
+    monkeypatch.setattr(lean_layers, "holds_numbers", torch.is_floating_point)  # else of torch's own class alone
     with _Factories():
         yield
 

@@ -33,7 +33,6 @@ class OwnModel(Decoder):
     own_reference: the name of its plain decoding; model_options: the options of that, which say which model it is.
     """
 
-    own_model: ClassVar[bool] = True
     own_reference: ClassVar[str]
     model_options: ClassVar[type[Any]]
 
@@ -51,7 +50,6 @@ class OwnModel(Decoder):
 class OwnAutoregressive(Decoder):
     """Plain decoding of the model of such a method: its reference, itself another model than the target."""
 
-    own_model = True
     lossless = False
 
     @classmethod

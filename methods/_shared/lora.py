@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+BEYOND = ("use_dora", "alora_invocation_tokens")  # with which peft makes up what the file does not hold
 PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
 
 
@@ -72,7 +73,9 @@ def save_lora(folder: Path, tuned: Target) -> None:
 
 def check_lora(folder: Path, method: str) -> None:
     """Raises UserError where the folder's LoRA is missing, damaged or more than LoRA of linear layers."""
-    read_json(folder / ADAPTER_CONFIG)
+    config = read_json(folder / ADAPTER_CONFIG)
+    if beyond := [name for name in BEYOND if config.get(name)]:
+        raise UserError(f"{method}: {folder / ADAPTER_CONFIG} asks for {beyond[0]}, which is more than LoRA")
     adapted_modules(folder, method)
 
 

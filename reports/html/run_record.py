@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -148,8 +149,10 @@ def machine(environment: Mapping[str, Any], device: str) -> str:
     """Say in a few words what the model ran on."""
     gpus = environment.get("gpus") or []
     if device.startswith("cuda") and gpus:
-        names, used = " and ".join(dict.fromkeys(str(gpu["name"]) for gpu in gpus)), device.count(",") + 1
-        return f"{used} of {len(gpus)} GPUs: {names}" if used > 1 else str(gpus[0]["name"])
+        numbers = [int(n) for n in re.findall(r"cuda:(\d+)", device)] or [0]
+        used = [str(gpus[n]["name"]) for n in numbers if n < len(gpus)]
+        names = " and ".join(dict.fromkeys(used)) or "a GPU that is not listed"
+        return f"{len(numbers)} of {len(gpus)} GPUs: {names}" if len(numbers) > 1 else names
     cpu = environment.get("cpu") or {}
     return f"{cpu.get('model') or 'CPU'} ({cpu.get('available') or '?'} cores)"
 

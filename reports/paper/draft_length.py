@@ -92,7 +92,7 @@ def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
     """Name the length with the fewest seconds per token, and all that cannot be told from it; none of few questions.
 
     All requests of a repeat share what disturbs it, which no resampling of questions sees: a length is told from the
-    best only where it is slower in every repeat.
+    best only where it is slower in every repeat, and of one repeat, or a short one, nothing is told.
     """
     samples = [requests_of(run, label, size) for label in labels.values()]
     seconds, tokens = by_question(samples)
@@ -100,11 +100,14 @@ def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
         return {}
     paces = (seconds.sum(1) / tokens.sum(1)).tolist()
     best = paces.index(min(paces))
-    slower = [True] * len(labels)
-    for repeat in {row.repeat for row in samples[best]}:
+    repeats = {row.repeat for row in samples[best]}
+    slower = [len(repeats) > 1] * len(labels)
+    for repeat in repeats:
         seconds, tokens = by_question([[row for row in own if row.repeat == repeat] for own in samples])
-        if seconds.shape[1] >= FEWEST:
-            slower = [told and low > 1 for told, (low, _) in zip(slower, pairwise(seconds, tokens)[best], strict=True)]
+        if seconds.shape[1] < FEWEST:  # of which nothing can be told
+            slower = [False] * len(labels)
+            break
+        slower = [told and low > 1 for told, (low, _) in zip(slower, pairwise(seconds, tokens)[best], strict=True)]
     level = {n: LEVEL for n, told in zip(labels, slower, strict=True) if not told}
     return level | {list(labels)[best]: BEST}
 

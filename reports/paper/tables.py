@@ -106,7 +106,7 @@ class RunTable(Experiment):
         if self.parameters:
             grids.append(parameter_grid(self.source))
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
-        weights = (c.note(row, bench.request) for row, c in self.companions.items() if row in self.methods())
+        weights = (c.note(row, bench.request) for row, c in self.companions.items() if self._runs(row, bench.request))
         ours = (f"ours: {machine(run)}", *told_trees(bench.request), *weights, *self._models(tuned), *health(run))
         notes = (*ours, f"published: {A100}", *out)
         return Result(tuple(grids), (plot,), notes=notes)
@@ -121,6 +121,10 @@ class RunTable(Experiment):
         """Return each method of the paper as a run here asks for it."""
         own = {m: c.asked(request) for m, c in self.companions.items()}
         return {m: own.get(m) or METHODS[m] for m in self.methods()}
+
+    def _runs(self, row: str, request: Request) -> bool:
+        """Say whether a row of the paper was measured here."""
+        return row in self.methods() and not of_method(self._asked(request)[row], request)
 
     def _has_tuned_baseline(self) -> bool:
         """Say whether the paper prints a Baseline, and means a fine-tune of the base by it."""

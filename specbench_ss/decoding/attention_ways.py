@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -47,7 +47,7 @@ def by_joined_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     b, heads, q, d = query.shape
     groups = heads // key.shape[1]
     rows = query.reshape(b, key.shape[1], groups * q, d)
-    seen = None if mask is None else mask.repeat(1, 1, groups, 1)
+    seen = mask if mask is None or groups == 1 else mask.repeat(1, 1, groups, 1)
     out = F.scaled_dot_product_attention(rows, key, value, seen, scale=scale)
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
@@ -74,7 +74,7 @@ KERNEL, IN_FLOAT32, PRODUCTS, JOINED = WAYS
 
 
 class Heads(NamedTuple):
-    """What rows attend with. device: cpu or cuda. d: numbers a head."""
+    """What rows attend with. device: cpu, or a GPU such as cuda:0. d: numbers a head."""
 
     device: str
     dtype: torch.dtype
@@ -83,11 +83,16 @@ class Heads(NamedTuple):
     d: int
 
     @property
+    def kind(self) -> str:
+        """Return cpu or cuda."""
+        return self.device.partition(":")[0]
+
+    @property
     def ways(self) -> tuple[str, ...]:
         """Names of the ways that are measured, the one to beat first; none where torch's own choice is kept."""
-        if self.device == "cuda":
+        if self.kind == "cuda":
             return JOINED, KERNEL, PRODUCTS
-        return (KERNEL, IN_FLOAT32, PRODUCTS) if (self.device, self.dtype) == ("cpu", torch.bfloat16) else ()
+        return (KERNEL, IN_FLOAT32, PRODUCTS) if (self.kind, self.dtype) == ("cpu", torch.bfloat16) else ()
 
 
 @lru_cache(maxsize=64)
@@ -97,7 +102,7 @@ def fastest(of: Heads, one_row: bool, long: bool, threads: int) -> str:
     one_row: without a mask, as in plain decoding; else a few rows with one. long: over how many keys. threads: of the
     processor, on which the answer depends. It waits for the device.
     """
-    rows, count = 1 if one_row else FEW[of.device], LONG if long else SHORT
+    rows, count = 1 if one_row else FEW[of.kind], LONG if long else SHORT
     like = torch.zeros(0, dtype=of.dtype, device=of.device)
     query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
     mask = None if one_row else like.new_zeros(1, 1, rows, count)
@@ -111,7 +116,7 @@ def fastest(of: Heads, one_row: bool, long: bool, threads: int) -> str:
 
 def _seconds(name: str, query: Tensor, keys: Tensor, mask: Tensor | None) -> float:
     """Time some calls, on CUDA with what it takes the host to start them: as a step does operator by operator."""
-    way, wait = WAYS[name], torch.cuda.synchronize if query.is_cuda else int
+    way, wait = WAYS[name], partial(torch.cuda.synchronize, query.device) if query.is_cuda else int
     wait()
     begun = time.perf_counter()
     for _ in range(CALLS[query.device.type]):

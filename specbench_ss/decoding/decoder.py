@@ -62,8 +62,7 @@ class Decoder(ABC):
     Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
     `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
     lossless: its output is that of the method that `reference_for` names; an object whose options give that up sets
-    its own to False. own_model: it decodes with another model than the target, made from it. remembers: earlier prompts
-    may change its speed, never its output; reports say so. learnt: what is
+    its own to False. remembers: earlier prompts may change its speed, never its output; reports say so. learnt: what is
     known of the training of its weights (`models.drafter_folder.learnt`), set where they are loaded; it goes into the
     manifest, and reports show it beside the speed.
     """
@@ -72,7 +71,6 @@ class Decoder(ABC):
     summary: ClassVar[str]
     paper: ClassVar[str] = ""
     lossless: bool = True
-    own_model: ClassVar[bool] = False
     remembers: bool = False
     learnt: Mapping[str, Any] = MappingProxyType({})
 

@@ -47,7 +47,7 @@ def grouped_attention(
     b, heads, q, d = query.shape
     kv_heads, few, scale = key.shape[1], _few(query, attention_mask), kwargs.get("scaling")
     inferred = torch.is_inference_mode_enabled() and not module.training
-    of = Heads(query.device.type, query.dtype, heads, kv_heads, d)
+    of = Heads(str(query.device), query.dtype, heads, kv_heads, d)
     adds = attention_mask is None or attention_mask.dtype == query.dtype  # of bool, True is what is seen
     if few and inferred and adds and of.ways:
         way = attention_ways.WAYS[attention_ways.way_of(of, attention_mask is None, key.shape[2], b)]

@@ -78,10 +78,12 @@ class Placed:
     (`Target.carried`) spares that they go there and back at every layer.
     """
 
-    def __init__(self, block: Any, layer: int, device: torch.device, given: Given) -> None:
-        self.block, self.layer, self.device, self.given = block, layer, device, given
+    def __init__(self, block: Any, number: int, device: torch.device, given: Given) -> None:
+        self.block, self.number, self.device, self.given = block, number, device, given
 
     def __getattr__(self, name: str) -> Any:
+        if name == "block":  # of one that is being copied, and has nothing yet
+            raise AttributeError(name)
         return getattr(self.block, name)
 
     def __call__(self, x: Tensor, cache: Any, mask: Any, rotary: Any) -> Tensor:
@@ -97,7 +99,7 @@ class Placed:
         return to_device(self.block.feed(to_device(x, self.device)), x.device)
 
     def _called(self, part: Callable[..., Tensor], x: Tensor, cache: Any, mask: Any, rotary: Any) -> Tensor:
-        here = self.given.on(self.device, self.layer, mask, rotary)
+        here = self.given.on(self.device, self.number, mask, rotary)
         return to_device(part(to_device(x, self.device), cache, *here), x.device)
 
 

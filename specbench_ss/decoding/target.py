@@ -130,7 +130,7 @@ class Target(Outline):
         measure_one_row(products_of(self.family.blocks, self._head))
         self.computed = in_words(self.family.blocks, self._head)
         if self.attention == NAME and self.taken_apart:  # others measure when they first attend
-            told = attention_in_words(Heads(self.device.type, self.dtype, *self.attention_heads))
+            told = attention_in_words(Heads(str(self.device), self.dtype, *self.attention_heads))
             self.computed += f"; {told}" if told else ""
 
     def _attention(self, given: str | None) -> str:

@@ -55,7 +55,9 @@ def _several(given: str) -> str:
 def check_one_device(device: str, what: str) -> None:
     """Raise UserError, for what cannot be done with a model that is divided over several devices."""
     if "," in device or device == ALL:
-        raise UserError(f"{what} takes one device, not {device}: a model is divided over several to decode alone")
+        raise UserError(
+            f"{what} takes one device, not {device}: a model is divided over several devices only to decode"
+        )
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:

@@ -52,14 +52,19 @@ def divided(model: Any, devices: Sequence[str], free: Sequence[int], dtype: torc
     taken = [int(sizes[name]) for name in names]
     outside = int(sizes[""]) - sum(taken)
     room = [max(0, free[0] - outside), *free[1:]]
-    if free[0] < outside or sum(room) < sum(taken):
+    at = in_order(taken, room) if sum(room) else []
+    held = [sum(size for size, place in zip(taken, at, strict=False) if place == i) for i in range(len(room))]
+    if free[0] < outside or not at or any(own > most for own, most in zip(held, room, strict=True)):
         there = ", ".join(f"{size / GIB:.1f} GiB on {device}" for size, device in zip(free, devices, strict=True))
         raise UserError(
             f"the model does not fit: its weights take {sizes[''] / GIB:.1f} GiB, {outside / GIB:.1f} of them on "
             f"{devices[0]} in any case; free are {there}"
         )
+    if 0 in held[1:]:
+        idle = devices[1 + held[1:].index(0)]
+        raise UserError(f"{idle} has too little free memory for a layer beside the others: leave it out of --device")
     where = dict.fromkeys(_beside(model, names), devices[0])
-    return where | dict(zip(names, (devices[i] for i in in_order(taken, room)), strict=True))
+    return where | dict(zip(names, (devices[i] for i in at), strict=True))
 
 
 def in_order(sizes: Sequence[int], room: Sequence[int]) -> list[int]:

@@ -29,7 +29,7 @@ class MachineRecord:
         self.sampler = sampler_for(one, recording.telemetry)
         self.run_dir, self.warn = run_dir, warn
         self._told: set[str] = set()
-        self.tries = Tries(recording.remake_disturbed, one is not None and one.type == "cuda")
+        self.tries = Tries(recording.remake_disturbed, devices[0].type == "cuda")
 
     def watch(self) -> contextlib.AbstractContextManager[Seen | None]:
         """Read the machine while the block lasts; gives None where nothing is read."""
