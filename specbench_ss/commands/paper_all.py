@@ -150,7 +150,7 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
             head = ("the paper says", "here", "found")
             yield table(head, [(c.says, c.verdict, c.found) for c in item.claims], head)
         else:
-            yield "The paper says nothing of it that a result could be held against."
+            yield "No statement of the paper is held against it here."
         if item.lacking and not item.problem:
             yield from ("", f"Left out: {'; '.join(item.lacking)}.")
         if item.result is not None:
