@@ -132,6 +132,9 @@ class SharedPasses:
         serve = _in_a_row if pad else _as_a_batch
         return cast("tuple[Tensor, ...]", wait_for(what, (layers, x, cache, mask, rotary), serve))
 
+    def decline(self, why: str, layer: int, cache: Any) -> None:
+        """Do nothing: a pass that a method makes by itself is made request by request, and nothing is recorded here."""
+
 
 def _in_a_row(asked: Sequence[Any]) -> Sequence[tuple[Tensor, ...]]:
     return _served(asked, 1)
