@@ -73,7 +73,11 @@ VARIANTS = (
     Variant(MEDUSA, "medusa"),
     Variant("the base's distribution learnt", options="targets=distribution"),
     Variant(f"{MEDUSA}, the base's LM head", "medusa", "own_unembed=off"),
-    Variant(f"{MEDUSA}, the base's LM head, the base's distribution learnt", "medusa", "own_unembed=off,targets=distribution"),
+    Variant(
+        f"{MEDUSA}, the base's LM head, the base's distribution learnt",
+        "medusa",
+        "own_unembed=off,targets=distribution",
+    ),
     Variant(f"{CENTRE}, twice the steps", longer=2),
     Variant("root known, twice the steps", options="root_rank=64", longer=2),
     Variant(f"{MEDUSA}, the base's LM head, twice the steps", "medusa", "own_unembed=off", longer=2),

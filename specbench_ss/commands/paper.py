@@ -11,14 +11,15 @@ from typing import Annotated
 import typer
 
 from specbench_ss.commands import help_texts
-from specbench_ss.commands.paper_work import check_settings, in_order, make
+from specbench_ss.commands.paper_folder import check_folder
+from specbench_ss.commands.paper_work import check_settings, in_order, make, without_effect
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
 from specbench_ss.results.experiment import Experiment, Request
-from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.config import RunConfig, RunTarget
 
 DEFAULT, ALL = Request(), "all"
 
@@ -90,13 +91,13 @@ def command(
         from specbench_ss.commands.paper_all import make_all
 
         where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-all", resume)
-        _check_out(where)
+        _check_out(where, name, request)
         make_all(request, where, dry_run)
         return
     experiment = registry.load_experiment(name)
     _check_used(experiment, request)
     where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", resume)
-    _check_out(where)
+    _check_out(where, name, request)
     _check_methods(experiment, request)
     if dry_run:
         _describe(experiment, request, where.out)
@@ -115,14 +116,19 @@ def _check_used(experiment: Experiment, request: Request) -> None:
         raise UserError(f"experiment {experiment.name!r} takes no {', no '.join(idle)}: it would make no difference")
 
 
-def _check_out(where: RunTarget) -> None:
-    """Raise UserError where something is in the way, nothing can be resumed, or nothing can be written."""
+def _check_out(where: RunTarget, name: str, request: Request) -> None:
+    """Raise UserError where something is in the way, or nothing can be written.
+
+    What is in the way of a resumed experiment is work on another one, or with other options.
+    """
     from specbench_ss.runs.run_directory import check_place
 
     there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
     if there and not where.resume:
         raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
     check_place(where.out)
+    if there:
+        check_folder(where.out, name, request)
     if where.resume and not there:
         warnings.warn(f"nothing to resume in {where.out}: the work begins", stacklevel=2)
 
@@ -132,7 +138,10 @@ def _check_methods(experiment: Experiment, request: Request) -> None:
     from specbench_ss.benchmark import preflight
 
     check_settings(request)
-    for config in () if experiment.trains else experiment.configs(request).values():
+    configs = {} if experiment.trains else experiment.configs(request)
+    if configs and (idle := without_effect(request.settings, configs.values())):
+        raise UserError(f"--set {idle[0]} makes no difference to {experiment.name}, which sets this option itself")
+    for config in configs.values():
         if any(spec.name != REFERENCE for spec in config.methods):  # else no row can run, which is told by itself
             preflight.check_methods(config)
 
@@ -156,7 +165,13 @@ def _describe(experiment: Experiment, request: Request, out: Path) -> None:
     for line in status(experiment.parts(request)):
         print(f"rows       {line}")
     for name, config in experiment.configs(request).items():
-        methods = ", ".join(spec.label for spec in config.methods)
         tasks = ", ".join(config.categories) or "all tasks"
-        print(f"run        {name}: {config.model}, {config.suite} ({tasks}): {methods}")
+        print(f"run        {name}: {config.model}, {config.suite} ({tasks}){_at_a_time(config)}")
+        for spec in config.methods:
+            print(f"method     {spec.label}")
     print(f"out        {out}")
+
+
+def _at_a_time(config: RunConfig) -> str:
+    """Say how many requests are decoded at a time, where that is not one alone."""
+    return f", batch sizes 1, {', '.join(map(str, config.concurrency))}" if config.concurrency else ""

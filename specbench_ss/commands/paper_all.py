@@ -12,25 +12,24 @@ from typing import Any
 import msgspec
 import typer
 
-from specbench_ss.commands.paper_work import check_settings, in_order, make
+from specbench_ss.commands.paper_folder import begin_folder, check_folder
+from specbench_ss.commands.paper_work import check_settings, in_order, make, without_effect
 from specbench_ss.commands.shared import interrupted, to_go_on
-from specbench_ss.errors import error_text
+from specbench_ss.errors import UserError, error_text
 from specbench_ss.files import crash_safe, records
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.results.experiment import CLAIMS, VERDICTS, Claim, Experiment, Grid, Request, Result, Span
 from specbench_ss.results.experiment_output import FIGURE, RESULT, markdown
 from specbench_ss.results.markdown_table import table
 from specbench_ss.runs.config import RunTarget
-from specbench_ss.runs.manifest import plain
 
-PAGE = "paper.md"
+ALL, PAGE = "all", "paper.md"
 ROWS = 40  # of a table on the page
 
 
 class _Stored(msgspec.Struct):
     """What is read of an experiment's result.json."""
 
-    request: dict[str, Any]
     claims: list[Claim] = []
     grids: tuple[Grid, ...] = ()
     lines: tuple[tuple[Span, ...], ...] = ()
@@ -64,7 +63,7 @@ def make_all(request: Request, where: RunTarget, dry_run: bool) -> None:
         print(f"out            {where.out}")
         return
     items: list[Item] = []
-    where.out.mkdir(parents=True, exist_ok=True)
+    begin_folder(where.out, ALL, request)
     try:
         for number, experiment in enumerate(experiments, 1):
             print(f"{number} of {len(experiments)}: {experiment.name}", file=sys.stderr)
@@ -91,6 +90,7 @@ def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
     try:
         lacking = tuple(f"{part.name} needs {part.missing}" for part in experiment.parts(own) if part.missing)
         item = replace(item, lacking=lacking)
+        check_folder(folder, experiment.name, own)
         if (stored := _stored(folder)) is None:
             make(experiment, own, RunTarget(folder, resume=folder.exists()))
             stored = _stored(folder)
@@ -98,8 +98,6 @@ def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
         return replace(item, problem=error_text(error))
     if stored is None:
         return replace(item, problem=f"{folder / RESULT} cannot be read")
-    if plain(asdict(Request())) | stored.request != plain(asdict(own)):
-        return replace(item, problem=f"{folder} has a result of another request: give another --out")
     grids = tuple(grid for grid in stored.grids if grid.name != CLAIMS)
     return replace(item, claims=tuple(stored.claims), result=Result(grids, (), stored.lines, stored.notes))
 
@@ -108,7 +106,17 @@ def _used(experiment: Experiment, request: Request) -> Request:
     """Return the request without what makes no difference to this experiment."""
     default = Request()
     idle = {f.name: getattr(default, f.name) for f in fields(Request) if f.name not in experiment.uses}
-    return replace(request, **idle)
+    own = replace(request, **idle)
+    return replace(own, settings=tuple(text for text in own.settings if _has_use(text, experiment, own)))
+
+
+def _has_use(setting: str, experiment: Experiment, request: Request) -> bool:
+    """Say whether one of the experiment's runs decodes with METHOD.OPTION=VALUE."""
+    try:
+        configs = experiment.configs(replace(request, settings=(setting,)))
+    except UserError:  # it has no such method
+        return False
+    return not without_effect([setting], configs.values())
 
 
 def _stored(folder: Path) -> _Stored | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from specbench_ss.commands.paper_folder import begin_folder
 from specbench_ss.errors import error_text
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.results.experiment import Bench, Claim, Experiment, Request, Result
@@ -28,6 +30,7 @@ def make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     from specbench_ss import registry
     from specbench_ss.results.experiment_output import FIGURE, print_result, write_result
 
+    begin_folder(where.out, experiment.name, request)
     bench, runs = _bench(request, where, experiment.recording)
     result = experiment.run(bench)
     claims = claims_of(experiment, result)
@@ -50,6 +53,19 @@ def check_settings(request: Request) -> None:
 
     for method, options in read_settings(request.settings).items():
         registry.method_options(MethodSpec(method, options))
+
+
+def without_effect(settings: Sequence[str], configs: Iterable[RunConfig]) -> list[str]:
+    """Return those of METHOD.OPTION=VALUE that none of these runs has: all of them set this option themselves."""
+    from specbench_ss.benchmark.asked import read_settings
+
+    has = {(s.name, *option) for config in configs for s in config.methods for option in s.options.items()}
+    return [
+        text
+        for text in settings
+        for method, options in read_settings([text]).items()
+        if not any((method, *option) in has for option in options.items())
+    ]
 
 
 def claims_of(experiment: Experiment, result: Result) -> list[Claim]:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import registry
+from specbench_ss.benchmark.asked import method_specs
 from specbench_ss.cli import main
 from specbench_ss.errors import UserError
 from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Span
+from specbench_ss.runs.config import RunConfig
 from tests.cli import failing
 
 EVIL = "</script><script>alert(1)</script>"
@@ -132,8 +134,46 @@ def test_all_of_them_are_made_and_held_against_the_papers(
     assert main(["paper", "all", "--out", str(out), "--seed", "7", "--resume"]) == 0
     assert (out / "paper.md").read_text() == page
     assert "1 of 2: figure-9" in capsys.readouterr().err
-    assert main(["paper", "all", "--out", str(out), "--seed", "8", "--resume"]) == 1
-    assert "has a result of another request" in (out / "paper.md").read_text()
+    told = failing(["paper", "all", "--out", str(out), "--seed", "8", "--resume"], capsys)
+    assert "was begun with --seed 7, not 8: give another --out" in told
+    assert (out / "paper.md").read_text() == page
+
+
+def test_a_folder_is_gone_on_with_for_what_it_was_begun_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["paper", "figure-99", "--out", str(out), "--seed", "7"]) == 0
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    again = ["paper", "figure-99", "--out", str(out), "--resume"]
+    assert "begun with --limit nothing, not 3, --seed 7, not 0: g" in failing([*again, "--limit", "3"], capsys)
+    monkeypatch.setattr(Made, "name", "figure-98")
+    monkeypatch.setattr(registry, "load", lambda group, name: Made if name == "figure-98" else _load(group, name))
+    assert "holds figure-99, not figure-98" in failing(["paper", "figure-98", *again[2:], "--seed", "7"], capsys)
+    assert "holds figure-99, not all" in failing(["paper", "all", *again[2:], "--seed", "7"], capsys)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    monkeypatch.setattr(Made, "name", "figure-99")
+    (out / "asked.json").unlink()  # as earlier versions left it: its result says the same
+    assert "begun with --seed 7, not 0" in failing(again, capsys)
+    (out / "result.json").write_text("{")
+    assert f"{out / 'result.json'} is damaged: it is not JSON" in failing([*again, "--seed", "7"], capsys)
+
+
+def test_a_setting_that_no_run_takes_is_refused_by_one_and_left_out_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def configs(self: Experiment, request: Request) -> dict[str, RunConfig]:
+        return {"run": RunConfig(methods=method_specs("ss[gamma=2]", request.settings), suite="specbench")}
+
+    monkeypatch.setattr(Made, "configs", configs)
+    asked = ["paper", "figure-99", "--dry-run", "--out", str(tmp_path / "out")]
+    told = failing([*asked, "--set", "ss.gamma=3"], capsys)
+    assert "--set ss.gamma=3 makes no difference to figure-99, which sets this option itself" in told
+    assert main([*asked, "--set", "ss.k=2"]) == 0
+    assert "method     ss[k=2,gamma=2]" in capsys.readouterr().out
+    given = [f"--set={text}" for text in ("ss.gamma=3", "medusa.nodes=4", "ss.k=2")]
+    assert main(["paper", "all", "--out", str(tmp_path / "all"), *given]) == 0
+    assert json.loads((tmp_path / "all" / "figure-99" / "result.json").read_text())["request"]["settings"] == ["ss.k=2"]
 
 
 def test_what_cannot_be_held_against_a_result_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
