@@ -51,6 +51,14 @@ def at_most(says: str, share: Point, most: float) -> Claim:
     return Claim(says, True if high <= most else False if low > most else None, _told(share))
 
 
+def at_least(says: str, share: Point, least: float) -> Claim:
+    """Hold a ratio against its lower bound: it can be told where the whole interval lies on one side of it."""
+    if share[0] is None or share[1] is None:
+        return Claim(says, None, NOT_MEASURED if share[0] is None else _told(share))
+    low, high = share[1]
+    return Claim(says, True if low >= least else False if high < least else None, _told(share))
+
+
 def all_of(says: str, claims: Sequence[Claim]) -> Claim:
     """Hold several at once: one that does not hold is enough to break it, one that is open to leave it open."""
     held = [claim.holds for claim in claims]

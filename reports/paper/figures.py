@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_ss.results.concurrency import at_a_time
+from specbench_ss.results.run_health import checks, worst_first
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.rows import Run
 
 ACL, OLD = "ACL", "2024"
 A100 = "one NVIDIA A100-80G, float16, batch 1"  # ACL sec. 3, 2024 sec. 4.1
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A8089")
+OF_THE_RUN = ("incomplete", "warnings", "sessions", "disturbed", "noise")  # checks that no method is named in
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "circle-open")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -61,11 +63,14 @@ def machine(run: Run) -> str:
     model, here = run.manifest["model"], run.manifest["environment"]
     on_gpu = model["device"].startswith("cuda") and here["gpus"]
     chip = here["gpus"][0]["name"] if on_gpu else (here.get("cpu") or {}).get("model")
-    threads = "" if on_gpu else f", {(here.get('threads') or {}).get('intra_op')} threads"
+    count = (here.get("threads") or {}).get("intra_op")
+    threads = "" if on_gpu else f", {count} thread{'s' * (count != 1)}"
     return f"{model['name']}, {model['dtype']}, {model['device']}: {chip}{threads}, batch {at_a_time(run.manifest)}"
 
 
 def health(run: Run) -> list[str]:
-    """Return what makes the numbers of a run hard to believe, a line for each method and finding."""
+    """Return what makes the numbers of a run hard to believe: of single methods, then of the whole run."""
     overall = [row for row in summarise(run) if row.category == OVERALL]
-    return [f"{row.method}: {finding}" for row in overall for finding in row.health]
+    of_methods = [f"{row.method}: {finding}" for row in overall for finding in row.health]
+    told = [check for check in worst_first(checks(run, overall)) if check.name in OF_THE_RUN]
+    return [*of_methods, *(" ".join((check.sentence, *check.lines)) for check in told)]

@@ -9,7 +9,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.models.devices import resolve_device
 from specbench_ss.models.quantising import check_quantize
-from specbench_ss.reports.paper.claims import rising
+from specbench_ss.reports.paper.application_pairs import SHARED
+from specbench_ss.reports.paper.claims import number_or_none, place_of, rising
 from specbench_ss.reports.paper.companions import NEXT_TOKEN
 from specbench_ss.reports.paper.figures import A100, ACL, axes, bars, health, machine, source
 from specbench_ss.reports.paper.missing_parts import (
@@ -24,13 +25,16 @@ from specbench_ss.reports.paper.missing_parts import (
 from specbench_ss.reports.paper.published import published
 from specbench_ss.reports.paper.tables import BASELINE, FINE_TUNE, FROZEN
 from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.number_text import interval
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
 
-UNQUANTISED = "FP16"  # the model in the dtype of the run
+UNQUANTISED = "FP16"  # in the paper; here the model in the dtype of the run, which its rows name
+LIMIT = 20  # questions
 LEVELS = (UNQUANTISED, "INT8", "INT4", "NF4")  # the last: 4 bits by the paper's package, which CPUs compute with too
-ROWS = (BASELINE, "SS-Shared", "SS-Lossless")
+ROWS = (BASELINE, SHARED, "SS-Lossless")
+OURS, PUBLISHED = 2, "Mistral-7B"  # place of our speedups in the table; the published model
 
 
 class Table4(Experiment):
@@ -45,7 +49,7 @@ class Table4(Experiment):
         """Return a row for each method and level."""
         mine = [Part(f"{m} {level} on {request.model}", _missing(m, level, request)) for level in LEVELS for m in ROWS]
         tuned = Part(f"{BASELINE}'s fine-tune on next tokens", NEXT_TOKEN.lacks("its LoRA", request))
-        return [*mine, tuned, *model_parts(["Mistral-7B"], request)]
+        return [*mine, tuned, *model_parts([PUBLISHED], request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return a run for each level. Its reference is the base of the same level."""
@@ -54,11 +58,15 @@ class Table4(Experiment):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
-        ours = {row[0]: row[2] for row in result.grids[0].rows if row[1] == "SS-Shared"}
-        four_bits = "INT4" if ours.get("INT4") is not None else "NF4"
-        found = ((level, ours.get(level)) for level in (four_bits, "INT8", UNQUANTISED))
-        speedups = [(level, value) for level, value in found if isinstance(value, float)]
-        return [rising("SS-Shared gains less the fewer bits the base has", speedups)]
+        grid = result.grids[0]
+        rows = {str(row[0]): row for row in grid.rows if row[1] == SHARED and row[OURS] is not None}
+        whole = next((level for level in rows if level.startswith(UNQUANTISED)), UNQUANTISED)
+        found = [rows[level] for level in ("INT4" if "INT4" in rows else "NF4", "INT8", whole) if level in rows]
+        says = "SS-Shared gains less the fewer bits the base has"
+        claim = rising(says, [(row[0], number_or_none(row[OURS])) for row in found])
+        asked = place_of(grid, "questions")
+        counts = ", ".join(dict.fromkeys(str(row[asked]) for row in found))
+        return [replace(claim, found=f"{claim.found}; {counts} questions")]
 
     def run(self, bench: Bench) -> Result:
         """Measure every level that can run."""
@@ -70,8 +78,8 @@ class Table4(Experiment):
         rows = tuple(_rows(runs, tuned))
         grid = Grid("speedup", _columns(bench.request.model), rows, f"{self.source}: {self.title}")
         series = {
-            "ours": [(f"{r[0]} {r[1]}", r[2] if isinstance(r[2], float) else None) for r in grid.rows],
-            "published": [(f"{r[0]} {r[1]}", r[5] if isinstance(r[5], float) else None) for r in grid.rows],
+            name: [(f"{row[0]} {row[1]}", number_or_none(row[at])) for row in grid.rows]
+            for name, at in (("ours", OURS), ("published", place_of(grid, PUBLISHED)))
         }
         plot = Plot("figure", self.title, "Bar chart: speedup by level.", bars(series), axes("", "speedup"), grid)
         ours = f"ours: {machine(next(iter(runs.values())))}"
@@ -86,7 +94,7 @@ def _config(level: str, request: Request) -> RunConfig | None:
     if not any(name != REFERENCE for name in able):
         return None
     able += [tuned] if (tuned := NEXT_TOKEN.asked(request)) else []
-    config = config_for(as_published(request, able), able, suite="apps", categories=("sql",))
+    config = config_for(as_published(request, able), able, suite="apps", categories=("sql",), limit=LIMIT)
     return config if level == UNQUANTISED else replace(config, quantize=level.lower())
 
 
@@ -106,9 +114,11 @@ def _columns(model: str) -> tuple[Column, ...]:
         Column("level", "text"),
         Column("method", "text"),
         Column(f"ours: {model}", "times"),
+        Column("95 % interval", "text"),
         Column("tau"),
         Column("quality, of 100"),
-        Column("Mistral-7B", "times"),
+        Column("questions", "count"),
+        Column(PUBLISHED, "times"),
         Column("exact match, of 100"),
     )
 
@@ -125,6 +135,14 @@ def _whose(tuned: str) -> str:
     return f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
 
 
+def _shown(level: str, runs: dict[str, Run]) -> str:
+    """Name a level as the paper does, with the number format of a base that is not quantised here."""
+    if level != UNQUANTISED or level.lower() not in runs:
+        return level
+    dtype = runs[level.lower()].manifest["model"]["dtype"]
+    return level if dtype == "float16" else f"{level} (here: {dtype})"
+
+
 def _rows(runs: dict[str, Run], tuned: str) -> list[tuple[Value, ...]]:
     shown = {name: METHODS[name] for name in ROWS}
     if tuned:
@@ -138,9 +156,11 @@ def _rows(runs: dict[str, Run], tuned: str) -> list[tuple[Value, ...]]:
             ours = {row.method if row.method == tuned else row.method.partition("[")[0]: row for row in overall}
         for method, name in shown.items():
             own, entry = ours.get(name), printed.get((level, method))
-            mine: tuple[Value, ...] = (None, None, None)
+            mine: tuple[Value, ...] = (None,) * 5
             if own is not None:
-                mine = (own.speedup, own.tau, None if own.quality is None else 100 * own.quality)
+                quality = None if own.quality is None else 100 * own.quality
+                around = interval(own.speedup_interval) or None
+                mine = (own.speedup, around, own.tau, quality, own.n_questions)
             there = (None, None) if entry is None else (entry.number("speedup"), entry.number("metric"))
-            rows.append((level, method, *mine, *there))
+            rows.append((_shown(level, runs), method, *mine, *there))
     return rows

@@ -130,8 +130,10 @@ def _timed(trainers: Sequence[MeteredTrainer]) -> Iterator[Step]:
 
 
 def _told(steps: int, bench: Bench) -> Iterator[int]:
+    begin = time.perf_counter()
     for step in range(steps):
-        bench.log(f"step {step + 1} of {steps}")
+        left = (time.perf_counter() - begin) / step * (steps - step) if step else None
+        bench.log(f"step {step + 1} of {steps}" + ("" if left is None else f", about {left:.0f} s left"))
         yield step
 
 
@@ -164,5 +166,7 @@ def drafters(asked: str, target: Target, bench: Bench) -> list[Trainee]:
 def told_machine(target: Target) -> str:
     """Say what the steps were measured on, and what their seconds are."""
     on_gpu = target.device.type == "cuda"
-    what = "seconds of the clock" if on_gpu else f"seconds of the process's {torch.get_num_threads()} threads together"
+    count = torch.get_num_threads()
+    threads = "one thread" if count == 1 else f"{count} threads together"
+    what = "seconds of the clock" if on_gpu else f"seconds of the process's {threads}"
     return f"ours: {target.name}, {str(target.dtype).removeprefix('torch.')}, {target.device}; {what}"

@@ -7,6 +7,16 @@ from dataclasses import fields
 from typing import ClassVar
 
 from specbench_ss.method_spec import REFERENCE
+from specbench_ss.reports.paper.application_pairs import (
+    AGAINST,
+    DRAFT_MODEL,
+    KEPT,
+    SHARED,
+    against_draft_model,
+    draft_model_claims,
+    kept_claims,
+    quality_kept,
+)
 from specbench_ss.reports.paper.claims import number_or_none, same_order
 from specbench_ss.reports.paper.companions import APP_DRAFT, EQ1, NEXT_TOKEN, Companion
 from specbench_ss.reports.paper.figures import A100, ACL, OLD, axes, bars, health, machine, source
@@ -63,6 +73,7 @@ class RunTable(Experiment):
     data: ClassVar[str]
     suite: ClassVar[str]
     categories: ClassVar[tuple[str, ...]]
+    limit: ClassVar[int | None] = None  # questions of a task; None: the suite's usual number
     metrics: ClassVar[tuple[Metric, ...]]
     beside: ClassVar[tuple[str, ...]] = ()  # rows that the paper has not, so that ours has a counterpart
     parameters: ClassVar[bool] = False
@@ -91,7 +102,8 @@ class RunTable(Experiment):
         able = [text for text in self._asked(request).values() if not of_method(text, request)]
         if self._has_tuned_baseline() and (tuned := NEXT_TOKEN.asked(request)):
             able.append(tuned)
-        return {"run": config_for(as_published(request, able), able, suite=self.suite, categories=self.categories)}
+        settings = {"suite": self.suite, "categories": self.categories, "limit": self.limit}
+        return {"run": config_for(as_published(request, able), able, **settings)}
 
     def run(self, bench: Bench) -> Result:
         """Measure, and put each metric beside what was published."""
@@ -103,6 +115,7 @@ class RunTable(Experiment):
         tuned = next((spec.label for spec in config.methods if spec.name == NEXT_TOKEN.method), "")
         grids = [self._grid(metric, run, tuned) for metric in self.metrics]
         plot = self._plot(grids[0])
+        grids += self._pairs(run, tuned)
         if self.parameters:
             grids.append(parameter_grid(self.source))
         out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
@@ -112,10 +125,12 @@ class RunTable(Experiment):
         return Result(tuple(grids), (plot,), notes=notes)
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """The published order of methods on each task; and that shared mode costs no quality, where it is measured."""
+        """The published order of methods on each task, and what pairs of them are held to."""
         grids = {grid.name: grid for grid in result.grids}
         made = [claim for name in ORDERED if name in grids for claim in self._orders(grids[name])]
-        return [*made, *_kept_quality(grids["metric"])] if "metric" in grids else made
+        if (grid := grids.get(KEPT)) is not None:
+            made += kept_claims(grid, grid.columns[2].title)
+        return [*made, *draft_model_claims(grids[AGAINST])] if AGAINST in grids else made
 
     def _asked(self, request: Request) -> dict[str, str]:
         """Return each method of the paper as a run here asks for it."""
@@ -174,17 +189,31 @@ class RunTable(Experiment):
                 row = ours.get((category, shown))
                 mine = (None if row is None else metric.ours(row),)
                 around = ((interval(row.speedup_interval) or None) if row else None,) if spread else ()
-                rows.append((task, method, *mine, *around, *(printed.get((task, method, m)) for m in models)))
+                asked = (None if row is None else row.n_prompts,)
+                rows.append((task, method, *mine, *around, *asked, *(printed.get((task, method, m)) for m in models)))
         name = run.manifest["model"]["name"]
         columns = (
             Column("task", "text"), Column("method", "text"), Column(f"ours: {name}", metric.form),
-            *((Column("95 % interval", "text"),) if spread else ()), *(Column(m, metric.form) for m in models),
+            *((Column("95 % interval", "text"),) if spread else ()), Column("prompts", "count"),
+            *(Column(m, metric.form) for m in models),
         )  # fmt: skip
         return Grid(metric.column, columns, tuple(rows), f"{self.source}: {metric.title}")
 
+    def _pairs(self, run: Run, tuned: str) -> list[Grid]:
+        """Return the pairs of rows that the paper's text compares, where both were measured, with intervals."""
+        labels = {label.partition("[")[0]: label for label in run.labels if label != tuned}
+        shared, draft = (labels.get(METHODS[row]) for row in (SHARED, DRAFT_MODEL))
+        made = []
+        if shared and METRIC in self.metrics and BASELINE in self.methods():
+            other = FINE_TUNE if tuned else "the frozen base (in the paper: its fine-tune on next tokens)"
+            made.append(quality_kept(run, (shared, tuned or run.baseline), other, self.source))
+        if shared and draft and LATENCY in self.metrics:
+            made.append(against_draft_model(run, (shared, draft), self.source))
+        return made
+
     def _plot(self, grid: Grid) -> Plot:
         """Plot this project's numbers as bars, then those of each published model."""
-        drawn = [i for i, c in enumerate(grid.columns) if c.form != "text"]
+        drawn = [i for i, c in enumerate(grid.columns) if c.form not in ("text", "count")]
         series = {
             grid.columns[i].title: [(f"{row[0]}: {row[1]}", number_or_none(row[i])) for row in grid.rows] for i in drawn
         }
@@ -196,27 +225,6 @@ def _printed(grid: Grid, place: int, task: Value, ours: Mapping[str, float | Non
     """Return the published numbers of a task in one column, of the methods that were measured here."""
     rows = [(str(row[1]), number_or_none(row[place])) for row in grid.rows if row[0] == task]
     return {method: value for method, value in rows if value is not None and ours.get(method) is not None}
-
-
-def _kept_quality(grid: Grid) -> list[Claim]:
-    """Hold quality under shared mode against the Baseline's: single values, without intervals.
-
-    ACL table 3, caption: Baseline is the base with a LoRA that learnt next tokens alone. A result that has the frozen
-    base's quality in its place has no row of its own for it.
-    """
-    ours = {(row[0], row[1]): number_or_none(row[2]) for row in grid.rows}
-    tuned = any(row[1] == FROZEN for row in grid.rows)
-    against = FINE_TUNE if tuned else "the frozen base (in the paper: against its fine-tune on next tokens)"
-    made = []
-    for task in dict.fromkeys(row[0] for row in grid.rows):
-        base, shared = ours.get((task, BASELINE)), ours.get((task, "SS-Shared"))
-        if base is not None and shared is not None:
-            frozen = ours.get((task, FROZEN)) if tuned else base
-            values = [("SS-Shared", shared), *([("the fine-tune", base)] if tuned else []), ("the frozen base", frozen)]
-            found = ", ".join(f"{name} {value:.1f}" for name, value in values if value is not None)
-            says = f"{task}: shared mode costs no quality against {against}"
-            made.append(Claim(says, shared >= base, f"{found} of 100", sure=False))
-    return made
 
 
 class Table1(RunTable):
@@ -247,6 +255,7 @@ class _Apps(RunTable):
     """
 
     fine_tunes = True
+    limit = 40  # of a task: with eight, one answer moves exact match by 12 of 100
     suite, categories = "apps", ("sql", "dialogue_summary", "meaning_representation")
     beside = ("SS-Lossless",)
     companions: ClassVar[Mapping[str, Companion]] = {"2-Model SD": APP_DRAFT}

@@ -48,12 +48,13 @@ MOST = 4 / 3  # of Medusa's time: the paper calls 4 hours comparable with 3 to 4
 SAYS = f"Training streams takes about as long as training Medusa's heads (here: at most {MOST:.2f} times, %s)"
 NOTES = (
     "with the base: the step and the base's pass over the rows, which all but SS-Shared need; SS-Shared runs a base of "
-    "its own. Over Medusa's: of these",
+    "its own. Over Medusa's: these seconds over those of a step of Medusa's heads",
     f"segments of {SEGMENT} positions, which are computed a second time in the backward pass; naive: all at once",
     "every drafter learns at every answer position of the rows, with the losses and shapes that `ssbench train` has by "
     "default; a step is loss, gradients and optimizer",
     "peak: what tensors hold at most in the drafter's part of a step, over what they held before it",
-    "FLOPs: of a row, by torch's counter on the meta device. The more positions learn, the less the base's pass weighs",
+    "FLOPs: of a row, by torch's counter on the meta device. The more positions learn, the less the base's pass "
+    "weighs. Not counted: Eagle and SS-Shared, whose steps depend on the text and not on the number of positions alone",
     f"published: {PAPERS} on ShareGPT, about 4 hours with segments, 3 to 4 hours for Medusa's heads, comparable: "
     f"here at most {MOST:.2f} times Medusa's. Hours depend on the number of steps as well, which is taken to be equal",
 )

@@ -83,6 +83,9 @@ def test_segments_lower_the_peak_and_keep_the_loss(tmp_path: Path, monkeypatch: 
     assert [claims[i].holds for i in (0, 1, 4)] == [True, True, True]
     assert all(row[6] and row[8] for name, row in rows.items() if "segments" in str(name)), "four steps: intervals"
     assert len(result.plots) == 3
+    monkeypatch.setattr(segments, "measure", None)  # what an earlier session measured is not measured again
+    again = Figure16().run(Bench(Request(limit=1), tmp_path, NEVER, lambda: target))
+    assert again.grids == result.grids
 
 
 def row(form: str, peak: float, time: str, alone: str, differs: float | None) -> tuple[Any, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from specbench_ss.models import model_folder, quantising
+from specbench_ss.reports.paper.application_pairs import draft_model_claims, kept_claims, quality_kept
 from specbench_ss.reports.paper.quantised import Table4
 from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, OldTable2, RunTable, Table1, Table3, Table5
 from specbench_ss.results.experiment import Bench, Grid, Request, Result
@@ -134,23 +136,56 @@ def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
 
 
 def test_the_claim_says_which_model_was_compared(lora: Path, tmp_path: Path, make_run: MakeRun) -> None:
-    result, run = made(Table3(), tmp_path, make_run)
-    true = {(row.category, row.method): row.quality or 0 for row in summarise(run)}
-    for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
-        assert claim.says == f"{task}: shared mode costs no quality against {FINE_TUNE}" and not claim.sure
-        assert claim.holds is (true[task, "ss-shared"] >= true[task, TUNED])
-        assert (
-            f"the fine-tune {100 * true[task, TUNED]:.1f}, the frozen base {100 * true[task, 'ar']:.1f} of"
-            in claim.found
-        )
-    lora.rmdir()
-    result, run = made(Table3(), tmp_path, make_run)
-    true = {(row.category, row.method): row.quality or 0 for row in summarise(run)}
-    for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
-        assert "against the frozen base (in the paper: against its fine-tune" in claim.says
-        assert claim.holds is (true[task, "ss-shared"] >= true[task, "ar"])
-        assert "the fine-tune" not in claim.found and f"frozen base {100 * true[task, 'ar']:.1f} of" in claim.found
+    for other, label in ((FINE_TUNE, TUNED), ("the frozen base (in the paper: its fine-tune on next tokens)", "ar")):
+        result, run = made(Table3(), tmp_path, make_run)
+        true = {(row.category, row.method): 100 * (row.quality or 0) for row in summarise(run)}
+        for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
+            assert claim.says == f"{task}: shared mode costs no quality against {other} (here: at most 2 of 100)"
+            own, theirs = true[task, "ss-shared"], true[task, label]
+            assert f"{own:.1f} and {theirs:.1f} of 100, difference {own - theirs:.1f} (" in claim.found
+            assert claim.found.endswith("), 6 questions")
+        if lora.exists():
+            lora.rmdir()
     assert any("the quality of Baseline is that of the frozen base" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("around", "holds"), [("−1.9 to 3.0", True), ("−9.0 to −2.5", False), ("−5.0 to 1.0", None), (None, None)]
+)
+def test_quality_is_kept_where_the_whole_interval_lies_within_the_margin(
+    around: str | None, holds: bool | None
+) -> None:
+    columns = quality_kept(read_nothing(), ("a", "b"), "x", "").columns
+    (claim,) = kept_claims(Grid("g", columns, (("sql", 90.0, 91.0, -1.0, around, 40),)), "x")
+    assert claim.holds is holds and claim.sure
+
+
+def read_nothing() -> Run:
+    return Run({}, [], [], [])
+
+
+@pytest.mark.parametrize("table", [Table5, OldTable2])
+def test_a_draft_model_is_held_against_streams_in_time_and_calls(
+    table: type[RunTable], lora: Path, tmp_path: Path, make_run: MakeRun
+) -> None:
+    (lora.parent / "draft").mkdir()
+    result, run = made(table(), tmp_path, make_run)
+    grid = next(grid for grid in result.grids if grid.name == "against-a-draft-model")
+    true = {(row.category, row.method): row for row in summarise(run)}
+    claims = table().claims(result)
+    assert len(claims) == 2 * len(TASKS)
+    for row, time, calls in zip(grid.rows, claims[::2], claims[1::2], strict=True):
+        own, other = true[row[0], "ss-shared"], true[row[0], "sd"]
+        assert row[1] == pytest.approx(own.tokens / own.tokens_per_s / (other.tokens / other.tokens_per_s))
+        assert row[3] == pytest.approx(own.target_calls / other.target_calls) and row[5] == 6
+        assert time.says.startswith(f"{row[0]}: SS-Shared answers sooner") and time.found.endswith(", 6 questions")
+        assert f"{row[1]:.2f}× (" in time.found and f"{row[3]:.2f}× (" in calls.found
+    first = tuple(dataclasses.replace(grid, rows=(("sql", ratio, text, ratio, text, 6),)) for ratio, text in ENDS)
+    held = [[claim.holds for claim in draft_model_claims(one)] for one in first]
+    assert held == [[True, False], [False, True], [None, None]]
+
+
+ENDS = ((0.5, "0.40–0.60"), (2.0, "1.50–2.50"), (1.1, "0.90–1.30"))
 
 
 def table_4(folder: Path, make_run: MakeRun) -> tuple[Result, list[RunConfig], Run]:
@@ -177,9 +212,12 @@ def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     true = {row.method: row for row in summarise(run) if row.category == "overall"}
     rows = {(row[0], row[1]): row for row in result.grids[0].rows}
     for name, label in {"Baseline": TUNED, "Frozen base": "ar", "SS-Shared": "ss-shared", "SS-Lossless": "ss"}.items():
-        assert rows["FP16", name][4] == pytest.approx(100 * (true[label].quality or 0))
+        whole = rows["FP16 (here: float32)", name]
+        assert whole[5] == pytest.approx(100 * (true[label].quality or 0)) and whole[6] == 6
         assert rows["INT8", name][2] is not None and rows["INT4", name][2] is None
-    assert rows["INT8", "SS-Shared"][5] == 2.84 and rows["NF4", "SS-Shared"][5] is None
+    assert rows["INT8", "SS-Shared"][7] == 2.84 and rows["NF4", "SS-Shared"][7] is None
+    (claim,) = Table4().claims(result)
+    assert "INT8: " in claim.found and "FP16 (here: float32): " in claim.found and claim.found.endswith("; 6 questions")
     assert any(TUNED in note for note in result.notes)
     out = [note for note in result.notes if note.startswith("left out: SS-Shared")]
     assert "INT4 on lab needs a CUDA device" in out[0] and "NF4 on lab needs the package bitsandbytes" in out[1]
