@@ -14,6 +14,7 @@ from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_pass import pass_drafter
 from specbench_ss.methods._shared.place_drafts import NODES, described, drafts, rows
 from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.models.drafter_folder import (
@@ -151,7 +152,7 @@ class DFlash(Decoder):
 
     def begin(self, state: State) -> None:
         """The prompt's features are the context; the last prompt's are forgotten."""
-        self.cache.expand(state.cache.capacity + self.size)
+        self.cache.expand(self.target.room(state.cache.capacity + self.size))
         self._extend(self._features)
         self._features = []
 
@@ -183,7 +184,7 @@ class DFlash(Decoder):
         past, drafter = self.cache.get_seq_length(), self.drafter
         embedded = drafter.embed(torch.cat((state.root, self.masked))[None], self.target)
         rotary = self._rotary(past, self.size, embedded.dtype)
-        states = drafter(embedded, self.cache, self._masks(past), rotary)
+        states = pass_drafter(self.target, drafter, drafter, (embedded,), self.cache, self._masks(past), rotary)
         state.draft_calls += 1
         return drafter.logits(states[:, drafter.shape.first :], self.target)[0]
 

@@ -20,6 +20,7 @@ from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_pass import pass_drafter
 from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
@@ -136,7 +137,7 @@ class FeatureDrafting(Decoder):
 
     def begin(self, state: State) -> None:
         """A slot for every position of the prompt; the last prompt's are forgotten."""
-        self.cache.expand(state.cache.capacity + self.drafted_rows)
+        self.cache.expand(self.target.room(state.cache.capacity + self.drafted_rows))
         self._extend(state, indices(state.ids[1:], self.target.device), self._features)
         self._features = []
 
@@ -154,7 +155,7 @@ class FeatureDrafting(Decoder):
         positions = torch.arange(past, past + n, device=self.target.device)[None]
         fused = self.drafter.fuse(features)
         embedded = self.drafter.embed(tokens[None], self.target)
-        out = self.drafter(embedded, fused, self.cache, mask, self.rotary(positions, fused.dtype))
+        out = self._passed(embedded, fused, mask, self.rotary(positions, fused.dtype))
         self.cache.advance(n)
         self.newest = out[:, -1:]
         state.draft_calls += 1
@@ -183,9 +184,17 @@ class FeatureDrafting(Decoder):
         mask = self.target.block_mask(visible, committed)
         cos, sin = (x[:, level : level + 1] for x in rotary)
         embedded = self.drafter.embed(tokens[None], self.target)
-        out: Tensor = self.drafter(embedded, states, self.cache, mask, (cos, sin))
+        out = self._passed(embedded, states, mask, (cos, sin))
         self.cache.advance(len(tokens))
         state.draft_calls += 1
+        return out
+
+    def _passed(self, tokens: Tensor, states: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Embedded tokens and states [1, n, h] of slots behind those in the cache -> their output states [1, n, h]."""
+        return pass_drafter(self.target, self.drafter, self._slots, (tokens, states), self.cache, [mask], rotary)
+
+    def _slots(self, tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Tensor | None], rotary: Any) -> Tensor:
+        out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
         return out
 
     def forget_drafted(self, state: State) -> None:

@@ -16,6 +16,7 @@ from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_pass import pass_drafter
 from specbench_ss.methods._shared.heads_decoder import TreeHeads
 from specbench_ss.methods._shared.static_trees import MedusaTree
 from specbench_ss.methods.hydra.files import read_heads
@@ -89,7 +90,7 @@ class Hydra(TreeHeads):
         if self.heads.prefix is None:
             return super().prefill(state, ids)
         output = self.target.prefill(ids, state.cache, self.taps, every=True)
-        self.cache.expand(state.cache.capacity)
+        self.cache.expand(self.target.room(state.cache.capacity))
         self._extend(output.taps[self.tap])
         return output
 
@@ -100,13 +101,17 @@ class Hydra(TreeHeads):
 
     def propose(self, state: State) -> DraftTree:
         """Head by head: each sees the tokens that the one before it drafted, on every path that goes on."""
-        tokens = state.root  # [1], then [1 + nodes so far]
+        (tokens,) = self.target.called(self, self._drafted, state.root, self.prefix_state)
+        return DraftTree(tokens, self.tree.shape)
+
+    def _drafted(self, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
+        """The root [1] and the prefix state [1, h] -> the tree's tokens [n]."""
         for head, level in enumerate(self.levels):
             path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
-            logits = self.heads.logits(head, self.prefix_state, path, self.target.logits)  # [m, V]
+            logits = self.heads.logits(head, prefix, path, self.target.logits)  # [m, V]
             best = logits.topk(level.width).indices.flatten()
             tokens = torch.cat((tokens, best[level.pick]))
-        return DraftTree(tokens, self.tree.shape)
+        return (tokens,)
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """The prefix layer reads the states of all that was accepted."""
@@ -120,7 +125,9 @@ class Hydra(TreeHeads):
         past, q = self.cache.get_seq_length(), states.shape[1]
         places = torch.arange(past, past + q, device=states.device)[None]
         mask = self.target.causal_mask(q, past) if past and q > 1 else None
-        self.prefix_state = self.heads.prefix(states, places, past + q, self.cache, mask)[0, -1:]
+        prefix = self.heads.prefix
+        rotary = prefix.rotary(places, past + q, states.dtype)
+        self.prefix_state = pass_drafter(self.target, prefix, prefix, (states,), self.cache, [mask], rotary)[0, -1:]
         self.cache.advance(q)
 
 

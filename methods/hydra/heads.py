@@ -6,7 +6,7 @@ Head i reads the prefix state and the embeddings of the root and of i drafted to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,13 +49,18 @@ class Prefix(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self._table: tuple[Tensor, Tensor] | None = None  # cos, sin [length, head_dim]: of as many as were asked for
 
-    def forward(self, x: Tensor, places: Tensor, until: int, cache: AnyCache, mask: Tensor | None) -> Tensor:
-        """States x [B, q, h] at places [1 or B, q], all below `until` -> [B, q, h]. mask: additive, None = causal."""
-        rotary: Any = tuple(table[places].to(x.dtype) for table in self._rotary(until, x.device))
+    def forward(self, x: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any) -> Tensor:
+        """States x [B, q, h] with their cos and sin -> [B, q, h]. masks: its one layer's, additive, None = causal."""
+        (mask,) = masks
         out: Tensor = self.norm(self.layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotary))
         return out
 
-    def _rotary(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def rotary(self, places: Tensor, until: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos, sin [1 or B, q, head_dim] at places [1 or B, q], all below `until`."""
+        cos, sin = (table[places].to(dtype) for table in self._tables(until, places.device))
+        return cos, sin
+
+    def _tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """For positions 0..length-1 and more, in float32, whatever the layer was cast to.
 
         Never for more than the base has: kinds of rope that change with the length do so beyond that.

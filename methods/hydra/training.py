@@ -110,5 +110,5 @@ class HydraTrainee(Trainee):
         t = x.shape[1]
         places = torch.arange(t, device=x.device)[None] if documents is None else documents.places
         mask = None if documents is None else documents.masks((None,), x.dtype)[None]
-        out: Tensor = layer(x, places, t, None, mask)
+        out: Tensor = layer(x, None, [mask], layer.rotary(places, t, x.dtype))
         return out

@@ -79,11 +79,20 @@ class Medusa(TreeHeads):
 
     def propose(self, state: State) -> DraftTree:
         """Top tokens of every head, placed on the tree."""
-        logits = self._ahead  # [heads, V]
-        if logits is None:
-            logits = self.heads(state.taps[FINAL][0], self.target.logits, self.depth)[:, 0]
+        if self._ahead is None:
+            (tokens,) = self.target.called(self, self._drafted, state.root, state.taps[FINAL][0])
+        else:
+            tokens = self._chosen(state.root, self._ahead)
+        return DraftTree(tokens, self.tree.shape)
+
+    def _drafted(self, root: Tensor, final: Tensor) -> tuple[Tensor]:
+        """The root [1] and the state that chose it [1, h] -> the tree's tokens [n]."""
+        return (self._chosen(root, self.heads(final, self.target.logits, self.depth)[:, 0]),)
+
+    def _chosen(self, root: Tensor, logits: Tensor) -> Tensor:
+        """The root [1] and logits [heads, V] -> the tree's tokens [n]."""
         candidates = logits.topk(self.tree.width).indices.flatten()  # [heads * width]
-        return DraftTree(torch.cat((state.root, candidates[self.gather])), self.tree.shape)
+        return torch.cat((root, candidates[self.gather]))
 
     def forward(self, state: State, tree: DraftTree) -> Output:
         """Verify; heads that share the LM head draft for every node in the same product, where rows are few."""

@@ -14,6 +14,7 @@ from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_pass import pass_drafter
 from specbench_ss.methods._shared.place_drafts import NODES, described, drafts, rows
 from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.models.drafter_folder import (
@@ -147,7 +148,7 @@ class PEagle(Decoder):
 
     def begin(self, state: State) -> None:
         """Slots of the prompt but its last one, which the first step passes; the last prompt's are forgotten."""
-        self.cache.expand(state.cache.capacity + self.depths)
+        self.cache.expand(self.target.room(state.cache.capacity + self.depths))
         tokens = indices(state.ids[1:], self.target.device)
         if len(tokens) > 1:
             self._pass(state, tokens[:-1], self.drafter.fuse([f[:, :-1] for f in self._features]))
@@ -182,5 +183,5 @@ class PEagle(Decoder):
         masks = [self.target.windowed(mask, w, n, self.cache, i) for i, w in enumerate(self.drafter.shape.windows)]
         rotary = self.rotary(torch.arange(past, past + n, device=device)[None], fused.dtype)
         state.draft_calls += 1
-        out: Tensor = self.drafter(self.drafter.embed(tokens[None], self.target), fused, self.cache, masks, rotary)
-        return out
+        embedded = self.drafter.embed(tokens[None], self.target)
+        return pass_drafter(self.target, self.drafter, self.drafter, (embedded, fused), self.cache, masks, rotary)

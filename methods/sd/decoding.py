@@ -142,7 +142,7 @@ class TwoModel(Decoder):
         o = self.options
         own = o.gamma * o.k if o.form == "tree" else 0  # rows of a tree that no accepted token gets
         capacity = state.cache.capacity * (FINER if self.bridge else 1)
-        self.draft.begin(min(capacity, self.draft.model.context_length) + own)
+        self.draft.begin(min(capacity, self.draft.model.context_length) + own, self.target)
         self.length.begin()
         self.fed = []
         if self.bridge:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.engines import replay_draft
 from specbench_ss.decoding.target import Target
 
 if TYPE_CHECKING:
@@ -25,9 +26,13 @@ class Draft:
         self.cache = Cache(model.n_layers, 0)
         self.calls = 0
 
-    def begin(self, capacity: int) -> None:
-        """Forget everything, and have room for so many tokens, as far as the model has positions."""
-        self.cache.expand(capacity)
+    def begin(self, capacity: int, target: Target) -> None:
+        """Forget everything, and have room for so many tokens, as far as the model has positions.
+
+        target: whose engine makes this model's passes as well.
+        """
+        replay_draft(self.model, target)
+        self.cache.expand(self.model.room(capacity))
         self.calls = 0
 
     @property
@@ -63,10 +68,12 @@ class Draft:
         before = self.fed - (rows - k)  # tokens before the tree
         positions = torch.full((1, k), before + level - 1, device=model.device)
         rotary = model.rotary(positions, before + level - 1)
-        masks = self._masks(visible, before, level)
         x = model.embed(self._known(tokens)[None], positions)
-        for block, mask in zip(model.family.blocks, masks, strict=True):
-            x = block(x, self.cache, mask, rotary)
+        if any(model.windows):  # whose masks go by depths, not by rows
+            for block, mask in zip(model.family.blocks, self._masks(visible, before, level), strict=True):
+                x = block(x, self.cache, mask, rotary)
+        else:
+            x = model.run(x, 0, model.n_layers, self.cache, model.block_mask(visible, before), rotary)
         self.cache.advance(k)
         return self._fit(model.logits(model.family.norm(x))[0])
 

@@ -45,8 +45,7 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     Raises UserError, and leaves the target as it was, where its layers cannot be, or where replayed passes do not give
     what passes give that are made operator by operator.
     """
-    if not target.taken_apart or any(target.windows):
-        which = "have sliding windows" if target.taken_apart else "are run whole, as transformers wrote them"
+    if which := _cannot(target):
         raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")
     expected = _logits(target)
     target.passes = StaticPasses(replay)
@@ -60,6 +59,19 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
         target.passes = None
         raise UserError(f"engine graph does not work with {target.name!r}: {problem}; engine eager does")
     target.computed += f"; steps replayed by {by}"
+
+
+def replay_draft(draft: Target, target: Target) -> None:
+    """Have the passes of a model that drafts replayed as the target's are, where those are and its own can be."""
+    if isinstance(target.passes, StaticPasses) and draft.passes is None and not _cannot(draft):
+        draft.passes = target.passes.of_draft()
+
+
+def _cannot(target: Target) -> str:
+    """Say what about its layers keeps them from being replayed; '' where nothing does."""
+    if not target.taken_apart:
+        return "are run whole, as transformers wrote them"
+    return "have sliding windows" if any(target.windows) else ""
 
 
 @torch.inference_mode()

@@ -2,15 +2,15 @@
 
 A pass of few rows through a stretch of layers is given its rows, mask and places in buffers: rows padded to the next
 width, keys to the next block. So the same pass is made again and again, and can be replayed by a CUDA graph. Padded
-rows come last, write behind the rows that count, and are seen by none of them.
-Knows layers and caches, no method.
+rows come last, write behind the rows that count, and are seen by none of them. What a drafter computes of tensors
+alone, without a cache, is replayed as it is. Knows layers and caches, no method.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ Pass = Callable[[], "tuple[Tensor, ...]"]
 Replay = Callable[[Pass], Pass]  # a pass over buffers -> the same, replayed
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows that passes are padded to
+PROMPTS = (64, 128, 256, 512, 1024)  # the same of prompts: longer ones keep a device busy by themselves
 BLOCK = 256  # keys
 MOST_KEPT = 256  # passes whose buffers and recordings are kept
 NO_ROOM = "a cache without room for padded keys"
@@ -79,9 +80,17 @@ class Kept:
     A cache takes other memory for all layers at once, so that one layer's tells which it is.
     """
 
-    buffers: Buffers
+    buffers: Any  # `Buffers`, or a copy of each tensor that a function is given
     replayed: Pass
-    memory: list[Tensor | None]
+    memory: Sequence[Tensor | None] = ()
+
+
+@dataclass(slots=True)
+class Counts:
+    """What is counted of the passes of a model, and of those of its draft. As `StaticPasses` tells it."""
+
+    made: int = 0
+    declined: Counter[str] = field(default_factory=Counter)
 
 
 class StaticPasses:
@@ -89,24 +98,43 @@ class StaticPasses:
 
     made: how many passes were recorded so far: an answer during which one was, took longer than it takes.
     declined: how many passes of steps could not be replayed, by the reason in words; prompts are not counted.
+    Passes of a draft model beside this one, and what a drafter makes by itself, are among both.
     """
 
     def __init__(self, replay: Replay, widths: tuple[int, ...] = WIDTHS) -> None:
-        self.replay, self.widths, self.made = replay, widths, 0
-        self.declined: Counter[str] = Counter()
+        self.replay, self.widths = replay, widths
+        self.counts = Counts()
+        self.prompts: Counter[Hashable] = Counter()  # how often each pass over a prompt was asked for
         self.kept: OrderedDict[Hashable, Kept] = OrderedDict()
+
+    @property
+    def made(self) -> int:
+        """How many passes were recorded."""
+        return self.counts.made
+
+    @property
+    def declined(self) -> Counter[str]:
+        """How many passes were not replayed, by reason."""
+        return self.counts.declined
 
     def of_another(self) -> StaticPasses:
         """Return passes of another model of the same form, replayed in the same way."""
         return StaticPasses(self.replay, self.widths)
 
+    def of_draft(self) -> StaticPasses:
+        """Return passes of a model that drafts for this one, whose counts are this one's as well."""
+        own = self.of_another()
+        own.counts = self.counts
+        return own
+
     def forget(self) -> None:
         """Keep no recording: the memory that they were made over is not used any more."""
         self.kept.clear()
+        self.prompts.clear()
 
     def room(self, rows: int) -> int:
         """How many rows a cache needs for steps up to so many rows: padded ones besides, in whole blocks."""
-        return -(-(rows + self.widths[-1]) // BLOCK) * BLOCK
+        return _keys(rows + self.widths[-1])
 
     def run(
         self,
@@ -125,37 +153,78 @@ class StaticPasses:
         """
         q = x.shape[1]
         if not _is_step(layer, cache):
-            return None
+            return self._prompt(name, layers, x, layer, cache, rotary) if mask is None and pad else None
         if why := self._why_not(x, layer, cache, mask, rotary):
             self.declined[why] += 1
             return None
         past = cache.get_seq_length(layer)
         cache.check(past, past + q, layer)
-        rows = next(width for width in self.widths if width >= q) if pad else q
-        keys = -(-(past + rows) // BLOCK) * BLOCK
-        if keys > cache.capacity:
+        rows = _next(self.widths, q) if pad else q
+        if _keys(past + rows) > cache.capacity:
             self.declined[NO_ROOM] += 1
             return None
-        key = (name, rows, keys, id(cache.memory_of(layer)[0]))  # which is held: none other can have its number
+        return self._replayed(_key(name, rows, past, cache, layer), layers, x, cache, mask, rotary, rows, past)
+
+    def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        """Return what a function of these tensors alone gives: it looks at no number, and writes nowhere.
+
+        name: of the function, unique among those of this model; what else it reads has to be held by the name.
+        """
+        key = (name, *((tuple(tensor.shape), tensor.dtype) for tensor in given))
         if key not in self.kept:
-            self._make(key, layers, x, cache, rotary, rows, keys, past)
-        self.kept.move_to_end(key)
-        kept = self.kept[key]
+            buffers = [tensor.clone() for tensor in given]
+            self._keep(key, Kept(buffers, self.replay(lambda: function(*buffers))))
+        kept = self._kept(key)
+        for buffer, tensor in zip(kept.buffers, given, strict=True):
+            buffer.copy_(tensor)
+        return tuple(out.clone() for out in kept.replayed())
+
+    def _prompt(
+        self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Any, rotary: Any
+    ) -> tuple[Tensor, ...] | None:
+        """Rows of a prompt, each of which sees those before it; recorded when such a pass is asked for again.
+
+        None where it is made operator by operator. That is not counted: a prompt longer than all others is no loss.
+        """
+        q = x.shape[1]
+        if cache is None or not torch.is_inference_mode_enabled() or not 1 < q <= PROMPTS[-1]:
+            return None
+        rows = _next(PROMPTS, q)
+        causal = x.new_full((q, q), torch.finfo(x.dtype).min).triu(1)[None, None]
+        if self._why_not(x, layer, cache, causal, rotary, PROMPTS[-1]) or _keys(rows) > cache.capacity:
+            return None
+        cache.check(0, q, layer)
+        key = _key(name, rows, 0, cache, layer)
+        self.prompts[key] += 1
+        if self.prompts[key] == 1:
+            return None
+        return self._replayed(key, layers, x, cache, causal, rotary, rows, 0)
+
+    def _replayed(
+        self, key: Hashable, layers: Layers, x: Tensor, cache: Cache, mask: Tensor | None, rotary: Any, rows: int,
+        past: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        if key not in self.kept:
+            self._make(key, layers, x, cache, rotary, rows, _keys(past + rows), past)
+        kept = self._kept(key)
         kept.buffers.fill(x, mask, rotary, past)
-        return tuple(out[:, :q].clone() for out in kept.replayed())
+        return tuple(out[:, : x.shape[1]].clone() for out in kept.replayed())
 
     def decline(self, why: str, layer: int, cache: Any) -> None:
         """Count a pass that a method makes by itself, since it cannot be replayed, from the layer it begins with."""
         if _is_step(layer, cache):
             self.declined[why] += 1
 
-    def _why_not(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any) -> str:
-        """Say what of a step's pass cannot lie in buffers that stay; '' where all of it can."""
+    def _why_not(
+        self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any, most: int | None = None
+    ) -> str:
+        """Say what of a pass cannot lie in buffers that stay; '' where all of it can. most: rows; None: a step's."""
         b, q, _ = x.shape
+        most = most or self.widths[-1]
         if b != 1:
             return "rows of several requests"
-        if q > self.widths[-1]:
-            return f"more than {self.widths[-1]} rows"
+        if q > most:
+            return f"more than {most} rows"
         if mask is None and q > 1:
             return "several rows without a mask"
         if rotary is not None and not isinstance(rotary, tuple):
@@ -178,10 +247,29 @@ class StaticPasses:
             # layers know what they made of cos and sin by the pair that was given: a new one, for other values
             return layers(buffers.x, where, buffers.mask, None if turn is None else (turn[0], turn[1]))
 
-        self.kept[key] = Kept(buffers, self.replay(one), [*cache.keys, *cache.values])
-        self.made += 1
+        self._keep(key, Kept(buffers, self.replay(one), [*cache.keys, *cache.values]))
+
+    def _keep(self, key: Hashable, kept: Kept) -> None:
+        self.kept[key] = kept
+        self.counts.made += 1
         while len(self.kept) > MOST_KEPT:
             self.kept.popitem(last=False)
+
+    def _kept(self, key: Hashable) -> Kept:
+        self.kept.move_to_end(key)
+        return self.kept[key]
+
+
+def _next(widths: Sequence[int], rows: int) -> int:
+    return next(width for width in widths if width >= rows)
+
+
+def _keys(rows: int) -> int:
+    return -(-rows // BLOCK) * BLOCK
+
+
+def _key(name: Hashable, rows: int, past: int, cache: Cache, layer: int) -> Hashable:
+    return (name, rows, _keys(past + rows), id(cache.memory_of(layer)[0]))  # which is held: no other has its number
 
 
 def _is_step(layer: int, cache: Any) -> bool:

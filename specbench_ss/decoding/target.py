@@ -5,7 +5,7 @@ Knows forward passes over prompts and draft trees; knows no method, no sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -208,10 +208,9 @@ class Target(Outline):
 
         grows: whether it takes more rows than that.
         """
-        if self.passes is not None:
-            capacity = self.passes.room(capacity)
-            if self._cache is not None and capacity > self._cache.capacity:
-                self.passes.forget()
+        capacity = self.room(capacity)
+        if self.passes is not None and self._cache is not None and capacity > self._cache.capacity:
+            self.passes.forget()
         if self._cache is None:
             self._cache = self.new_cache(capacity)
         self._cache.grows = grows
@@ -265,11 +264,38 @@ class Target(Outline):
             return x
         wanted = tuple(sorted({i for i in taps if lo <= i < hi})) if tapped is not None else ()
         layers = partial(self._layers, lo, hi, wanted)
-        made = self.passes and self.passes.run((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
-        out, *seen = made or layers(x, cache, mask, rotary)
+        out, *seen = self.through((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
         if tapped is not None:
             tapped.update(zip(wanted, seen, strict=True))
         return out
+
+    def through(
+        self,
+        name: Hashable,
+        layers: Callable[..., tuple[Tensor, ...]],
+        x: Tensor,
+        layer: int,
+        cache: Any,
+        mask: Tensor | None,
+        rotary: Rotary,
+        pad: bool = True,
+    ) -> tuple[Tensor, ...]:
+        """Rows x [1, q, h] through layers, the model's or a drafter's, the first of which has this number in the cache.
+
+        Replayed, or made with the rows of other requests, where steps are. layers(x, cache, mask, rotary) returns
+        tensors [1, q, ..], and depends on nothing else but `name`. rotary: cos, sin [1, q, head_dim]. pad: whether rows
+        may be added behind those of x.
+        """
+        made = self.passes and self.passes.run(name, layers, x, layer, cache, mask, rotary, pad)
+        return made or layers(x, cache, mask, rotary)
+
+    def called(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        """Return what a function of tensors alone gives, replayed where steps are (`StaticPasses.call`)."""
+        return function(*given) if self.passes is None else self.passes.call(name, function, *given)
+
+    def room(self, rows: int) -> int:
+        """Return for how many rows a cache has to have room so that steps up to so many rows are made in it."""
+        return rows if self.passes is None else self.passes.room(rows)
 
     def _layers(
         self, lo: int, hi: int, wanted: tuple[int, ...], x: Tensor, cache: Any, mask: Tensor | None, rotary: Rotary

@@ -132,6 +132,14 @@ class SharedPasses:
         serve = _in_a_row if pad else _as_a_batch
         return cast("tuple[Tensor, ...]", wait_for(what, (layers, x, cache, mask, rotary), serve))
 
+    def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        """Return what the function gives, request by request: nothing is recorded here."""
+        return function(*given)
+
+    def room(self, rows: int) -> int:
+        """Return as many rows: none are padded."""
+        return rows
+
     def decline(self, why: str, layer: int, cache: Any) -> None:
         """Do nothing: a pass that a method makes by itself is made request by request, and nothing is recorded here."""
 

@@ -13,12 +13,13 @@ from specbench_ss import load_model, registry, run
 from specbench_ss.benchmark.answering import Answering, Request
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.engines import replay_steps
+from specbench_ss.decoding.engines import replay_draft, replay_steps
 from specbench_ss.decoding.finite import NotFinite
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, decode
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.static_passes import NO_ROOM, Pass, Replay, StaticPasses, called
+from specbench_ss.decoding.static_passes import PROMPTS as PROMPTS_REPLAYED
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
@@ -27,6 +28,7 @@ from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_directory import read_run
 from specbench_ss.testing.tiny import CONTEXT, tiny_target
 from tests.cli import failing
+from tests.frozen import frozen
 
 PROMPTS = ([5, 9, 5, 9, 5, 9, 7, 8], list(range(5, 45)))
 WIDTHS = (1, 3, 7, 16, 64, 128)
@@ -52,15 +54,16 @@ class Seen:
             self.answers = [decode(decoder, prompt, Limits(30), Sampling()).tokens for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("replay", [called, frozen], ids=["called", "frozen"])
 @pytest.mark.parametrize("name", registry.names(registry.METHODS))
-def test_every_method_drafts_and_answers_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_drafts_and_answers_as_before(name: str, replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target("llama", words=61)
     for label, make in registry.method_class(name).examples(target).items():
         decoder = make()
         decoder.target.passes = None
         eager = Seen(decoder, monkeypatch)
         decoder.forget()
-        decoder.target.passes = StaticPasses(called, WIDTHS)
+        decoder.target.passes = StaticPasses(replay, WIDTHS)
         decoder.target.drop_cache()
         static = Seen(decoder, monkeypatch)
         assert static.answers == eager.answers and static.drafted == eager.drafted, label
@@ -98,9 +101,67 @@ def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> N
     target = tiny_target("llama", words=61)
     target.passes = StaticPasses(called, WIDTHS)
     decoder = registry.method_class("ar").examples(target)["default"]()
-    for _ in range(3):
+    for made in (1, 1, 2, 2):  # a prompt's pass is recorded when it comes again over memory that stays
         decode(decoder, PROMPTS[0], Limits(30), Sampling())
-    assert passes_of(target).made == 1
+        assert passes_of(target).made == made
+
+
+@torch.inference_mode()
+def test_prompts_of_several_lengths_share_a_recording_and_long_ones_have_none() -> None:
+    target = tiny_target("llama", words=61)
+    prompts = [[3 + i % 50 for i in range(n)] for n in (40, 50, 60, 5, 64)]
+    expected = [target.prefill(torch.tensor([ids]), target.new_cache(CONTEXT), (1,), every=True) for ids in prompts]
+    passes = target.passes = StaticPasses(frozen, WIDTHS)
+    for ids, eager in zip([*prompts[:2], *prompts], [*expected[:2], *expected], strict=True):
+        cache = target.request_cache(CONTEXT)
+        output = target.prefill(torch.tensor([ids]), cache, (1,), every=True)
+        torch.testing.assert_close(output.logits, eager.logits, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(output.taps, eager.taps, atol=2e-5, rtol=2e-5)
+        assert cache.get_seq_length() == len(ids)
+    assert passes.made == 1 and not passes.declined
+    longest = torch.randn(1, PROMPTS_REPLAYED[-1] + 1, 16)
+    assert passes.run("name", lambda *_: pytest.fail("it was recorded"), longest, 0, cache, None, None) is None
+
+
+@torch.inference_mode()
+def test_a_function_of_tensors_is_recorded_once_for_each_form_of_them() -> None:
+    passes, asked = StaticPasses(frozen), []
+
+    def added(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+        asked.append(len(a))
+        return (a + b,)
+
+    kept = [passes.call("sum", added, torch.full((n,), float(n)), torch.arange(float(n)))[0] for n in (2, 3, 2, 3)]
+    assert [out.tolist() for out in kept] == [[2.0, 3.0], [3.0, 4.0, 5.0]] * 2
+    assert asked == [2, 3] and passes.made == 2
+    again = passes.call("sum", added, torch.zeros(2), torch.zeros(2))[0]
+    assert again.tolist() == [0.0, 0.0] and kept[0].tolist() == [2.0, 3.0], "what was given before stays"
+
+
+@torch.inference_mode()
+def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_looks() -> None:
+    passes, host = StaticPasses(frozen), [1.0]
+    for n in (1.0, 2.0):
+        host[0] = n
+        assert passes.call("baked", lambda x: (x + host[0],), torch.zeros(1))[0].item() == 1.0
+    with pytest.raises(RuntimeError, match="a look at a number"):
+        passes.call("look", lambda x: (x + x.sum().item(),), torch.ones(1))
+
+
+@torch.inference_mode()
+def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> None:
+    target = tiny_target("llama", words=61)
+    passes = target.passes = StaticPasses(frozen, WIDTHS)
+    for shape in ("chain", "tree"):
+        decoder: Any = registry.method_class("sd").examples(target)[shape]()
+        before = passes.made
+        decode(decoder, PROMPTS[0], Limits(12), Sampling())
+        draft = decoder.draft.model
+        assert draft.passes is not passes and draft.passes.counts is passes.counts
+        assert passes.made - before > len(passes.kept), "its own are counted beside the target's"
+    windows = tiny_target("mistral-window", words=61)
+    replay_draft(windows, target)
+    assert windows.passes is None
 
 
 @torch.inference_mode()
@@ -109,12 +170,12 @@ def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
     decoder = registry.method_class("ar").examples(target)["default"]()
     eager = decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
     target.passes = StaticPasses(called, WIDTHS)
-    for most, made in ((8, 1), (8, 1), (CONTEXT, 2), (8, 2)):  # a longer request takes a larger cache
+    for most, made in ((8, 1), (8, 2), (CONTEXT, 3), (8, 4)):  # a longer request takes a larger cache
         assert decode(decoder, PROMPTS[0], Limits(most), Sampling()).tokens[:8] == eager
         assert passes_of(target).made == made
     target.drop_cache()
     assert decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == eager
-    assert passes_of(target).made == 3
+    assert passes_of(target).made == 5
 
 
 @torch.inference_mode()

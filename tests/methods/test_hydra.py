@@ -328,7 +328,7 @@ def test_the_prefix_layer_turns_positions_as_its_base_does(kind: str, rope: dict
     prefix = Prefix(llama_layer(target))
     assert prefix.norm.variance_epsilon == 3e-5
     positions = torch.arange(100)
-    for ours, bases in zip(prefix._rotary(100, target.device), target.rotary(positions[None]) or (), strict=True):
+    for ours, bases in zip(prefix._tables(100, target.device), target.rotary(positions[None]) or (), strict=True):
         assert torch.equal(ours[:100], bases[0])
 
 
