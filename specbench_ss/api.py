@@ -28,7 +28,7 @@ def load_model(
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
-    engine: str = "eager",
+    engine: str = "auto",
     quantize: str = "none",
     chat_template: str | Path | None = None,
     trust_remote_code: bool = False,
@@ -38,8 +38,9 @@ def load_model(
     model: `lab`, which is part of the package, `smollm2`, once it is fetched, a folder, a GGUF file, or a hub id.
     dtype: float32, bfloat16, float16, float16-weights (rounded weights, float32 arithmetic, on CPUs), or auto:
     bfloat16 on a GPU, on a CPU the fastest one as measured. device: auto, cpu, cuda or cuda:N, or several GPUs that
-    layers are divided over: cuda:0,cuda:1 or cuda:all. engine: eager, or graph, which replays steps by
-    CUDA graphs. quantize: none, int8, int4 or nf4, for weights of linear layers.
+    layers are divided over: cuda:0,cuda:1 or cuda:all. engine: eager, graph, which replays steps by CUDA
+    graphs, or auto: graph on one CUDA device where that proves itself when the model is loaded, else eager.
+    quantize: none, int8, int4 or nf4, for weights of linear layers.
     chat_template: plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own.
     Raises UserError where the model cannot be loaded.
 

@@ -34,7 +34,7 @@ CHOICES = {
     "dtype": DTYPES,
     "history": ("reference", "own"),
     "order": ("suite", "tasks"),
-    "engine": ("eager", "graph"),
+    "engine": ("auto", "eager", "graph"),
     "quantize": QUANTIZE,
 }
 TEXTS = ("suite", "model", "device", "chat_template")
@@ -130,7 +130,7 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
 
 def _check_batches(values: Mapping[str, Any]) -> None:
     """Raises UserError for what requests in one pass do not go with."""
-    if values["concurrency"] and values["engine"] != "eager":
+    if values["concurrency"] and values["engine"] == "graph":
         raise UserError("--batch-size makes passes operator by operator: leave out --engine graph")
 
 

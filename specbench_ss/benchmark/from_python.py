@@ -72,7 +72,7 @@ def run(
     seed: int = 0,
     dtype: str = "auto",
     device: str = "auto",
-    engine: str = "eager",
+    engine: str = "auto",
     quantize: str = "none",
     batch_size: str | int | Sequence[int] = (),
     history: str = "reference",
@@ -175,7 +175,7 @@ def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig,
         raise UserError(f"methods are a text or a list of texts, not {given['methods']!r}")
     config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
     if loaded is not None:
-        engine = "eager" if loaded.passes is None else "graph"
+        engine = loaded.engine if loaded.device.type == "cuda" else DEFAULTS["engine"]  # elsewhere there is but one
         config = replace(config, dtype=loaded.number_format, device=loaded.device_names, engine=engine)
         config = replace(config, quantize=loaded.quantised.partition(":")[0] or "none")
     return config, texts

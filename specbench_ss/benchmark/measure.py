@@ -152,6 +152,7 @@ def write_run_parquet(run_dir: RunDir, events: Events) -> None:
 
 
 def _load(plan: Plan) -> Target:
+    from specbench_ss.decoding.engines import AUTO, EAGER
     from specbench_ss.models.loading import load_target
 
     config = plan.config
@@ -159,7 +160,7 @@ def _load(plan: Plan) -> Target:
         config.model,
         dtype=plan.dtype,
         device=config.device,
-        engine=config.engine,
+        engine=EAGER if config.engine == AUTO and config.concurrency else config.engine,
         quantize=config.quantize,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,

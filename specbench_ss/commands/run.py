@@ -218,13 +218,14 @@ def command(
         ),
     ] = "none",
     engine: Annotated[
-        Literal["eager", "graph"],
+        Literal["auto", "eager", "graph"],
         typer.Option(
             help="How steps are made. eager: operator by operator. graph: passes of few rows are recorded once as CUDA "
-            "graphs and replayed, so that no launch is waited for.",
+            "graphs and replayed, so that no launch is waited for. auto: graph on one CUDA device, where it gives what "
+            "eager does when the model is loaded, and eager elsewhere and with --batch-size.",
             rich_help_panel=HOW,
         ),
-    ] = "eager",
+    ] = "auto",
     batch_size: Annotated[
         str | None,
         typer.Option(

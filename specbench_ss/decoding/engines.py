@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from specbench_ss.decoding.target import Target
 
-ENGINES = ("eager", "graph")
+AUTO, EAGER, GRAPH = ENGINES = ("auto", "eager", "graph")
 PROMPT, TREES = (1, 2, 3, 4, 5, 6, 7, 8), ((-1,), (-1, 0, 0), (-1, 0, 1))  # of the proof
 OFF = {torch.float32: 1e-3}  # share of the largest logit by which a replayed pass may differ
 OFF_HALF = 5e-2
@@ -26,17 +27,28 @@ def check_engine(engine: str, device: str) -> None:
     """Raise UserError for an engine that is not known, or that this device does not have."""
     if engine not in ENGINES:
         raise UserError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
-    if engine == "graph" and "," in device:
+    if engine == GRAPH and "," in device:
         raise UserError(f"engine graph replays what one device does, not {device}: engine eager takes several")
-    if engine == "graph" and torch.device(device).type != "cuda":
+    if engine == GRAPH and torch.device(device).type != "cuda":
         raise UserError(f"engine graph replays CUDA graphs: it needs a CUDA device, not {device!r}")
 
 
 def use_engine(target: Target, engine: str) -> None:
-    """Have the target's steps made so. Raises UserError where they cannot be replayed, or do not prove themselves."""
-    if engine == "graph":
+    """Have the target's steps made so. auto: replayed on one CUDA device, where that proves itself.
+
+    Raises UserError where steps that are to be replayed cannot be, or do not prove themselves. Under auto they are then
+    made operator by operator, and a warning says why.
+    """
+    if engine == EAGER or (engine == AUTO and (target.device.type != "cuda" or target.divided)):
+        return
+    try:
         with torch.cuda.device(target.device):
             replay_steps(target, captured_on(target.device), "CUDA graphs")
+    except UserError as error:
+        if engine == GRAPH:
+            raise
+        target.computed += f"; steps operator by operator: {error}"
+        warnings.warn(f"steps are made operator by operator: {error}", stacklevel=2)
 
 
 def replay_steps(target: Target, replay: Replay, by: str) -> None:

@@ -162,6 +162,11 @@ class Target(Outline):
         return self.held.words if self.held else ""
 
     @property
+    def engine(self) -> str:
+        """Name of the engine that makes its steps, as `--engine` has it: eager or graph."""
+        return "eager" if self.passes is None else "graph"
+
+    @property
     def number_format(self) -> str:
         """Name of the number format, as `--dtype` has it."""
         return HALF_WEIGHTS if self.rounded else str(self.dtype).removeprefix("torch.")

@@ -282,7 +282,9 @@ def check_together(decoder: Decoder) -> None:
     if decoder.remembers:
         raise UserError("it remembers earlier prompts, and requests at the same time have no order")
     if decoder.target.passes is not None:
-        raise UserError("several requests at a time are passes made operator by operator: leave out the engine graph")
+        raise UserError(
+            "several requests at a time are passes made operator by operator: load the model with engine eager"
+        )
 
 
 def targets_of(decoders: Iterable[Decoder]) -> list[Target]:

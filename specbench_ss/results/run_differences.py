@@ -86,7 +86,7 @@ def _facts(run: Run) -> dict[str, str]:
         "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
         "history of later turns": config.get("history", "reference"),
         "order of questions": config.get("order", "suite"),
-        "engine": config.get("engine", "eager"),
+        "engine": model.get("engine") or config.get("engine", "eager"),
         "quantised weights": model.get("quantised", "none").partition(":")[0],
         "how weights were quantised": model.get("quantised"),
         "seed": config.get("seed"),

@@ -14,7 +14,7 @@ from specbench_ss.runs.endpoints import Endpoint
 from specbench_ss.runs.preset import Preset
 
 LATER: dict[str, Any] = {  # options that runs once had not
-    "order": "suite", "engine": "eager", "quantize": "none", "endpoints": (), "concurrency": (),
+    "order": "suite", "engine": "auto", "quantize": "none", "endpoints": (), "concurrency": (),
 }  # fmt: skip
 
 
@@ -23,8 +23,8 @@ class RunConfig:
     """Everything that decides what a run measures. It is stored in the run's manifest.
 
     order: `suite`, questions as the suite lists them, or `tasks`, in turn as `schedule.tasks_in_turn` has them.
-    engine: `eager`, steps made operator by operator, or `graph`, replayed. quantize: how weights of linear layers are
-    held.
+    engine: `eager`, steps made operator by operator, `graph`, replayed, or `auto`: replayed where that works. quantize:
+    how weights of linear layers are held.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -49,7 +49,7 @@ class RunConfig:
     presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
     plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
     order: str = "suite"
-    engine: str = "eager"
+    engine: str = "auto"
     quantize: str = "none"
     endpoints: tuple[Endpoint, ...] = ()  # servers that are measured in place of methods; the first is the baseline
     concurrency: tuple[int, ...] = ()  # requests in flight to a server, besides one

@@ -34,6 +34,7 @@ def manifest_for(
         "context_length": target.context_length,
         "attention": getattr(target, "attention", None),
         "computed": getattr(target, "computed", None),
+        "engine": getattr(target, "engine", "eager"),
         **({"quantised": held} if (held := getattr(target, "quantised", "")) else {}),
         "vocab_size": target.vocab_size,
         "is_lab": target.is_lab,

@@ -132,5 +132,5 @@ def test_commands_do_not_pass_on_what_torchao_logs_when_it_is_imported() -> None
 def test_ways_that_are_not_known_are_one_line() -> None:
     with pytest.raises(UserError, match="unknown --quantize 'int3'; known: none, int8, int4, nf4"):
         load_model("lab", quantize="int3")
-    with pytest.raises(UserError, match="unknown engine 'grahp'; known: eager, graph"):
+    with pytest.raises(UserError, match="unknown engine 'grahp'; known: auto, eager, graph"):
         load_model("lab", engine="grahp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 
 from specbench_ss import load_model, registry, run
 from specbench_ss.benchmark.answering import Answering, Request
+from specbench_ss.decoding import engines
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.engines import replay_draft, replay_steps
+from specbench_ss.decoding.engines import replay_draft, replay_steps, use_engine
 from specbench_ss.decoding.finite import NotFinite
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, decode
@@ -312,6 +314,56 @@ def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, said: s
 def test_layers_that_cannot_be_replayed_are_refused(kind: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         replay_steps(tiny_target(kind, words=61), called, "calls")
+
+
+def on_cuda(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", replay: Replay = called) -> Target:
+    """A target that calls itself one on CUDA, whose recordings are made otherwise."""
+    target = tiny_target(kind, words=61)
+    monkeypatch.setattr(target, "device", Anywhere("cuda"))
+    monkeypatch.setattr(engines.torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(engines, "captured_on", lambda device: replay)
+
+    def replayed(target: Target, replay: Replay, by: str, own: Any = replay_steps) -> None:
+        monkeypatch.setattr(target, "device", torch.device("cpu"))  # where it really is
+        own(target, replay, by)
+
+    monkeypatch.setattr(engines, "replay_steps", replayed)
+    return target
+
+
+class Anywhere:
+    """A device of this type that is not there."""
+
+    def __init__(self, type: str) -> None:  # noqa: A002 - as torch calls it
+        self.type = type
+
+
+@pytest.mark.parametrize(
+    ("replay", "kind", "why"),
+    [(called, "llama", ""), (stale, "llama", "its logits are"), (called, "mistral-window", "have sliding windows")],
+)
+def test_on_cuda_steps_are_replayed_unless_something_keeps_them_from_it(
+    replay: Replay, kind: str, why: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    target = on_cuda(monkeypatch, kind, replay)
+    use_engine(target, "auto")
+    said = [str(warning.message) for warning in recwarn if "operator by operator" in str(warning.message)]
+    assert target.engine == ("eager" if why else "graph")
+    assert len(said) == bool(why) and all(why in text for text in said)
+    assert f"; steps operator by operator: {said[0].partition(': ')[2]}" in target.computed if why else not said
+    if why:
+        with pytest.raises(UserError, match=why):
+            use_engine(on_cuda(monkeypatch, kind, replay), "graph")
+    eager = on_cuda(monkeypatch, kind, replay)
+    use_engine(eager, "eager")
+    assert eager.engine == "eager"
+
+
+def test_on_a_cpu_there_is_one_engine() -> None:
+    target = tiny_target("llama", words=61)
+    before = target.computed
+    use_engine(target, "auto")
+    assert (target.engine, target.computed) == ("eager", before)
 
 
 def test_without_a_gpu_the_command_refuses_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
