@@ -51,6 +51,32 @@ def test_passes_are_shared_and_afterwards_as_before(monkeypatch: pytest.MonkeyPa
     assert target.passes is None and target._head is head
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("eagle", "auto"), ("eagle3", "small"), ("peagle", "tree"), ("dflash", "chain"), ("hydra", "hydra++")],
+)
+def test_drafters_layers_take_the_rows_of_all_requests(name: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests of the same prompt make as many passes of the drafter as one, with three times the rows."""
+    seen = list[int]()
+
+    def counted(decoder: Decoder) -> Decoder:
+        drafter = decoder.heads.prefix if name == "hydra" else decoder.drafter  # type: ignore[attr-defined]
+        forward = drafter.forward
+
+        def watched(x: torch.Tensor, *rest: object) -> object:
+            seen.append(x.shape[1])
+            return forward(x, *rest)
+
+        monkeypatch.setattr(drafter, "forward", watched)
+        return decoder
+
+    asked = Asked([5, 6, 7, 8], Limits(8), Sampling())
+    together(counted(made("llama", name, shape)()), [asked], 1)
+    alone, seen[:] = list(seen), []
+    together(counted(made("llama", name, shape)()), [asked] * 3, 3)
+    assert seen == [3 * rows for rows in alone]
+
+
 def test_what_most_wait_for_is_served_first_and_a_step_last() -> None:
     order: list[tuple[str, int]] = []
 
