@@ -46,8 +46,10 @@ def load_model(
 
     A model that is loaded already becomes a target by `Target(hf_model, tokenizer)`.
     """
+    from specbench_ss.models.devices import device_names
     from specbench_ss.models.loading import load_target
 
+    device_names(device)
     return load_target(
         str(model),
         dtype=str(dtype).removeprefix("torch."),

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from specbench_ss.errors import UserError, known_words
+from specbench_ss.models.devices import check_one_device
 from specbench_ss.options import whole_number
 from specbench_ss.runs.config import Workers
 
@@ -31,6 +32,7 @@ def workers_of(values: Mapping[str, Any]) -> Workers | None:
         raise UserError("--batch-size is measured in one process: leave out --batch-size or --executor")
     if values.get("trace"):
         raise UserError("--trace profiles a method in one process: leave out --trace or --executor")
+    check_one_device(values.get("device", "auto"), "--executor ray")
     if find_spec("ray") is None:
         raise UserError("--executor ray needs Ray: pip install -e '.[ray]'")
     if not isinstance(address, str | None):

@@ -21,6 +21,7 @@ from specbench_ss.benchmark.asked_endpoints import endpoints_of, in_flight
 from specbench_ss.decoding.sampling import COLDEST
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.chat_templates import template_text
+from specbench_ss.models.devices import device_names
 from specbench_ss.models.quantising import QUANTIZE
 from specbench_ss.number_formats import DTYPES
 from specbench_ss.options import MOST_SEED, encodable, plain_number, positive, value_text, whole_number
@@ -58,7 +59,8 @@ def as_options(content: Mapping[Any, Any], known: set[str], place: str | Path) -
         elif name in ("stop", "plugin", "endpoint", "label", "endpoint_model", "api_key_env"):
             values[name] = [os.fspath(value)] if isinstance(value, (str, Path)) else _texts(value, place, name)
         else:
-            values[name] = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else _plain_path(value)
+            listed = isinstance(value, (list, tuple)) and name not in TEXTS
+            values[name] = ",".join(map(str, value)) if listed else _plain_path(value)
     return values
 
 
@@ -180,6 +182,7 @@ def _parts(name: str, text: Any) -> tuple[str, ...]:
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values, numbers as plain `int` and `float`. Raises UserError for one that its option cannot have."""
     done = dict(values)
+    device_names(done["device"])
     for name in (*LEAST, *TEXTS):
         if done[name] is None and name in OPTIONAL:
             continue

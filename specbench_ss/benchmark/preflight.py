@@ -52,6 +52,7 @@ def check(
     from specbench_ss.decoding.engines import check_engine
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.devices import resolve_device, resolve_dtype
+    from specbench_ss.models.dividing import check_divided
     from specbench_ss.models.model_folder import check_model
     from specbench_ss.models.quantising import check_quantize
     from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
@@ -59,6 +60,8 @@ def check(
 
     if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
         check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
+    if loaded is None:
+        check_divided(config.model, config.device, config.engine, config.quantize)
     config, notes = without_unfit(config, where.optional, loaded)
     for text in notes:
         note(text)

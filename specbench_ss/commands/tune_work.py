@@ -37,12 +37,14 @@ def run(config: TuneConfig, out: Path | None) -> None:
     from specbench_ss.benchmark.requests import check_room
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.devices import resolve_device
+    from specbench_ss.models.dividing import check_divided
     from specbench_ss.models.loading import load_target
     from specbench_ss.models.model_folder import check_model
     from specbench_ss.tuning.display import TuneProgress, print_tuned
     from specbench_ss.tuning.session import tune
 
     _check_method(config.method)
+    check_divided(config.model, config.device)
     device = resolve_device(config.device)
     path = out or default_out(config.method.name, config.model, device)
     check_writable(path)

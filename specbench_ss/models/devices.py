@@ -13,6 +13,33 @@ if TYPE_CHECKING:
 
 
 ALL = "cuda:all"
+KNOWN = "give auto, cpu, cuda or cuda:N, or several GPUs: cuda:0,cuda:1 or cuda:all"
+
+
+def device_names(device: object) -> list[str]:
+    """Return the names that `--device` has: one, or those of several GPUs. Nothing is asked of this machine.
+
+    Raises UserError for what names no device of any machine.
+    """
+    if isinstance(device, (list, tuple)):
+        raise UserError(f"a device is one text, not the list {device!r}: {KNOWN}")
+    names = [name.strip() for name in str(device).split(",")]
+    if len(names) == 1:
+        if not re.fullmatch(r"auto|(cpu|cuda)(:[0-9]+)?|cuda:all", names[0]):
+            raise UserError(f"unknown device {device!r}: {KNOWN}")
+        return names
+    for name in names:
+        if not re.fullmatch(r"cuda:[0-9]+", name):
+            raise UserError(f"--device {device}: each of several GPUs has a number, and {name!r} names none: {KNOWN}")
+        if names.count(name) > 1:
+            raise UserError(f"--device {device}: {name} stands there twice, and each GPU is named once: {KNOWN}")
+    return names
+
+
+def several(device: object) -> bool:
+    """Whether these are several devices. Raises UserError as `device_names` does."""
+    names = device_names(device)
+    return len(names) > 1 or names == [ALL]
 
 
 def resolve_device(device: str) -> str:
@@ -21,6 +48,10 @@ def resolve_device(device: str) -> str:
     Of several GPUs, a list such as cuda:0,cuda:1 or cuda:all, the names with commas between them. Raises UserError for
     a missing device.
     """
+    return ",".join(_here(name) for name in device_names(device))
+
+
+def _here(device: str) -> str:
     import torch
 
     if device == "auto":
@@ -29,10 +60,6 @@ def resolve_device(device: str) -> str:
         if not torch.cuda.is_available():
             raise UserError(f"device {ALL!r} is not available: torch sees no GPU here")
         return ",".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    if "," in device:
-        return _several(device)
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {device!r}: give auto, cpu, cuda or cuda:N")
     if device.startswith("cpu:") and device != "cpu:0":  # torch takes it, and fails later
         raise UserError(f"device {device!r} is not available: there is one CPU device, cpu")
     try:
@@ -42,21 +69,12 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def _several(given: str) -> str:
-    names = [name.strip() for name in given.split(",")]
-    for name in names:
-        if not re.fullmatch(r"cuda:\d+", name):
-            raise UserError(f"--device {given}: a list names GPUs, as in cuda:0,cuda:1, and {name!r} names none")
-        if names.count(name) > 1:
-            raise UserError(f"--device {given}: {name} stands there twice")
-    return ",".join(map(resolve_device, names))
-
-
 def check_one_device(device: str, what: str) -> None:
     """Raise UserError, for what cannot be done with a model that is divided over several devices."""
-    if "," in device or device == ALL:
+    if several(device):
         raise UserError(
-            f"{what} takes one device, not {device}: a model is divided over several devices only to decode"
+            f"{what} takes one device, not {device}: over several devices a model is divided only to decode it, "
+            "unquantised, by engine eager"
         )
 
 

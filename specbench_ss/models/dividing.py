@@ -13,12 +13,26 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError
+from specbench_ss.models.devices import check_one_device, several
+from specbench_ss.models.gguf_files import gguf_file
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 GIB = 2**30
+
+
+def check_divided(model: str, device: str, engine: str = "eager", quantize: str = "none") -> None:
+    """Raise UserError for what is not divided over several devices. Nothing is asked of this machine's GPUs."""
+    if not several(device):
+        return
+    if engine == "graph":
+        check_one_device(device, "--engine graph")
+    if quantize != "none":
+        check_one_device(device, f"--quantize {quantize}")
+    if gguf_file(model) is not None:
+        raise UserError(f"{model!r} is not divided over {device}: save its model as a folder first (docs/models.md)")
 
 
 def device_map(config: Any, devices: Sequence[str], dtype: torch.dtype, trust_remote_code: bool = False) -> Any:

@@ -15,7 +15,7 @@ from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_json
 from specbench_ss.models.chat_templates import template_text
 from specbench_ss.models.devices import resolve_device, resolve_dtype
-from specbench_ss.models.dividing import device_map, without_hooks
+from specbench_ss.models.dividing import check_divided, device_map, without_hooks
 from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks, gguf_file, source_arguments
 from specbench_ss.models.model_folder import check_model, companions, find_folder, is_lab, model_origin
 from specbench_ss.models.weight_files import check_files
@@ -82,6 +82,7 @@ def load_target(
     from specbench_ss.models.quantising import check_quantize, quantise
 
     template = None if chat_template is None else template_text(chat_template)
+    check_divided(model, device, engine, quantize)
     where = resolve_device(device)
     resolve_dtype(dtype, where)
     check_engine(engine, where)
@@ -212,8 +213,6 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
 
 def _divided(source: str, device: str, dtype: torch.dtype, trust_remote_code: bool) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that put layers on several devices. Raises UserError for no room."""
-    if gguf_file(source) is not None:
-        raise UserError(f"{source!r} is not divided over {device}: save its model as a folder first (docs/models.md)")
     config = config_of(source, trust_remote_code)
     return {"device_map": device_map(config, device.split(","), dtype, trust_remote_code)}
 

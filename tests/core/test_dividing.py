@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 import transformers
 from accelerate import dispatch_model
 
+import specbench_ss as api
 from specbench_ss.decoding.engines import check_engine
 from specbench_ss.decoding.step_clock import Clock
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.models.devices import check_one_device, resolve_device, resolve_dtype
+from specbench_ss.models.devices import KNOWN, check_one_device, resolve_device, resolve_dtype
 from specbench_ss.models.dividing import divided, in_order
 from specbench_ss.models.loading import load_model
 from specbench_ss.models.quantising import check_quantize
@@ -87,15 +89,42 @@ def test_weights_are_read_to_their_device_and_hooks_go(tmp_path: Path, monkeypat
     assert torch.equal(Target(model).next_logits([5, 6, 7]), Target(tiny_model("llama")).next_logits([5, 6, 7]))
 
 
-def test_a_list_of_devices_is_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, words in (
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
         ("cuda:0,cuda:0", "cuda:0 stands there twice"),
         ("cuda:0,cpu", "'cpu' names none"),
         ("cuda,cuda:1", "'cuda' names none"),
         ("cuda:0,", "'' names none"),
-    ):
-        with pytest.raises(UserError, match=words):
-            resolve_device(given)
+        ("cuda:all,cuda:0", "'cuda:all' names none"),
+        (",", "'' names none"),
+        ("", "unknown device ''"),
+        (" ", "unknown device ' '"),
+        ("cuda:0 cuda:1", "unknown device 'cuda:0 cuda:1'"),
+        ("cuda:-1", "unknown device 'cuda:-1'"),
+    ],
+)
+def test_a_device_that_no_machine_has_is_refused(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, by the command as well, which says what may stand there before it asks what is wrong besides."""
+    with pytest.raises(UserError, match=words) as refused:
+        resolve_device(given)
+    assert KNOWN in str(refused.value)
+    run = ["run", "--methods", "ar", "--suite", "none", "--device", given]
+    for command in (run, ["doctor", "--device", given], ["tune", "pld", "--device", given]):
+        assert KNOWN in failing(command, capsys)
+
+
+def test_a_list_in_python_is_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for listed in ([], ["cuda:0"], NAMES, tuple(NAMES)):
+        for call in (partial(api.load_model, "lab"), partial(api.run, "ar")):
+            with pytest.raises(UserError, match="a device is one text, not the list") as refused:
+                call(device=listed)
+            assert KNOWN in str(refused.value)
+    (tmp_path / "run.yaml").write_text("methods: ar\ndevice: [cuda:0, cuda:1]\n")
+    assert KNOWN in failing(["run", "--config", str(tmp_path / "run.yaml")], capsys)
+
+
+def test_a_list_of_devices_is_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="device 'cuda:all' is not available: torch sees no GPU here"):
         resolve_device("cuda:all")
@@ -118,6 +147,27 @@ def test_what_takes_one_device_says_so(capsys: pytest.CaptureFixture[str], tmp_p
     train = ["train", "medusa", "--device", TWO, "--data", "lab", "--out", str(tmp_path / "out")]
     for command in (["doctor", "--device", TWO], ["paper", "figure-9", "--device", TWO], train):
         assert "takes one device" in failing(command, capsys)
+
+
+@pytest.mark.parametrize("device", [TWO, "cuda:all"])
+def test_what_several_devices_cannot_do_is_told_before_they_are_looked_for(
+    device: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a machine without any GPU says it as well. None is asked for here."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("a GPU was looked for"))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    gguf, run = str(tmp_path / "model.gguf"), ["run", "--methods", "ar", "--device", device]
+    for command, words in (
+        ([*run, "--engine", "graph"], "--engine graph takes one device"),
+        ([*run, "--quantize", "int8"], "--quantize int8 takes one device"),
+        ([*run, "--executor", "ray"], "--executor ray takes one device"),
+        ([*run, "--model", gguf], "is not divided over cuda"),
+        (["tune", "pld", "--device", device, "--model", gguf], "is not divided over cuda"),
+    ):
+        assert words in failing(command, capsys)
+    for given in ({"engine": "graph"}, {"quantize": "nf4"}, {"model": gguf}):
+        with pytest.raises(UserError, match="takes one device|is not divided over"):
+            api.load_model(**{"model": "lab", "device": device, **given})
 
 
 def test_a_step_ends_when_every_device_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
