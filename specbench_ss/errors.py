@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
     """A mistake in what the user gave. Its text is one clear line that can be printed alone."""
+
+
+@contextmanager
+def told_of(what: str) -> Iterator[None]:
+    """Within: every UserError begins with what it is about, `what: `."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error)
+        raise UserError(said if said.startswith(f"{what}: ") else f"{what}: {said}") from error
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -6,10 +6,10 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,11 +21,11 @@ from specbench_ss.methods._shared.models_in_use import copy_to_change, one_in_us
 from specbench_ss.models.drafter_folder import read_shapes, read_tensors
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BEYOND = ("use_dora", "alora_invocation_tokens")  # with which peft makes up what the file does not hold
-PREFIX, SUFFIX = "base_model.model.", ".lora_A.weight"  # peft's names around a module's own
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # peft's names around a module's own
 
 
 @contextmanager
@@ -74,9 +74,45 @@ def save_lora(folder: Path, tuned: Target) -> None:
 def check_lora(folder: Path, method: str) -> None:
     """Raises UserError where the folder's LoRA is missing, damaged or more than LoRA of linear layers."""
     config = read_json(folder / ADAPTER_CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise UserError(f"{method}: {folder / ADAPTER_CONFIG} is no LoRA's: its peft_type is not 'LORA'")
     if beyond := [name for name in BEYOND if config.get(name)]:
         raise UserError(f"{method}: {folder / ADAPTER_CONFIG} asks for {beyond[0]}, which is more than LoRA")
     adapted_modules(folder, method)
+
+
+def check_fits(folder: Path, model: nn.Module, method: str) -> None:
+    """Raises UserError where the LoRA is of a model of other modules or sizes. model: may be without weights."""
+    modules = dict(model.named_modules())
+    for name, shape in adapted_modules(folder, method).items():
+        weight = getattr(modules.get(name), "weight", None)
+        if weight is None:
+            raise UserError(f"{method}: {folder / ADAPTER} adapts {name}, which the model does not have")
+        if tuple(weight.shape) not in (shape, shape[::-1]):  # some models have their matrices transposed
+            own, other = ("x".join(map(str, size)) for size in (weight.shape, shape))
+            raise UserError(f"{method}: {folder / ADAPTER} adapts {name} of {other} weights; the model's is of {own}")
+
+
+def is_plain_lora(folder: Path) -> bool:
+    """Whether an adapter is LoRA of linear layers and nothing else. Raises UserError where it cannot be read."""
+    config = read_json(folder / ADAPTER_CONFIG)
+    plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+    return plain and (folder / ADAPTER).is_file() and not _beside_lora(read_shapes(folder / ADAPTER))
+
+
+def _beside_lora(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.endswith((DOWN, UP))]
+
+
+def without_weights(config: Any) -> nn.Module:
+    """The causal language model of a configuration, on torch's meta device."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with init_empty_weights():
+        model: nn.Module = auto.from_config(config)
+    return model
 
 
 def merged_target(target: Target, folder: Path, method: str) -> Target:
@@ -84,7 +120,7 @@ def merged_target(target: Target, folder: Path, method: str) -> Target:
 
     One for what the files hold, as long as it is in use. Raises UserError where they are no plain LoRA of this model.
     """
-    names = adapted_modules(folder, method)
+    names = list(adapted_modules(folder, method))
     content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
     digest = hashlib.sha256(content).hexdigest()[:16]
     return one_in_use((target, digest), lambda: _merged(target, folder, names, digest, method))
@@ -94,11 +130,10 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
     from peft import PeftModel
 
     read_tensors(folder / ADAPTER)  # which must hold finite numbers; peft does not look
+    check_fits(folder, target.model, method)
     model = copy_to_change(target)
     modules = dict(model.named_modules())
     for name in names:
-        if name not in modules or not hasattr(modules[name], "weight"):
-            raise UserError(f"{method}: {folder / ADAPTER} adapts {name}, which the model does not have")
         weight = modules[name].weight
         modules[name].weight = torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
     try:
@@ -110,16 +145,29 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
     return target.with_model(merged, f"{target.weights_hash}+{digest}")
 
 
-def adapted_modules(folder: Path, method: str) -> list[str]:
-    """Names of the modules that a saved LoRA changes.
+def adapted_modules(folder: Path, method: str) -> dict[str, tuple[int, int]]:
+    """Names of the modules that a saved LoRA changes, with the rows and columns of their weights.
 
     Raises UserError for anything but LoRA of linear layers: merged, it would change the base's own weights.
     """
-    keys = list(read_shapes(folder / ADAPTER))
-    strange = [key for key in keys if not key.endswith((SUFFIX, ".lora_B.weight"))]
-    bias = read_json(folder / ADAPTER_CONFIG).get("bias", "none")
+    saved, config = read_shapes(folder / ADAPTER), read_json(folder / ADAPTER_CONFIG)
+    strange = _beside_lora(saved)
+    bias = config.get("bias", "none")
     if strange or bias != "none":
         what = f"{strange[0]}" if strange else f"bias {bias!r}"
         raise UserError(f"{method}: {folder} holds more than LoRA of linear layers: {what}")
-    names = [key for key in keys if key.endswith(SUFFIX)]
-    return [name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names]
+    names = {key.removesuffix(DOWN).removesuffix(UP) for key in saved}
+    ranks = None if config.get("rank_pattern") else config.get("r")
+    return {name.removeprefix(PREFIX): _adapted(saved, name, ranks, folder, method) for name in sorted(names)}
+
+
+def _adapted(saved: Mapping[str, Tensor], name: str, rank: Any, folder: Path, method: str) -> tuple[int, int]:
+    """Rows and columns of what a pair of matrices adapts. rank: as configured, None where it is not one for all."""
+    down, up = saved.get(name + DOWN), saved.get(name + UP)
+    if down is None or up is None:
+        raise UserError(f"{method}: {folder / ADAPTER} is damaged: it lacks {name}{DOWN if down is None else UP}")
+    if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
+        raise UserError(f"{method}: {folder / ADAPTER} is damaged: the two matrices of {name} do not fit each other")
+    if rank not in (None, down.shape[0]):
+        raise UserError(f"{method}: {name} has rank {down.shape[0]}, and {folder / ADAPTER_CONFIG} says r = {rank!r}")
+    return up.shape[0], down.shape[1]

@@ -21,9 +21,9 @@ from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.tree_shape import AnyShape, DeviceShape
 from specbench_ss.decoding.verify import Verdict
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, told_of
 from specbench_ss.methods._shared.small_llama import new_llama
-from specbench_ss.methods.sd.adapter import checked_lora, holds_lora, merged_lora
+from specbench_ss.methods.sd.adapter import check_named, checked_lora, holds_lora, merged_lora
 from specbench_ss.methods.sd.chain import Length, draft_chain
 from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
@@ -233,7 +233,13 @@ def draft_in(place: str, base: Outline, load: Callable[[str], T], with_lora: Cal
 
     Raises UserError.
     """
+    with told_of("sd"):
+        return _draft_in(place, base, load, with_lora)
+
+
+def _draft_in(place: str, base: Outline, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
     if not holds_lora(Path(place)):
+        check_named(Path(place))
         return named_draft(load, place)
     own = base.companion(TwoModel.companion)
     if own is None:

@@ -205,9 +205,14 @@ def belongs_to(target: Target) -> dict[str, str]:
     return {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
 
 
-def check_base(config: dict[str, Any], target: Target, what: str) -> None:
-    """Raise UserError where the drafter was trained for another base: its config holds the hash of that base."""
+def check_base(config: dict[str, Any], target: Target, what: str, kind: str = "base") -> None:
+    """Raise UserError where the drafter was trained for another base: its config holds the hash of that base.
+
+    kind: what the target is to it, in words.
+    """
     trained_for = config.get("base_hash")
     comparable = config.get("base_dtype") in (None, str(target.dtype))  # rounding changes the hash
     if comparable and trained_for and target.weights_hash and trained_for != target.weights_hash:
-        raise UserError(f"{what} was trained for another base (hash {trained_for}, this one is {target.weights_hash})")
+        raise UserError(
+            f"{what} was trained for another {kind} (hash {trained_for}, this one is {target.weights_hash})"
+        )

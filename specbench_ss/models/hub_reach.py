@@ -8,12 +8,18 @@ PATIENCE_S = 5.0
 
 
 def check_reachable(repo: str) -> None:
-    """Raise UserError for a repository that is not in the cache while the hub cannot be reached.
+    """Raise UserError for what is no repository's name, and for one not in the cache while the hub is out of reach.
 
     Of one that is in the cache nothing is asked of an unreachable hub any more. Any answer of the hub is good enough.
     """
     from huggingface_hub import constants, get_session, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        raise UserError(f"{repo!r} is neither a folder here nor the name of a model at the hub") from None
     if constants.HF_HUB_OFFLINE:
         return
     try:

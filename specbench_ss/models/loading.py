@@ -17,6 +17,7 @@ from specbench_ss.models.chat_templates import template_text
 from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.dividing import check_divided, device_map, without_hooks
 from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks, gguf_file, source_arguments
+from specbench_ss.models.hub_reach import check_reachable
 from specbench_ss.models.model_folder import check_model, companions, find_folder, is_lab, model_origin
 from specbench_ss.models.weight_files import check_files
 from specbench_ss.models.weight_hash import hash_weights
@@ -113,8 +114,6 @@ def _source(model: str, folder: Path | None) -> str:
 
     Raises UserError for a hub id that is not in the cache while the hub does not answer.
     """
-    from specbench_ss.models.hub_reach import check_reachable
-
     if folder is not None:
         return str(folder)
     if gguf_file(model) is None:
@@ -128,16 +127,24 @@ def config_of(source: str, trust_remote_code: bool = False) -> Any:
 
     _quiet()
     adapter = Path(source, "adapter_config.json")
-    if adapter.is_file() and not Path(source, "config.json").is_file():
-        named = read_json(adapter).get("base_model_name_or_path")
-        if not isinstance(named, str) or not named:
-            raise UserError(f"{adapter} does not name the model that it adapts (base_model_name_or_path)")
-        source = named
+    own = Path(source, "config.json")
+    if adapter.is_file() and not (own.is_file() and "model_type" in read_json(own)):
+        source = adapted_model(adapter)
     try:
         with source_arguments(source) as where:
             return AutoConfig.from_pretrained(**where, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _cannot_load(source, error) from error
+
+
+def adapted_model(adapter: Path) -> str:
+    """Return the folder or hub id of the model that an adapter's configuration names. Raises UserError for none."""
+    named = read_json(adapter).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise UserError(f"{adapter} does not name the model that it adapts (base_model_name_or_path)")
+    if not Path(named).exists():
+        check_reachable(named)
+    return named
 
 
 def tokenizer_of(source: str, trust_remote_code: bool = False, template: str | None = None) -> Any:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specbench_ss.benchmark import preflight
 from specbench_ss.decoding.loop import Limits, generate
@@ -17,7 +22,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.methods._shared.lora import ADAPTER_CONFIG, lora_parameters, save_lora
+from specbench_ss.methods._shared.lora import ADAPTER, ADAPTER_CONFIG, lora_parameters, save_lora
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
@@ -30,6 +35,7 @@ from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, questions
 from specbench_ss.suites.lab_text.training_text import APP_WEIGHTS, conversations
 from specbench_ss.training.batches import Batch, future_labels, pick_anchors
 from specbench_ss.training.trainee import BaseStates
+from tests.cli import failing
 from tests.tiny import tiny_model
 
 
@@ -82,14 +88,86 @@ def test_a_lora_that_does_not_fit_is_told(lora: Path, lab_target: Target) -> Non
         TwoModel.check(options(lora), alone)
     config = json.loads((lora / "config.json").read_text())
     write_config(lora, {**config, "base_hash": "0" * 16})
-    with pytest.raises(UserError, match="was trained for another base"):
+    with pytest.raises(UserError, match="was trained for another draft"):
         TwoModel.load(lab_target, options(lora))
-    (lora / "adapter_model.safetensors").write_bytes(b"x" * 64)
-    with pytest.raises(UserError, match="cannot read weights"):
-        TwoModel.check(options(lora), lab_target)
-    (lora / "config.json").unlink()
-    with pytest.raises(UserError, match="no config.json"):
-        TwoModel.check(options(lora), lab_target)
+
+
+def said_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The line that a dry run ends with."""
+    line = failing(["run", "--methods", f"sd[weights={folder}]", "--dry-run", "--device", "cpu"], capsys)
+    assert line.startswith("ssbench: sd: ") and "Traceback" not in line
+    return line
+
+
+def say(lora: Path, **changed: Any) -> None:
+    """Change what the LoRA's configuration says."""
+    config = json.loads((lora / ADAPTER_CONFIG).read_text())
+    (lora / ADAPTER_CONFIG).write_text(json.dumps({**config, **changed}))
+
+
+def rewrite(lora: Path, change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor] | None]) -> None:
+    """Change or leave out the LoRA's tensors."""
+    pairs = [change(name, tensor) for name, tensor in load_file(lora / ADAPTER).items()]
+    (lora / ADAPTER).unlink()
+    save_file({pair[0]: pair[1].contiguous() for pair in pairs if pair}, lora / ADAPTER)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no configuration": (lambda lora: (lora / ADAPTER_CONFIG).unlink(), "without the adapter_config.json"),
+    "broken JSON": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{r"), "cannot read .*adapter_config.json"),
+    "no object": (lambda lora: (lora / ADAPTER_CONFIG).write_text("[]"), "adapter_config.json is not a JSON object"),
+    "nothing said": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{}"), "is no LoRA's: its peft_type"),
+    "another kind": (lambda lora: say(lora, peft_type="IA3"), "is no LoRA's: its peft_type"),
+    "another rank": (lambda lora: say(lora, r=3), "has rank 4, and .* says r = 3"),
+    "no rank": (lambda lora: say(lora, r="x"), "has rank 4, and .* says r = 'x'"),
+    "another width": (
+        lambda lora: rewrite(lora, lambda k, t: (k, t[:, :-1] if "lora_A" in k else t)), "weights; the model's is of"
+    ),
+    "a half": (lambda lora: rewrite(lora, lambda k, t: None if k.endswith("0.mlp.up_proj.lora_B.weight") else (k, t)),
+               "is damaged: it lacks .*up_proj.lora_B.weight"),
+    "a pair of two ranks": (
+        lambda lora: rewrite(lora, lambda k, t: (k, t[:, :-1] if "lora_B" in k else t)), "do not fit each other"
+    ),
+    "another architecture": (
+        lambda lora: rewrite(lora, lambda k, t: (k.replace("model.layers", "transformer.h"), t)),
+        "adapts transformer.h.* which the model does not have",
+    ),
+    "no weights": (lambda lora: (lora / ADAPTER).unlink(), "no weight file"),
+    "cut weights": (lambda lora: os.truncate(lora / ADAPTER, 5000), "cannot read weights"),
+    "no config.json": (lambda lora: (lora / "config.json").unlink(), "no config.json"),
+    "a model that is nowhere": (
+        lambda lora: say(lora, base_model_name_or_path="/no/such/model"),
+        "is for the model '/no/such/model'.*: '/no/such/model' is neither a folder here nor the name of a model",
+    ),
+    "a larger model": (
+        lambda lora: say(lora, base_model_name_or_path=str(LAB / "base")),
+        "is for the model .*, as its adapter_config.json says .* weights; the model's is of",
+    ),
+    "no name": (lambda lora: say(lora, base_model_name_or_path=["a"]), "does not name the model that it adapts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_wrong_lora_is_told_before_a_model_is_loaded(
+    damage: str, lora: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm, words = DAMAGE[damage]
+    harm(lora)
+    assert re.search(words, said_of(lora, capsys))
+
+
+def test_a_lora_that_names_a_hub_model_is_told_where_there_is_no_hub(
+    lora: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Any:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_session", nowhere)
+    say(lora, base_model_name_or_path="someone/nothing-here")
+    line = said_of(lora, capsys)
+    assert "is for the model 'someone/nothing-here', as its adapter_config.json says" in line
+    assert "cannot be reached" in line
 
 
 def test_a_lora_that_names_its_model_is_loaded_as_that_model(lora: Path, lab_target: Target) -> None:
