@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.errors import UserError, first_line
+from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import records
 from specbench_ss.files.user_files import read_json
 from specbench_ss.methods.rest.published import read_idx
@@ -106,7 +107,7 @@ def open_datastore(path: Path) -> Datastore:
         raise UserError(f"rest: datastore {path} is empty")
     for number, chunk in enumerate(store.chunks):
         if not _in_order(chunk):
-            raise UserError(f"rest: datastore {path} is damaged: chunk {number} is not in order")
+            raise _damaged(path, f"is damaged: chunk {number} is not in order")
     return store
 
 
@@ -114,17 +115,26 @@ def _open_folder(folder: Path) -> Datastore:
     if not (folder / HEADER).is_file():
         raise UserError(f"rest: {folder} holds no datastore: it has no {HEADER}")
     try:
-        header = records.convert(read_json(folder / HEADER), _Header)
+        said = read_json(folder / HEADER)
+    except UserError:
+        raise _damaged(folder / HEADER, "cannot be read as a JSON object") from None
+    try:
+        header = records.convert(said, _Header)
     except ValueError as problem:
-        raise UserError(f"rest: {folder / HEADER} does not describe a datastore: {problem}") from None
+        raise _damaged(folder / HEADER, f"does not describe a datastore: {problem}") from None
     if header.format != FORMAT:
         raise UserError(f"rest: datastore {folder} has format {header.format}, this version reads {FORMAT}")
     read = _mapped if header.stored_suffixes else _sorted
     chunks = tuple(read(folder, i, n) for i, n in enumerate(header.chunks))
     if not header.stored_suffixes and hash_tokens(chunks) != header.hash:
-        raise UserError(f"rest: datastore {folder} is damaged: its tokens are not those that {HEADER} tells of")
+        raise _damaged(folder, f"is damaged: its tokens are not those that {HEADER} tells of")
     about = {name: getattr(header, name) for name in ("hash", "tokens", "documents", "made_of")}
     return Datastore(chunks, about, header.vocabulary, header.advice.draft)
+
+
+def _damaged(file: Path, how: str) -> UserError:
+    """A UserError that says how a datastore can be had again."""
+    return UserError(f"rest: {file} {how}; make the datastore again: `ssbench datastore build`")
 
 
 def _mapped(folder: Path, number: int, count: int) -> Chunk:
@@ -159,12 +169,14 @@ def hash_tokens(chunks: Iterable[Chunk]) -> str:
 def _read(file: Path, count: int, kinds: Sequence[type[np.integer[Any]]]) -> Ids:
     """[count] of one of these kinds, mapped."""
     try:
-        numbers: Any = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:  # missing, truncated, no such file at all
-        raise UserError(f"rest: cannot read {file}: {first_line(error)}") from None
+        numbers: Any = open_memmap(file, mode="r")
+    except OSError as error:
+        raise _damaged(file, f"cannot be read: {os_reason(error)}") from None
+    except Exception:  # whatever numpy's reader stumbles over: its words are of its own insides
+        raise _damaged(file, "is damaged: it is cut short, or not a file of numbers (.npy)") from None
     if numbers.dtype not in kinds or numbers.shape != (count,):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise UserError(f"rest: {file} is damaged: {numbers.dtype} {numbers.shape}, not {wanted} ({count},)")
+        raise _damaged(file, f"is damaged: {numbers.dtype} {numbers.shape}, not {wanted} ({count},)")
     return np.asarray(numbers)  # the same mapped memory, without the cost of a memmap's own indexing
 
 

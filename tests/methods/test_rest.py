@@ -205,10 +205,7 @@ def test_bad_folders_are_told(base: Target, tmp_path: Path) -> None:
     small = Target(tiny_model("llama", vocab=50), None, "small")
     assert "token id 60, the vocabulary of 'small' ends at 49" in told(folder, small)
     tokens, suffixes = folder / "tokens-0.npy", folder / "suffixes-0.npy"
-    whole = tokens.read_bytes(), suffixes.read_bytes()
-    tokens.write_bytes(whole[0][:-40])
-    assert "cannot read" in told(folder, base) and "tokens-0.npy" in told(folder, base)
-    tokens.write_bytes(whole[0])
+    told_of_cut_files(tokens, base)
     entries = np.load(suffixes)
     np.save(suffixes, entries[::-1])
     assert "not in order" in told(folder, base)
@@ -221,6 +218,19 @@ def test_bad_folders_are_told(base: Target, tmp_path: Path) -> None:
     told_of_headers(folder, header, base)
 
 
+def told_of_cut_files(file: Path, base: Target) -> None:
+    """And a file that is cut, empty or none of numpy's, by its name and without numpy's own words."""
+    whole = file.read_bytes()
+    strange = whole.replace(b"(", b"((", 1), whole.replace(b"<", b"?", 1), b"PK\x03\x04" + whole[4:]
+    for content in (whole[:-40], whole[:100], whole[:9], whole[:3], b"", b"x" * 200, *strange):
+        file.write_bytes(content)
+        said = f"rest: {file} is damaged: it is cut short, or not a file of numbers (.npy); make the datastore again"
+        assert told(file.parent, base).startswith(said)
+    file.unlink()
+    assert f"{file} cannot be read: no such file or directory; make" in told(file.parent, base)
+    file.write_bytes(whole)
+
+
 def told_of_headers(folder: Path, header: dict[str, Any], base: Target) -> None:
     """And a header that is empty, of another version, wrong or missing."""
     for changed, said in (
@@ -230,6 +240,9 @@ def told_of_headers(folder: Path, header: dict[str, Any], base: Target) -> None:
     ):
         (folder / "datastore.json").write_text(json.dumps(header | {"hash": EMPTY} | changed))
         assert said in told(folder, base)
+    for content in (b"", b"{", b"[]", b"\xff{}", json.dumps(header).encode()[:-30]):
+        (folder / "datastore.json").write_bytes(content)
+        assert "datastore.json cannot be read as a JSON object; make the datastore again" in told(folder, base)
     (folder / "datastore.json").unlink()
     assert "has no datastore.json" in told(folder, base)
 
@@ -240,8 +253,7 @@ def test_a_small_datastore_is_its_tokens_and_damage_to_them_is_told(base: Target
     assert sorted(p.name for p in folder.iterdir()) == ["datastore.json", "tokens-0.npy"]
     tokens = folder / "tokens-0.npy"
     whole, stored = tokens.read_bytes(), np.load(tokens)
-    tokens.write_bytes(whole[:-40])
-    assert "cannot read" in told(folder, base) and "tokens-0.npy" in told(folder, base)
+    told_of_cut_files(tokens, base)
     stored[5] += 1
     np.save(tokens, stored)
     assert "damaged: its tokens are not those" in told(folder, base)
