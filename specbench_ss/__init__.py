@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss import moved
+from specbench_ss.quiet_imports import quiet_imports
 from specbench_ss.version import __version__
 
 if TYPE_CHECKING:
@@ -87,3 +88,4 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 moved.install()
+quiet_imports()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from functools import cache
@@ -33,8 +32,6 @@ from specbench_ss.commands import (
 from specbench_ss.commands.shared import literal
 from specbench_ss.deferred_imports import deferred_imports
 from specbench_ss.errors import UserError
-
-NOISY = ("torchao", "torch.utils._pytree")  # they log while transformers imports torchao; nothing that a user can mend
 
 app = typer.Typer(
     name="ssbench",
@@ -100,8 +97,6 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 def main(args: list[str] | None = None) -> int:
     """Run the command line; what the user can mend is one line on stderr and exit code 2."""
     registry.clear_file_methods()
-    for name in NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
     with deferred_imports(), warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:

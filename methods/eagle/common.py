@@ -65,17 +65,25 @@ class FeatureDrafting(Decoder):
         """What is drafted, from options and what came with the weights. Raises UserError where that cannot be."""
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]]:
-        """The layers whose inputs are features; several answers where the configuration leaves it open."""
+    def layers_asked(cls, options: Any, base: Outline) -> tuple[int, ...] | None:
+        """The layers whose inputs are features, where options say it."""
+        return None
+
+    @classmethod
+    def layers_of(cls, config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]]:
+        """The same where they do not, by the weights' config.json; several answers where that leaves it open."""
         return ((FINAL,),)
 
     @classmethod
     def _layers_here(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
-        """What `layers_of` says; an error that speaks of config.json tells where that is."""
+        """What options say, else the configuration: what is wrong with that is told with the place of the weights."""
+        asked = cls.layers_asked(options, base)
+        if asked is not None:
+            return (asked,)
         try:
-            return cls.layers_of(options, config, base)
+            return cls.layers_of(config, base)
         except UserError as error:
-            raise UserError(f"{error} ({path})" if "config.json" in str(error) else str(error)) from None
+            raise UserError(f"{error} ({path})") from None
 
     @classmethod
     def levels(cls, layers: Sequence[int]) -> int:

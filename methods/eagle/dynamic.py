@@ -203,13 +203,16 @@ class Eagle3(Eagle2):
     published_depth = 7
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]]:
-        """As asked for, as our config says, or as published; else as the checkpoint lists them, by either convention.
+    def layers_asked(cls, options: Any, base: Outline) -> tuple[int, ...] | None:
+        """As the option of that name lists them."""
+        return None if options.layers == "auto" else _checked(_numbers(options.layers), base, "layers")
+
+    @classmethod
+    def layers_of(cls, config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]]:
+        """As our config says, or as published; else as the checkpoint lists them, by either convention.
 
         Some list layers whose inputs are read, some those whose outputs are.
         """
-        if options.layers != "auto":
-            return (_checked(_numbers(options.layers), base, "layers"),)
         if "speculators_model_type" in config:
             return (_stated(config, base),)
         if "feature_layers" in config:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.lib.format import open_memmap
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError, os_reason
@@ -169,7 +168,7 @@ def hash_tokens(chunks: Iterable[Chunk]) -> str:
 def _read(file: Path, count: int, kinds: Sequence[type[np.integer[Any]]]) -> Ids:
     """[count] of one of these kinds, mapped."""
     try:
-        numbers: Any = open_memmap(file, mode="r")
+        numbers: Any = np.lib.format.open_memmap(file, mode="r")
     except OSError as error:
         raise _damaged(file, f"cannot be read: {os_reason(error)}") from None
     except Exception:  # whatever numpy's reader stumbles over: its words are of its own insides

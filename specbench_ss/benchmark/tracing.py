@@ -6,6 +6,7 @@ takes time itself, so times in a trace are no measurement of a method's speed.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 Span = tuple[float, float]  # start and end, microseconds
 BINS = 120  # of the timeline in the summary
 MOST_TOKENS = 64  # of a traced answer: a trace of hundreds is too large to look at
+NO_CHATTER = ("KINETO_LOG_LEVEL", "6")  # the profiler's library else says on stderr when it starts and stops: "USDT:"
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "hipLaunchKernel")
 
 
 def traced(request: Callable[[], int], device: torch.device, file: Path) -> dict[str, Any]:
     """Profile a request, write its trace, and return its summary. request: answers, and returns how many tokens."""
+    os.environ.setdefault(*NO_CHATTER)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as watched:
         tokens = request()

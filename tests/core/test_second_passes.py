@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,6 +146,16 @@ class Hopeless(Decoder):
         worst = int(self.target.next_logits(state.ids).argmin())
         return DraftTree.chain(state.root, torch.tensor([worst]))
 """
+
+
+def test_the_profiler_says_nothing_on_its_own(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch, pathlib; from specbench_ss.benchmark.tracing import traced\n"
+        "traced(lambda: len(torch.ones(3) + 1), torch.device('cpu'), pathlib.Path(sys.argv[1], 'trace.json.gz'))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_an_answer_in_vain_is_recorded_and_traced_once(tmp_path: Path) -> None:

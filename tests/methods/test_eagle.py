@@ -478,6 +478,10 @@ def test_weights_of_the_other_kind_and_of_another_size_are_named(tmp_path: Path)
     refused(Eagle3, Eagle3Options(weights=first), target, "no weights of EAGLE-3")
     refused(Eagle3, Eagle3Options(weights=third, layers="2:4:9"), target, "names layer 9")
     refused(Eagle3, Eagle3Options(weights=third, layers="2-4"), target, "not '2-4'")
+    with pytest.raises(UserError, match="not 'config.json'$"):  # an option is nothing of the folder's
+        Eagle3.check(Eagle3Options(weights=third, layers="config.json"), target)
+    listed = folder(tmp_path / "listed", eagle3(), feature_layers=[2, 4, 9])
+    refused(Eagle3, Eagle3Options(weights=listed), target, f"({listed})")
     wide = {n: torch.zeros([2 * s for s in t.shape]) for n, t in eagle1().items()}
     refused(Eagle, EagleOptions(weights=folder(tmp_path / "w", wide)), target, "hidden size 64, the model has 32")
     (tmp_path / "1" / "model.safetensors").unlink()
