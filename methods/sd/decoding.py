@@ -139,10 +139,13 @@ class TwoModel(Decoder):
 
     def begin(self, state: State) -> None:
         """The draft reads the prompt and the first token."""
+        from specbench_ss.decoding.engines import replay_draft  # which loads torch, and methods are listed without it
+
         o = self.options
         own = o.gamma * o.k if o.form == "tree" else 0  # rows of a tree that no accepted token gets
         capacity = state.cache.capacity * (FINER if self.bridge else 1)
-        self.draft.begin(min(capacity, self.draft.model.context_length) + own, self.target)
+        replay_draft(self.draft.model, self.target)
+        self.draft.begin(min(capacity, self.draft.model.context_length) + own)
         self.length.begin()
         self.fed = []
         if self.bridge:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.engines import replay_draft
 from specbench_ss.decoding.target import Target
 
 if TYPE_CHECKING:
@@ -26,12 +25,8 @@ class Draft:
         self.cache = Cache(model.n_layers, 0)
         self.calls = 0
 
-    def begin(self, capacity: int, target: Target) -> None:
-        """Forget everything, and have room for so many tokens, as far as the model has positions.
-
-        target: whose engine makes this model's passes as well.
-        """
-        replay_draft(self.model, target)
+    def begin(self, capacity: int) -> None:
+        """Forget everything, and have room for so many tokens, as far as the model has positions."""
         self.cache.expand(self.model.room(capacity))
         self.calls = 0
 

@@ -14,7 +14,7 @@ def check_reachable(repo: str) -> None:
     """
     from huggingface_hub import constants, get_session, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repo)

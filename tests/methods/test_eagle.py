@@ -310,7 +310,7 @@ def test_layers_that_can_be_read_two_ways_are_tried_out(true: tuple[int, ...], t
     target = Target(tiny_model("llama", layers=8))
     weights = folder(tmp_path / "e", eagle3(), eagle_aux_hidden_state_layer_ids=[1, 3, 4])
     about = json.loads((tmp_path / "e" / "config.json").read_text())
-    candidates = Eagle3.layers_of(Eagle3Options(), about, target)
+    candidates = Eagle3.layers_of(about, target)
     assert candidates == ((1, 3, 4), (2, 4, 5))
     answer = generate(Autoregressive(target), [1], Limits(48), Sampling()).tokens
     oracle: Any = Oracle(target, [1, *answer], true)

@@ -217,7 +217,7 @@ def test_drafts_are_what_the_format_says(name: str, target: Target, tmp_path: Pa
     decoder = read(target, folder(tmp_path / "e", w, config))
     layers = config["eagle_aux_hidden_state_layer_ids"] or [2, N // 2, N - 3]
     assert decoder.layers == tuple(layers)
-    assert Eagle3.layers_of(decoder.options, decoder.config, target) == (tuple(layers),)  # nothing to try out
+    assert Eagle3.layers_of(decoder.config, target) == (tuple(layers),)  # nothing to try out
     words = (torch.arange(WORDS) + w["d2t"] if "d2t" in w else torch.arange(V)).tolist()
     steps = watched(decoder, PROMPT)
     for ids, tree, logits in (steps[0], steps[-1]):
