@@ -35,6 +35,7 @@ class Streams(nn.Module):
 
     def __init__(self, config: StreamConfig, hidden: int) -> None:
         super().__init__()
+        self.moved: dict[int, tuple[Tensor, Tensor]] = {}  # adapters of layers on other devices than the first
         c = self.config = config
         if c.stream_init == "embedding":
             self.embedding = nn.Parameter(torch.randn(c.gamma, hidden) * 0.02)  # P_j, eq. 4
@@ -62,8 +63,19 @@ class Streams(nn.Module):
 
     def adapt(self, layer: int, x: Tensor) -> Tensor:
         """The stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]."""
-        down, up = (to_device(weight[layer], x.device) for weight in (self.down, self.up))
+        down, up = self._adapter(layer, x.device)
         return F.linear(F.silu(F.linear(x, down)), up)
+
+    def _adapter(self, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """A layer's adapter on the device of its rows: where that is another one, it is moved there once and stays."""
+        own = self.down[layer], self.up[layer]
+        if own[0].device == device:
+            return own
+        if not torch.is_inference_mode_enabled():  # weights that learn are moved as they are now
+            return to_device(own[0], device), to_device(own[1], device)
+        if layer not in self.moved:
+            self.moved[layer] = to_device(own[0], device), to_device(own[1], device)
+        return self.moved[layer]
 
     def early_exit(self, x: Tensor) -> Tensor:
         """o_theta (sec. 2.3): the main state at the pruning layer, mapped to what the LM head can read."""

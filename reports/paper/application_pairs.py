@@ -12,7 +12,7 @@ import numpy as np
 from specbench_ss.reports.paper.claims import NOWHERE, Point, at_least, at_most, number_or_none, place_of
 from specbench_ss.results.experiment import Claim, Column, Grid, Value
 from specbench_ss.results.intervals import FEWEST, ratio_interval
-from specbench_ss.results.number_text import interval, interval_of
+from specbench_ss.results.number_text import counted, end, interval, interval_of
 from specbench_ss.results.paired_times import paired
 from specbench_ss.results.quality import MARGIN, cautious, non_inferiority
 from specbench_ss.results.resampling import Floats
@@ -64,8 +64,9 @@ def kept_claims(grid: Grid, other: str) -> list[Claim]:
     made = []
     for task, own, theirs, difference, around, count in grid.rows:
         says = f"{task}: shared mode costs no quality against {other} (here: at most {-LOST:g} of 100)"
-        found = f"{own:.1f} and {theirs:.1f} of 100, difference {difference:.1f}"
-        told = f"{found} ({around}), {count} questions" if around else f"{found}, {count} questions"
+        found = f"{own:.1f} and {theirs:.1f} of 100, difference {end(float(difference or 0), 1, 0)}"
+        asked = counted(int(count or 0), "question")
+        told = f"{found} ({around}), {asked}" if around else f"{found}, {asked}"
         bounds = interval_of(around)
         verdict = non_inferiority(bounds and (bounds[0] / 100, bounds[1] / 100), MARGIN)
         made.append(Claim(says, HOLDS[verdict], told))
@@ -81,7 +82,7 @@ def draft_model_claims(grid: Grid) -> list[Claim]:
             (f"{row[0]}: {SHARED} calls the target more often than {DRAFT_MODEL}", at_least, CALLS),
         ):
             claim = hold(f"{says} (here: its {title} over the other's)", _point(row, place_of(grid, title)), 1.0)
-            made.append(Claim(claim.says, claim.holds, f"{claim.found}, {row[-1]} questions"))
+            made.append(Claim(claim.says, claim.holds, f"{claim.found}, {counted(int(row[-1] or 0), 'question')}"))
     return made
 
 

@@ -73,4 +73,4 @@ def health(run: Run) -> list[str]:
     overall = [row for row in summarise(run) if row.category == OVERALL]
     of_methods = [f"{row.method}: {finding}" for row in overall for finding in row.health]
     told = [check for check in worst_first(checks(run, overall)) if check.name in OF_THE_RUN]
-    return [*of_methods, *(" ".join((check.sentence, *check.lines)) for check in told)]
+    return [*of_methods, *(check.sentence for check in told)]

@@ -125,12 +125,12 @@ def _told(done: int, calls: int) -> None:
 
 def _print_scores(run: Run) -> None:
     from specbench_ss.errors import UserError
-    from specbench_ss.results.number_text import number
+    from specbench_ss.results.number_text import counted, number
     from specbench_ss.results.summary import OVERALL, summarise
 
     rated = [row for row in summarise(run) if row.category == OVERALL and row.judged is not None]
     for row in rated:
-        print(f"{row.method:<10} judged {number(row.judged)} over {row.judged_n} questions")
+        print(f"{row.method:<10} judged {number(row.judged)} over {counted(row.judged_n, 'question')}")
     if not rated:
         raise UserError("no reply of the judge held a rating, so there is nothing to show")
     print(f"in every table from now on: ssbench report {run.path}")

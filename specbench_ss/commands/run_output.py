@@ -18,7 +18,7 @@ from specbench_ss.benchmark import preflight
 from specbench_ss.commands.fail_on import fail
 from specbench_ss.commands.report import open_in_browser, write_report
 from specbench_ss.options import options_text
-from specbench_ss.results.number_text import parameters
+from specbench_ss.results.number_text import counted, parameters
 from specbench_ss.runs.config import RunConfig, RunTarget, decoding
 from specbench_ss.runs.suite import SuiteData
 
@@ -37,7 +37,7 @@ def describe(config: RunConfig, where: RunTarget) -> None:
     if plan.dtype_choice:
         print(f"dtype      {plan.dtype_choice}")
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
-    print(f"questions  {len(data.questions)} ({prompts} prompts), repeats {config.repeats}")
+    print(f"questions  {len(data.questions)} ({counted(prompts, 'prompt')}), repeats {config.repeats}")
     print(f"decoding   {decoding_text(config, data)}")
     for label, values in plan.options.items():
         print(f"method     {label}: {options_text(values) or 'no options'}")
@@ -95,7 +95,7 @@ def title(plan: preflight.Plan, model: str, parameter_count: int, place: str) ->
     data = plan.data
     return (
         f"[bold]{escape(model)}[/] ({parameters(parameter_count)}, {plan.dtype}, {place}) on "
-        f"[bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions), {decoding_text(plan.config, data)}"
+        f"[bold]{data.name}[/] ({data.edition}, {counted(len(data.questions), 'question')}), {decoding_text(plan.config, data)}"
     )
 
 

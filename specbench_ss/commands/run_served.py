@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from specbench_ss.benchmark.asked_endpoints import Access
 from specbench_ss.commands.run_output import decoding_text, tell
+from specbench_ss.results.number_text import counted
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.served import measure as measuring
 
@@ -28,7 +29,7 @@ def describe(config: RunConfig, where: RunTarget, access: Access) -> None:
     data = plan.data
     prompts = sum(len(q.turns) for q in data.questions)
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
-    print(f"questions  {len(data.questions)} ({prompts} prompts), repeats {config.repeats}")
+    print(f"questions  {len(data.questions)} ({counted(prompts, 'prompt')}), repeats {config.repeats}")
     print(f"decoding   {decoding_text(config, data)}")
     print(f"in flight  {', '.join(map(str, (1, *config.concurrency)))}")
     print(f"samples    {plan.samples + prompts * config.repeats * len(config.endpoints) * len(config.concurrency)}")
@@ -55,9 +56,7 @@ def _shown(ready: measuring.Ready) -> Iterator[Events]:
         told = f"{server.shown_url}, model {server.model}{f', {software}' if software else ''}"
         line = f"{server.label}: {told}; acceptance: {about['acceptance']}"
         console.print(escape(line), highlight=False, soft_wrap=True)
-    title = (
-        f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] ({data.edition}, {len(data.questions)} questions)"
-    )
+    title = f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] ({data.edition}, {counted(len(data.questions), 'question')})"
     console.print(f"{title}, {escape(decoding_text(ready.plan.config, data))}", highlight=False, soft_wrap=True)
     with Progress([found.server.label for found in ready.found], console) as progress:
         yield progress

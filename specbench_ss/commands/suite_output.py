@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 
+from specbench_ss.results.number_text import counted
 from specbench_ss.runs.suite import Question, SuiteData
 
 LINES, WIDTH = 6, 110  # of a text that is not shown whole
@@ -14,7 +15,8 @@ def print_data(data: SuiteData, sample: int, whole: bool) -> None:
     """Print a suite's edition, hash, notes and counts, and the first `sample` questions of each category."""
     turns = sum(len(question.turns) for question in data.questions)
     print(f"{data.name} ({data.edition}), {data.content_hash[:12]}")
-    print(f"{len(data.questions)} questions, {turns} prompts, answers of at most {data.max_new_tokens} tokens")
+    asked = f"{counted(len(data.questions), 'question')}, {counted(turns, 'prompt')}"
+    print(f"{asked}, answers of at most {data.max_new_tokens} tokens")
     for note in data.notes:
         print(f"note: {note}")
     for category, count in Counter(question.category for question in data.questions).items():

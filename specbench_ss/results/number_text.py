@@ -16,6 +16,11 @@ def number(value: float | None, digits: int = 2, unit: str = "") -> str:
     return f"{value:,.{digits}f}{unit}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return how many there are as in '1 question' or '1,280 questions'. what: one of them."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def times(value: float | None) -> str:
     """Return a speedup as in '1.84×'."""
     return number(value, 2, "×")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.results.number_text import interval
+from specbench_ss.results.number_text import counted, interval
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(n, "question") for n in (0, 1, 1280)] == ["0 questions", "1 question", "1,280 questions"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.testing.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
 from tests.second_device import SECOND, second_device, send_layers, to_device
 
@@ -143,6 +145,23 @@ def test_what_a_pass_moves_does_not_grow_with_layers(monkeypatch: pytest.MonkeyP
         moves.clear()
         cache.keep(len(PROMPT), torch.tensor([0, 2]))
         assert moves[True] == 1
+
+
+def test_adapters_of_streams_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: Counter[bool] = Counter()
+
+    def counted(tensor: Tensor, device: torch.device) -> Tensor:
+        moves[tensor.device != device] += 1
+        return to_device(tensor, device)
+
+    streams, rows = Streams(StreamConfig(n_msa_layers=2, adapter_rank=3), 8).requires_grad_(False), torch.randn(1, 2, 8)
+    torch.nn.init.normal_(streams.up)  # which is zero at first
+    with second_device(monkeypatch, counted), torch.inference_mode():
+        for layer in (0, 1):
+            here, there = streams.adapt(layer, rows), to_device(rows, SECOND)
+            for _ in range(3):
+                assert torch.equal(to_device(streams.adapt(layer, there), FIRST), here)
+    assert moves[True] == 4, "two matrices of each layer"
 
 
 @pytest.mark.usefixtures("second")

@@ -13,6 +13,7 @@ from specbench_ss.reports.paper.application_pairs import draft_model_claims, kep
 from specbench_ss.reports.paper.quantised import Table4
 from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, OldTable2, RunTable, Table1, Table3, Table5
 from specbench_ss.results.experiment import Bench, Grid, Request, Result
+from specbench_ss.results.number_text import end
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Run
@@ -142,7 +143,7 @@ def test_the_claim_says_which_model_was_compared(lora: Path, tmp_path: Path, mak
         for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
             assert claim.says == f"{task}: shared mode costs no quality against {other} (here: at most 2 of 100)"
             own, theirs = true[task, "ss-shared"], true[task, label]
-            assert f"{own:.1f} and {theirs:.1f} of 100, difference {own - theirs:.1f} (" in claim.found
+            assert f"{own:.1f} and {theirs:.1f} of 100, difference {end(own - theirs, 1, 0)} (" in claim.found
             assert claim.found.endswith("), 6 questions")
         if lora.exists():
             lora.rmdir()
