@@ -95,7 +95,8 @@ def title(plan: preflight.Plan, model: str, parameter_count: int, place: str) ->
     data = plan.data
     return (
         f"[bold]{escape(model)}[/] ({parameters(parameter_count)}, {plan.dtype}, {place}) on "
-        f"[bold]{data.name}[/] ({data.edition}, {counted(len(data.questions), 'question')}), {decoding_text(plan.config, data)}"
+        f"[bold]{data.name}[/] ({data.edition}, {counted(len(data.questions), 'question')}), "
+        f"{decoding_text(plan.config, data)}"
     )
 
 

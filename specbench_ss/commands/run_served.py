@@ -56,7 +56,8 @@ def _shown(ready: measuring.Ready) -> Iterator[Events]:
         told = f"{server.shown_url}, model {server.model}{f', {software}' if software else ''}"
         line = f"{server.label}: {told}; acceptance: {about['acceptance']}"
         console.print(escape(line), highlight=False, soft_wrap=True)
-    title = f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] ({data.edition}, {counted(len(data.questions), 'question')})"
+    asked = counted(len(data.questions), "question")
+    title = f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] ({data.edition}, {asked})"
     console.print(f"{title}, {escape(decoding_text(ready.plan.config, data))}", highlight=False, soft_wrap=True)
     with Progress([found.server.label for found in ready.found], console) as progress:
         yield progress
