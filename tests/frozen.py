@@ -20,7 +20,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, (int, float, complex)):  # of .item() and .tolist(): a graph cannot wait for the host
+        looked = isinstance(out, (int, float, complex)) and any(map(torch.is_tensor, args))  # .item() and .tolist()
+        if looked:  # a graph cannot wait for the host
             raise RuntimeError("operation not permitted when stream is capturing: a look at a number")
         self.steps.append((func, args, kwargs or {}, out))
         return out

@@ -25,7 +25,7 @@ def device_names(device: object) -> list[str]:
         raise UserError(f"a device is one text, not the list {device!r}: {KNOWN}")
     names = [name.strip() for name in str(device).split(",")]
     if len(names) == 1:
-        if not re.fullmatch(r"auto|(cpu|cuda)(:[0-9]+)?|cuda:all", names[0]):
+        if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:[0-9]+)?|cuda:all", names[0]):
             raise UserError(f"unknown device {device!r}: {KNOWN}")
         return names
     for name in names:

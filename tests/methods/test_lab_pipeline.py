@@ -17,6 +17,7 @@ from specbench_ss.methods._lab.pipeline import Stage, train
 from specbench_ss.methods._lab.tokenizer import train_tokenizer
 
 Toy = list[str]
+CUT = "cpu:9"  # where the second stage is cut off
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Toy:
             part = lab.folder(name) / "part"
             found.append(f"{name} {'goes on' if part.exists() else 'begins'}")
             part.touch()
-            if name == "two" and lab.device == "cut":
+            if name == "two" and lab.device == CUT:
                 raise KeyboardInterrupt
 
         return run
@@ -57,11 +58,11 @@ def test_what_is_done_is_skipped_and_what_is_named_is_run_again(ran: Toy, tmp_pa
 def test_a_stage_run_again_and_cut_off_goes_on(ran: Toy, tmp_path: Path) -> None:
     train(tmp_path, log=lambda _: None)
     with pytest.raises(KeyboardInterrupt, match="in stage two; to go on: the same command with --stages two$"):
-        train(tmp_path, stages=("one", "two"), device="cut", log=lambda _: None)
+        train(tmp_path, stages=("one", "two"), device=CUT, log=lambda _: None)
     train(tmp_path, stages=("two",), log=lambda _: None)
     assert ran[3:] == ["one begins", "two begins", "two goes on"]
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, stages=("two",), device="cut", log=lambda _: None)
+        train(tmp_path, stages=("two",), device=CUT, log=lambda _: None)
     train(tmp_path, log=lambda _: None)  # no stage named: what is not done
     assert ran[6:] == ["two begins", "two goes on"]
 
