@@ -152,7 +152,7 @@ class DFlash(Decoder):
 
     def begin(self, state: State) -> None:
         """The prompt's features are the context; the last prompt's are forgotten."""
-        self.cache.expand(self.target.room(state.cache.capacity + self.size))
+        self.target.empty(self.cache, state.cache.capacity + self.size)
         self._extend(self._features)
         self._features = []
 

@@ -145,7 +145,7 @@ class FeatureDrafting(Decoder):
 
     def begin(self, state: State) -> None:
         """A slot for every position of the prompt; the last prompt's are forgotten."""
-        self.cache.expand(self.target.room(state.cache.capacity + self.drafted_rows))
+        self.target.empty(self.cache, state.cache.capacity + self.drafted_rows)
         self._extend(state, indices(state.ids[1:], self.target.device), self._features)
         self._features = []
 

@@ -90,7 +90,7 @@ class Hydra(TreeHeads):
         if self.heads.prefix is None:
             return super().prefill(state, ids)
         output = self.target.prefill(ids, state.cache, self.taps, every=True)
-        self.cache.expand(self.target.room(state.cache.capacity))
+        self.target.empty(self.cache, state.cache.capacity)
         self._extend(output.taps[self.tap])
         return output
 

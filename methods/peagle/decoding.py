@@ -148,7 +148,7 @@ class PEagle(Decoder):
 
     def begin(self, state: State) -> None:
         """Slots of the prompt but its last one, which the first step passes; the last prompt's are forgotten."""
-        self.cache.expand(self.target.room(state.cache.capacity + self.depths))
+        self.target.empty(self.cache, state.cache.capacity + self.depths)
         tokens = indices(state.ids[1:], self.target.device)
         if len(tokens) > 1:
             self._pass(state, tokens[:-1], self.drafter.fuse([f[:, :-1] for f in self._features]))

@@ -27,7 +27,7 @@ class Draft:
 
     def begin(self, capacity: int) -> None:
         """Forget everything, and have room for so many tokens, as far as the model has positions."""
-        self.cache.expand(self.model.room(capacity))
+        self.model.empty(self.cache, capacity)
         self.calls = 0
 
     @property

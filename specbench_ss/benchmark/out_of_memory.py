@@ -7,11 +7,11 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.held import drop_caches
 from specbench_ss.errors import UserError, error_text
 
 if TYPE_CHECKING:
@@ -63,24 +63,7 @@ def _give_back(error: BaseException, decoder: Decoder) -> None:
     while seen is not None:  # tensors of a pass are variables of its frames, which the error holds
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__context__
-    for owner in _held_by(decoder):
-        if isinstance(owner, Cache):
-            _empty(owner)
-        elif hasattr(owner, "drop_cache"):
-            owner.drop_cache()
+    drop_caches(decoder)
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _held_by(decoder: Decoder) -> Iterator[Any]:
-    """Yield what a method holds, and what that holds: its model, its draft's, and the caches of both."""
-    for owner in vars(decoder).values():
-        yield owner
-        yield from list(getattr(owner, "__dict__", {}).values())
-
-
-def _empty(cache: Cache) -> None:
-    """Forget a cache's rows and its memory: the next request takes new one."""
-    cache.clear()
-    cache.keys, cache.values = [None] * len(cache.keys), [None] * len(cache.values)

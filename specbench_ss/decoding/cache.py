@@ -110,6 +110,17 @@ class Cache:
         """Forget every row; the memory stays."""
         self.lengths = [0] * len(self.lengths)
 
+    def wipe(self) -> None:
+        """Fill the memory, beyond the rows that exist too, with zeros."""
+        for rows in (*self.keys, *self.values):
+            if rows is not None:
+                rows.zero_()
+
+    def drop(self) -> None:
+        """Forget every row and the memory: the next rows take new one."""
+        self.clear()
+        self.keys, self.values = [None] * len(self.keys), [None] * len(self.values)
+
     def expand(self, capacity: int) -> None:
         """Make room for at least this many rows; contents are lost, so only between prompts."""
         if capacity > self.capacity:

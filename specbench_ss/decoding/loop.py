@@ -16,6 +16,7 @@ from specbench_ss.decoding.choosing_watch import ChoosingWatch, unusable
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.finite import NotFinite, check_logits, why
 from specbench_ss.decoding.generation import Finish, Generation, Step
+from specbench_ss.decoding.held import drop_caches
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import Clock
 from specbench_ss.decoding.target import Output, Target
@@ -328,5 +329,5 @@ def _answer(
             return session(decoder, prompt, limits, sampling, cache).run(on_step)
         except BaseException:
             if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
-                target.drop_cache()
+                drop_caches(decoder)
             raise

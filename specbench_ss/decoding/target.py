@@ -213,7 +213,7 @@ class Target(Outline):
 
         grows: whether it takes more rows than that.
         """
-        capacity = self.room(capacity)
+        capacity = self._room(capacity)
         if self.passes is not None and self._cache is not None and capacity > self._cache.capacity:
             self.passes.forget()
         if self._cache is None:
@@ -298,7 +298,16 @@ class Target(Outline):
         """Return what a function of tensors alone gives, replayed where steps are (`StaticPasses.call`)."""
         return function(*given) if self.passes is None else self.passes.call(name, function, *given)
 
-    def room(self, rows: int) -> int:
+    def empty(self, cache: Cache, rows: int) -> None:
+        """Empty a drafter's cache for the next request, which has up to so many rows there.
+
+        Where steps are replayed its memory is zeroed: padded keys are read there, and a draft's NaN ends no answer.
+        """
+        cache.expand(self._room(rows))
+        if self.passes is not None:
+            cache.wipe()
+
+    def _room(self, rows: int) -> int:
         """Return for how many rows a cache has to have room so that steps up to so many rows are made in it."""
         return rows if self.passes is None else self.passes.room(rows)
 

@@ -23,6 +23,7 @@ import torch
 
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.decoding.held import models_of
 from specbench_ss.decoding.loop import Limits, Session, check_prompt, room_for
 from specbench_ss.decoding.parts import Parts, PartsCache
 from specbench_ss.decoding.sampling import Sampling
@@ -251,7 +252,7 @@ class Together:
 
     def answer(self, asked: Iterable[Asked], ended: Callable[[int, Answered], None]) -> None:
         """Answer requests; `ended` is called with a request's place and its answer when it ends, between passes."""
-        with torch.inference_mode(), shared(targets_of(self.decoders)):
+        with torch.inference_mode(), shared(models_of(self.decoders)):
             for place, found in side_by_side((partial(self._answered, one) for one in asked), len(self.decoders)):
                 ended(place, found)
 
@@ -285,13 +286,3 @@ def check_together(decoder: Decoder) -> None:
         raise UserError(
             "several requests at a time are passes made operator by operator: load the model with engine eager"
         )
-
-
-def targets_of(decoders: Iterable[Decoder]) -> list[Target]:
-    """Return every model that these run through the layers of a target: their own, and those of their drafts."""
-    found: dict[int, Target] = {}
-    for decoder in decoders:
-        for owner in (decoder, *vars(decoder).values()):
-            held = [owner] if isinstance(owner, Target) else getattr(owner, "__dict__", {}).values()
-            found |= {id(one): one for one in held if isinstance(one, Target)}
-    return list(found.values())

@@ -18,6 +18,7 @@ from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.engines import replay_draft, replay_steps, use_engine
 from specbench_ss.decoding.finite import NotFinite
 from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.held import _held_by
 from specbench_ss.decoding.loop import Limits, decode
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.static_passes import NO_ROOM, Pass, Replay, StaticPasses, called
@@ -403,6 +404,32 @@ def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
     with pytest.raises(NotFinite):
         decode(decoder, PROMPTS[0], Limits(8), Sampling())
     assert decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == expected
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["sd", "eagle", "eagle2", "eagle3", "hydra", "peagle", "dflash"])
+def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
+    name: str, broken_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft of NaN ends no answer, so that the memory is zeroed for the next; one that ends in an error drops it."""
+    target, cached = tiny_target("llama", words=61), 0
+    target.passes = StaticPasses(called, WIDTHS)
+    for label, make in registry.method_class(name).examples(target).items():
+        decoder = make()
+        expected = Seen(decoder, monkeypatch).drafted
+        caches = [one for one in _held_by(decoder) if isinstance(one, Cache)]
+        cached += len(caches)
+        for rows in (rows for cache in caches for rows in (*cache.keys, *cache.values) if rows is not None):
+            rows.fill_(torch.nan)
+        if broken_off:
+            with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+                patch.setattr(decoder, "begin", lambda state: 1 // 0)
+                decode(decoder, PROMPTS[0], Limits(8), Sampling())
+            assert not any(cache.has(0) for cache in caches)
+        decoder.forget()
+        assert Seen(decoder, monkeypatch).drafted == expected, label
+    assert cached
 
 
 def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
