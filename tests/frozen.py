@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from specbench_ss.decoding.static_passes import Pass
+from specbench_ss.decoding.replaying import Pass
+
+COUNTING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}  # of torch
 
 
 class Recorder(TorchDispatchMode):
@@ -21,7 +23,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         looked = isinstance(out, (int, float, complex)) and any(map(torch.is_tensor, args))  # .item() and .tolist()
-        if looked:  # a graph cannot wait for the host
+        if looked or _counts(func, args):  # a graph cannot wait for the host
             raise RuntimeError("operation not permitted when stream is capturing: a look at a number")
         self.steps.append((func, args, kwargs or {}, out))
         return out
@@ -44,7 +46,8 @@ def frozen(one: Pass) -> Pass:
 
         for func, args, kwargs, made in recorder.steps:
             args, kwargs = tree_map_only(torch.Tensor, of_now, (args, kwargs))
-            again = func(*args, **kwargs)
+            with _disable_current_modes():  # nobody sees the operators of a graph
+                again = func(*args, **kwargs)
             for before, after in zip(_tensors(made), _tensors(again), strict=True):
                 now[id(before)] = after
         for result, out in zip(results, outs, strict=True):
@@ -52,6 +55,13 @@ def frozen(one: Pass) -> Pass:
         return results
 
     return replayed
+
+
+def _counts(func: Any, args: Any) -> bool:
+    """Say whether the operator makes as many rows as numbers say, so that the host has to know them."""
+    name = func.overloadpacket.__name__
+    chosen = args[1] if name == "index" else ()
+    return name in COUNTING or any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in chosen)
 
 
 def _tensors(made: Any) -> list[torch.Tensor]:

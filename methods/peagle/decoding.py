@@ -180,7 +180,9 @@ class PEagle(Decoder):
         """Normed states [1, n, h] of slots behind those in the cache: tokens [n], what they read of features."""
         past, n, device = self.cache.get_seq_length(), len(tokens), self.target.device
         mask = self.target.causal_mask(n, past) if past and n > 1 else None
-        masks = [self.target.windowed(mask, w, n, self.cache, i) for i, w in enumerate(self.drafter.shape.windows)]
+        windows = self.drafter.shape.windows
+        seen = {window: self.target.windowed(mask, window, n, self.cache, 0) for window in set(windows)}
+        masks = [seen[window] for window in windows]
         rotary = self.rotary(torch.arange(past, past + n, device=device)[None], fused.dtype)
         state.draft_calls += 1
         embedded = self.drafter.embed(tokens[None], self.target)

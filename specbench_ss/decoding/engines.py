@@ -1,16 +1,19 @@
-"""How a model's steps are made: operator by operator, or replayed. What is replayed proves itself when it is loaded."""
+"""How a model's steps are made: operator by operator, or replayed.
+
+The model's layers prove that they can be replayed when it is loaded, and every pass when it is recorded (`replaying`).
+"""
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.static_passes import Replay, StaticPasses, captured_on
+from specbench_ss.decoding.replaying import Replay, agree, captured_on
+from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.errors import UserError, first_line
+from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
 
 AUTO, EAGER, GRAPH = ENGINES = ("auto", "eager", "graph")
 PROMPT, TREES = (1, 2, 3, 4, 5, 6, 7, 8), ((-1,), (-1, 0, 0), (-1, 0, 1))  # of the proof
-OFF = {torch.float32: 1e-3}  # share of the largest logit by which a replayed pass may differ
-OFF_HALF = 5e-2
 
 
 def check_engine(engine: str, device: str) -> None:
@@ -60,16 +61,13 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     if which := _cannot(target):
         raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")
     expected = _logits(target)
-    target.passes = StaticPasses(replay)
-    try:
-        off = _off(_logits(target), expected)
-        problem = "" if off <= OFF.get(target.dtype, OFF_HALF) else f"its logits are {off:.2g} off"
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # of the device's own libraries
-        problem = f"{type(error).__name__}: {first_line(error)}"
+    passes = target.passes = StaticPasses(replay)
+    given = _logits(target)
+    problem = next(iter(passes.declined), "" if agree(given, expected) else "other logits when passes are replayed")
     target.drop_cache()
     if problem:
         target.passes = None
-        raise UserError(f"engine graph does not work with {target.name!r}: {problem}; engine eager does")
+        raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; engine eager does")
     target.computed += f"; steps replayed by {by}"
 
 
@@ -96,12 +94,6 @@ def _logits(target: Target) -> list[Tensor]:
     made: list[Tensor] = []
     for parents in (*TREES, *TREES):
         tokens = words[: len(parents)] if len(made) < len(TREES) else words[-len(parents) :]
-        made.append(target.forward_tree(DraftTree.of(tokens, parents), cache).logits.float())
+        made.append(target.forward_tree(DraftTree.of(tokens, parents), cache).logits)
         cache.advance(1)
     return made
-
-
-def _off(given: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference, as a share of the largest logit; infinite where one of both is not finite."""
-    shares = [float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(given, expected, strict=True)]
-    return max(share if math.isfinite(share) else math.inf for share in shares)

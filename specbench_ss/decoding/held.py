@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.target import Target
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
 
 
 def models_of(decoders: Iterable[Decoder]) -> list[Target]:
@@ -27,9 +26,24 @@ def drop_caches(decoder: Decoder) -> None:
             held.drop_cache()
 
 
+@contextmanager
+def operator_by_operator(decoder: Decoder) -> Iterator[None]:
+    """Within: the method's models make their passes operator by operator, where they are replayed otherwise too."""
+    before = [(model, model.passes) for model in models_of([decoder])]
+    for model, _ in before:
+        model.passes = None
+    try:
+        yield
+    finally:
+        for model, passes in before:
+            model.passes = passes
+
+
 def _held_by(decoder: Decoder) -> Iterator[Any]:
-    """Yield what a method holds, and what that holds in turn; of a target nothing further."""
+    """Yield what a method holds, and what that holds in turn; of a target nothing further, of a method all."""
     for held in vars(decoder).values():
         yield held
-        if not isinstance(held, Target):
+        if isinstance(held, Decoder):
+            yield from _held_by(held)
+        elif not isinstance(held, Target):
             yield from list(getattr(held, "__dict__", {}).values())

@@ -16,7 +16,7 @@ from specbench_ss.decoding.choosing_watch import ChoosingWatch, unusable
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.finite import NotFinite, check_logits, why
 from specbench_ss.decoding.generation import Finish, Generation, Step
-from specbench_ss.decoding.held import drop_caches
+from specbench_ss.decoding.held import drop_caches, operator_by_operator
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import Clock
 from specbench_ss.decoding.target import Output, Target
@@ -306,8 +306,10 @@ def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampli
     if decoder.remembers:
         return
     try:
-        _answer(DraftProbe, decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
+        with operator_by_operator(decoder):  # what is chosen in a replay is not seen
+            _answer(DraftProbe, decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
     except NotFinite:
+        drop_caches(decoder)
         raise
     except Exception:  # whatever fails here has failed before, or is of no interest
         return

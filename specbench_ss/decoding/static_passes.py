@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specbench_ss.decoding.cache import Cache
+from specbench_ss.decoding.replaying import CannotReplay, Pass, Replay, recorded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,13 +25,11 @@ if TYPE_CHECKING:
     # rows [1, q, h], where keys and values go, additive mask, cos and sin -> tensors [1, q, ..]
     Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
 
-Pass = Callable[[], "tuple[Tensor, ...]"]
-Replay = Callable[[Pass], Pass]  # a pass over buffers -> the same, replayed
-
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows that passes are padded to
 PROMPTS = (64, 128, 256, 512, 1024)  # the same of prompts: longer ones keep a device busy by themselves
+UNPADDED = 512  # rows of a pass at most that takes none besides, as that of streams
 BLOCK = 256  # keys
-MOST_KEPT = 256  # passes whose buffers and recordings are kept
+MOST_KEPT = 512  # passes whose buffers and recordings are kept
 NO_ROOM = "a cache without room for padded keys"
 
 
@@ -65,12 +65,34 @@ class Buffers:
     def fill(self, x: Tensor, mask: Tensor | None, rotary: Any, past: int) -> None:
         """Take q rows behind `past` keys: x [1, q, h], mask [1, 1, q, past + q] or None for one row, cos and sin."""
         q = x.shape[1]
-        self.x[:, :q] = x
+        self.x[:, :q], self.x[:, q:] = x, 0  # what lay there may not have been finite
         self.mask.fill_(torch.finfo(self.mask.dtype).min)
+        self.mask[..., 0] = 0  # a row that sees nothing is not finite in half precision
         self.mask[:, :, :q, : past + q] = 0 if mask is None else mask
         torch.arange(past, past + len(self.at), out=self.at)
         if self.turn is not None:
             self.turn[0][:, :q], self.turn[1][:, :q] = rotary
+
+
+@dataclass(slots=True)
+class Tensors:
+    """What a function of tensors is given: a copy of each."""
+
+    held: list[Tensor]
+
+    def fill(self, *given: Tensor) -> None:
+        """Take tensors of the same shapes and formats."""
+        for buffer, tensor in zip(self.held, given, strict=True):
+            buffer.copy_(tensor)
+
+
+@dataclass(slots=True)
+class Form:
+    """A pass over buffers. memory: the cache's that it writes, of every layer."""
+
+    buffers: Buffers | Tensors
+    one: Pass
+    memory: Sequence[Tensor | None] = ()
 
 
 @dataclass(slots=True)
@@ -80,9 +102,9 @@ class Kept:
     A cache takes other memory for all layers at once, so that one layer's tells which it is.
     """
 
-    buffers: Any  # `Buffers`, or a copy of each tensor that a function is given
+    buffers: Buffers | Tensors
     replayed: Pass
-    memory: Sequence[Tensor | None] = ()
+    memory: Sequence[Tensor | None]
 
 
 @dataclass(slots=True)
@@ -96,6 +118,7 @@ class Counts:
 class StaticPasses:
     """The replayed passes of one model. replay: how a pass is made again.
 
+    Each proves itself when it is recorded: it has to give what the same pass gives operator by operator.
     made: how many passes were recorded so far: an answer during which one was, took longer than it takes.
     declined: how many passes of steps could not be replayed, by the reason in words; prompts are not counted.
     Passes of a draft model beside this one, and what a drafter makes by itself, are among both.
@@ -106,6 +129,7 @@ class StaticPasses:
         self.counts = Counts()
         self.prompts: Counter[Hashable] = Counter()  # how often each pass over a prompt was asked for
         self.kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self.refused: dict[Hashable, str] = {}  # (name, rows or forms) of what cannot be replayed -> why
 
     @property
     def made(self) -> int:
@@ -127,14 +151,26 @@ class StaticPasses:
         own.counts = self.counts
         return own
 
-    def forget(self) -> None:
-        """Keep no recording: the memory that they were made over is not used any more."""
-        self.kept.clear()
-        self.prompts.clear()
+    def forget(self, cache: Cache | None = None) -> None:
+        """Keep no recording over this cache's memory, or none at all: that memory is not used any more."""
+        if cache is None:
+            self.kept.clear()
+            self.prompts.clear()
+            return
+        for key in [key for key, kept in self.kept.items() if kept.memory and kept.memory[0] is cache.keys[0]]:
+            del self.kept[key]
 
     def room(self, rows: int) -> int:
         """How many rows a cache needs for steps up to so many rows: padded ones besides, in whole blocks."""
         return _keys(rows + self.widths[-1])
+
+    def expand(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
+        """Empty a cache for a request of so many rows, with room for padded ones. zeroed: and fill it with zeros."""
+        if self.room(rows) > cache.capacity:
+            self.forget(cache)
+        cache.expand(self.room(rows))
+        if zeroed:
+            cache.wipe()
 
     def run(
         self,
@@ -154,7 +190,7 @@ class StaticPasses:
         q = x.shape[1]
         if not _is_step(layer, cache):
             return self._prompt(name, layers, x, layer, cache, rotary) if mask is None and pad else None
-        if why := self._why_not(x, layer, cache, mask, rotary):
+        if why := self._why_not(x, layer, cache, mask, rotary, self.widths[-1] if pad else UNPADDED):
             self.declined[why] += 1
             return None
         past = cache.get_seq_length(layer)
@@ -163,7 +199,7 @@ class StaticPasses:
         if _keys(past + rows) > cache.capacity:
             self.declined[NO_ROOM] += 1
             return None
-        return self._replayed(_key(name, rows, past, cache, layer), layers, x, cache, mask, rotary, rows, past)
+        return self._replayed(name, layers, x, layer, cache, mask, rotary, rows, past)
 
     def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
         """Return what a function of these tensors alone gives: it looks at no number, and writes nowhere.
@@ -171,13 +207,13 @@ class StaticPasses:
         name: of the function, unique among those of this model; what else it reads has to be held by the name.
         """
         key = (name, *((tuple(tensor.shape), tensor.dtype) for tensor in given))
-        if key not in self.kept:
-            buffers = [tensor.clone() for tensor in given]
-            self._keep(key, Kept(buffers, self.replay(lambda: function(*buffers))))
-        kept = self._kept(key)
-        for buffer, tensor in zip(kept.buffers, given, strict=True):
-            buffer.copy_(tensor)
-        return tuple(out.clone() for out in kept.replayed())
+
+        def form() -> Form:
+            buffers = Tensors([torch.zeros_like(tensor) for tensor in given])
+            return Form(buffers, lambda: function(*buffers.held))
+
+        outs = self._again(key, key, form, given)
+        return function(*given) if outs is None else tuple(out.clone() for out in outs)
 
     def _prompt(
         self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Any, rotary: Any
@@ -198,17 +234,38 @@ class StaticPasses:
         self.prompts[key] += 1
         if self.prompts[key] == 1:
             return None
-        return self._replayed(key, layers, x, cache, causal, rotary, rows, 0)
+        return self._replayed(name, layers, x, layer, cache, causal, rotary, rows, 0)
 
     def _replayed(
-        self, key: Hashable, layers: Layers, x: Tensor, cache: Cache, mask: Tensor | None, rotary: Any, rows: int,
-        past: int,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Cache, mask: Tensor | None, rotary: Any,
+        rows: int, past: int,
+    ) -> tuple[Tensor, ...] | None:  # fmt: skip
+        key = _key(name, rows, past, cache, layer)
+        form = partial(_form, layers, x, cache, rotary, rows, past)
+        outs = self._again(key, (name, rows), form, (x, mask, rotary, past), counted=_is_step(layer, cache))
+        return None if outs is None else tuple(out[:, : x.shape[1]].clone() for out in outs)
+
+    def _again(
+        self, key: Hashable, kind: Hashable, form: Callable[[], Form], given: Sequence[Any], counted: bool = True
+    ) -> tuple[Tensor, ...] | None:
+        """Return what the pass of this key gives, in memory that the next one writes; None where it is not replayed.
+
+        form: makes the pass where there is no recording yet. kind: what cannot be replayed once is not tried again.
+        """
+        if key not in self.kept and kind not in self.refused:
+            made = form()
+            try:
+                replayed = recorded(self.replay, made.one, lambda: made.buffers.fill(*given))
+                self._keep(key, Kept(made.buffers, replayed, made.memory))
+            except CannotReplay as error:
+                self.refused[kind] = str(error)
         if key not in self.kept:
-            self._make(key, layers, x, cache, rotary, rows, _keys(past + rows), past)
-        kept = self._kept(key)
-        kept.buffers.fill(x, mask, rotary, past)
-        return tuple(out[:, : x.shape[1]].clone() for out in kept.replayed())
+            if counted:
+                self.declined[self.refused[kind]] += 1
+            return None
+        self.kept.move_to_end(key)
+        self.kept[key].buffers.fill(*given)
+        return self.kept[key].replayed()
 
     def decline(self, why: str, layer: int, cache: Any) -> None:
         """Count a pass that a method makes by itself, since it cannot be replayed, from the layer it begins with."""
@@ -231,33 +288,29 @@ class StaticPasses:
             return "positions of another form"
         return "" if isinstance(cache, Cache) and cache.has(layer) else "a cache of another form"
 
-    def _make(
-        self, key: Hashable, layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, keys: int, past: int
-    ) -> None:
-        turn = None if rotary is None else tuple(part.new_zeros(1, rows, part.shape[-1]) for part in rotary)
-        buffers = Buffers(
-            x.new_zeros(1, rows, x.shape[-1]),
-            x.new_zeros(1, 1, rows, keys),
-            torch.arange(past, past + rows, device=x.device),
-            turn,
-        )
-        where = StaticRows(cache, buffers.at, keys)
-
-        def one() -> tuple[Tensor, ...]:
-            # layers know what they made of cos and sin by the pair that was given: a new one, for other values
-            return layers(buffers.x, where, buffers.mask, None if turn is None else (turn[0], turn[1]))
-
-        self._keep(key, Kept(buffers, self.replay(one), [*cache.keys, *cache.values]))
-
     def _keep(self, key: Hashable, kept: Kept) -> None:
         self.kept[key] = kept
         self.counts.made += 1
         while len(self.kept) > MOST_KEPT:
             self.kept.popitem(last=False)
 
-    def _kept(self, key: Hashable) -> Kept:
-        self.kept.move_to_end(key)
-        return self.kept[key]
+
+def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past: int) -> Form:
+    """Return a pass of so many rows behind `past` keys, over buffers of zeros."""
+    turn = None if rotary is None else tuple(part.new_zeros(1, rows, part.shape[-1]) for part in rotary)
+    buffers = Buffers(
+        x.new_zeros(1, rows, x.shape[-1]),
+        x.new_zeros(1, 1, rows, _keys(past + rows)),
+        torch.arange(past, past + rows, device=x.device),
+        turn,
+    )
+    where = StaticRows(cache, buffers.at, _keys(past + rows))
+
+    def one() -> tuple[Tensor, ...]:
+        # layers know what they made of cos and sin by the pair that was given: a new one, for other values
+        return layers(buffers.x, where, buffers.mask, None if turn is None else (turn[0], turn[1]))
+
+    return Form(buffers, one, [*cache.keys, *cache.values])
 
 
 def _next(widths: Sequence[int], rows: int) -> int:
@@ -275,36 +328,3 @@ def _key(name: Hashable, rows: int, past: int, cache: Cache, layer: int) -> Hash
 def _is_step(layer: int, cache: Any) -> bool:
     """Say whether rows come behind others, in inference: neither a prompt nor a pass of a training."""
     return cache is not None and torch.is_inference_mode_enabled() and cache.get_seq_length(layer) > 0
-
-
-def called(one: Pass) -> Pass:
-    """Make the pass each time, operator by operator: over the same buffers as where it is replayed."""
-    return one
-
-
-def captured_on(device: torch.device) -> Replay:
-    """Return what records a pass as a CUDA graph and replays it. Its results lie in memory that a later replay writes.
-
-    All recordings share a pool of memory: they are replayed one after the other, and what they gave is copied before.
-    """
-    pool = torch.cuda.graph_pool_handle()
-
-    def captured(one: Pass) -> Pass:
-        with torch.cuda.device(device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):  # libraries choose their kernels and take workspaces before anything is recorded
-                    one()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                outs = one()
-
-        def replayed() -> tuple[Tensor, ...]:
-            graph.replay()
-            return outs
-
-        return replayed
-
-    return captured

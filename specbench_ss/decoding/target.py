@@ -213,14 +213,14 @@ class Target(Outline):
 
         grows: whether it takes more rows than that.
         """
-        capacity = self._room(capacity)
-        if self.passes is not None and self._cache is not None and capacity > self._cache.capacity:
-            self.passes.forget()
         if self._cache is None:
-            self._cache = self.new_cache(capacity)
+            self._cache = self.new_cache(0)
         self._cache.grows = grows
         self._cache.allow(None)
-        self._cache.expand(capacity)
+        if self.passes is None:
+            self._cache.expand(capacity)
+        else:
+            self.passes.expand(self._cache, capacity)
         return self._cache
 
     def drop_cache(self) -> None:
@@ -303,13 +303,10 @@ class Target(Outline):
 
         Where steps are replayed its memory is zeroed: padded keys are read there, and a draft's NaN ends no answer.
         """
-        cache.expand(self._room(rows))
-        if self.passes is not None:
-            cache.wipe()
-
-    def _room(self, rows: int) -> int:
-        """Return for how many rows a cache has to have room so that steps up to so many rows are made in it."""
-        return rows if self.passes is None else self.passes.room(rows)
+        if self.passes is None:
+            cache.expand(rows)
+        else:
+            self.passes.expand(cache, rows, zeroed=True)
 
     def _layers(
         self, lo: int, hi: int, wanted: tuple[int, ...], x: Tensor, cache: Any, mask: Tensor | None, rotary: Rotary

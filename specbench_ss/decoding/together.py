@@ -33,6 +33,8 @@ from specbench_ss.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specbench_ss.decoding.cache import Cache
+
 Job = Callable[[], Any]
 STEP = "step"  # what requests wait for before a step: it is served when nothing else is waited for
 
@@ -137,9 +139,9 @@ class SharedPasses:
         """Return what the function gives, request by request: nothing is recorded here."""
         return function(*given)
 
-    def room(self, rows: int) -> int:
-        """Return as many rows: none are padded."""
-        return rows
+    def expand(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
+        """Empty a cache for a request of so many rows: none are padded, so that none have to be zeros."""
+        cache.expand(rows)
 
     def decline(self, why: str, layer: int, cache: Any) -> None:
         """Do nothing: a pass that a method makes by itself is made request by request, and nothing is recorded here."""

@@ -18,6 +18,7 @@ from specbench_ss.cli import main
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.finite import NotFinite
 from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict, verify_sampled
@@ -26,6 +27,7 @@ from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, acce
 from specbench_ss.models.model_folder import LAB
 from specbench_ss.testing import tiny_target
 from tests.cli import failing
+from tests.frozen import frozen
 
 PROMPT = [3, 4, 5, 3, 4, 6, 3, 4]
 DRAFTERS = ("sd", "medusa", "medusa2", "hydra", "eagle", "eagle2", "eagle3", "ss", "ss-shared", "space")
@@ -182,6 +184,23 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
     with pytest.raises(UserError, match=said + own_model):
         for seed in range(3):
             generate(decoder, list(range(5, 25)), max_new_tokens=12, temperature=temperature, seed=seed)
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
+def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> None:
+    """What is chosen within a replay is seen by nobody: the answer is begun again operator by operator."""
+    decoder = load_method(method, load_model("lab"))
+    decoder.target.passes = StaticPasses(frozen)
+    prompt = list(range(5, 25))
+    generate(decoder, prompt, max_new_tokens=12)
+    for module in modules_of(decoder):
+        for p in module.parameters():
+            p.data = torch.full_like(p, math.nan)
+    decoder.target.passes.forget()
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"{method}: what it drafts from is not finite"):
+            generate(decoder, prompt, max_new_tokens=12)
+    assert decoder.target.passes.made
 
 
 class Hopeless(Decoder):

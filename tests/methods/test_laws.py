@@ -11,8 +11,9 @@ from specbench_ss import registry
 from specbench_ss.commands.check import references_of
 from specbench_ss.decoding import static_passes
 from specbench_ss.decoding.loop import Limits, generate
+from specbench_ss.decoding.replaying import called
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.static_passes import StaticPasses, called
+from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
