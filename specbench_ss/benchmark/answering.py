@@ -19,6 +19,7 @@ from specbench_ss.time_limit import TimeIsOver, time_limit
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
 
+TRIES = 4  # at most, of an answer during which a pass is recorded
 OnTokens = Callable[[int], None] | None
 Decode = Callable[[Decoder, list[int], Limits, Sampling, OnTokens], Generation]
 
@@ -27,6 +28,18 @@ def recorded(decoder: Decoder) -> int:
     """How many passes of a method's model were recorded so far, to be replayed: that takes time within an answer."""
     passes = getattr(decoder.target, "passes", None)
     return 0 if passes is None else int(passes.made)
+
+
+def tries(decoder: Decoder) -> Iterator[None]:
+    """Yield before each try of an answer that is measured: again, a few times at most, while a pass is recorded in it.
+
+    A method that remembers prompts has one try: the next would be of a prompt that it has seen.
+    """
+    for _ in range(1 if decoder.remembers else TRIES):
+        before = recorded(decoder)
+        yield
+        if recorded(decoder) == before:
+            return
 
 
 def unreplayed(decoder: Decoder) -> Counter[str] | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from specbench_ss.benchmark.asked import check_plugins, method_specs
 from specbench_ss.benchmark.asked_endpoints import MODEL as SERVED_MODEL
@@ -25,7 +25,7 @@ from specbench_ss.models.devices import device_names
 from specbench_ss.models.quantising import QUANTIZE
 from specbench_ss.number_formats import DTYPES
 from specbench_ss.options import MOST_SEED, encodable, plain_number, positive, value_text, whole_number
-from specbench_ss.runs.config import MOST_REPEATS, Goal, Recording, RunConfig
+from specbench_ss.runs.config import MOST_REPEATS, Engine, Goal, Recording, RunConfig
 from specbench_ss.runs.preset import read_preset
 
 LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
@@ -35,7 +35,7 @@ CHOICES = {
     "dtype": DTYPES,
     "history": ("reference", "own"),
     "order": ("suite", "tasks"),
-    "engine": ("auto", "eager", "graph"),
+    "engine": get_args(Engine),
     "quantize": QUANTIZE,
 }
 TEXTS = ("suite", "model", "device", "chat_template")

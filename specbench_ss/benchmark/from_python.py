@@ -95,10 +95,10 @@ def run(
     methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. endpoint: in place of methods, addresses of
     servers, the first of which the others are compared with; label, endpoint_model, api_key_env, concurrency and
     endpoint_timeout are of these. set: options of methods, `{"ss.k": 2}` or
-    `{"ss": {"k": 2}}`. model: also a target that is loaded already, which then decides dtype and device. The other
-    options are those of the command line, under the same names; `timeout`, in seconds, works in the main thread alone.
-    Writes the same run directory, by default a new one
-    under `runs/`, and returns it as `load_run` does. What the command warns of stands in `manifest["warnings"]`.
+    `{"ss": {"k": 2}}`. model: also a target that is loaded already, which then decides dtype, device and engine. The
+    other options are those of the command line, under the same names; `timeout`, in seconds, works in the main thread
+    alone. Writes the same run directory, by default a new one under `runs/`, and returns it as `load_run` does.
+    What the command warns of stands in `manifest["warnings"]`.
 
     Raises UserError for every mistake that the command tells, before anything is measured. After an interruption,
     `resume=True` with the same `out` goes on.
@@ -175,8 +175,7 @@ def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig,
         raise UserError(f"methods are a text or a list of texts, not {given['methods']!r}")
     config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
     if loaded is not None:
-        engine = loaded.engine if loaded.device.type == "cuda" else DEFAULTS["engine"]  # elsewhere there is but one
-        config = replace(config, dtype=loaded.number_format, device=loaded.device_names, engine=engine)
+        config = replace(config, dtype=loaded.number_format, device=loaded.device_names)
         config = replace(config, quantize=loaded.quantised.partition(":")[0] or "none")
     return config, texts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,14 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
 
     watch: gives, once the run may start, who is told of its progress. Raises UserError as the loaders do.
     """
+    from specbench_ss.decoding.together import set_aside
+
+    given = plan.loaded if plan.config.concurrency else None  # a model by name is then loaded with engine eager
+    with nullcontext() if given is None else set_aside(given):
+        _measure(plan, where, command, watch)
+
+
+def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch) -> None:
     from specbench_ss.benchmark import runner
     from specbench_ss.benchmark.preset_conditions import preset_notes
     from specbench_ss.runs.run_directory import RunDir

@@ -28,6 +28,7 @@ def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
         "device": target.device.type,
         "device_name": _device_name(target, here),
         "dtype": target.number_format,
+        "engine": target.engine,
         "threads": (here["threads"] or {}).get("intra_op"),
         "torch": here["packages"]["torch"],
         "decoding": decoded,
@@ -65,10 +66,11 @@ def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: M
 def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """'device cuda, here cpu; dtype ...': what differs between two `conditions`; '' for nothing that is known.
 
-    A preset that was measured and does not say how tokens were chosen is of before that was noted: greedy.
+    A preset that was measured and does not say how tokens were chosen, or by which engine, is of before that was noted:
+    greedy, and operator by operator.
     """
-    then = {"decoding": GREEDY, **then} if then else then
-    names = ["device", "device_name", "dtype"]
+    then = {"engine": "eager", "decoding": GREEDY, **then} if then else then
+    names = ["device", "device_name", "dtype", "engine"]
     # the hash depends on the dtype, and one model may lie in two folders
     names.append("weights_hash" if then.get("dtype") == here["dtype"] else "model")
     names += ["threads"] if here["device"] == "cpu" else []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from specbench_ss.benchmark.answering import Answering, Decode, Request, recorded, unreplayed
+from specbench_ss.benchmark.answering import Answering, Decode, Request, recorded, tries, unreplayed
 from specbench_ss.benchmark.events import Events as Events
 from specbench_ss.benchmark.quiet_timing import peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
@@ -41,9 +41,6 @@ from specbench_ss.time_limit import check_thread
 if TYPE_CHECKING:
     from specbench_ss.benchmark.telemetry.seen import Seen
     from specbench_ss.decoding.target import Target
-
-
-TRIES = 3  # more, of an answer during which a pass was recorded
 
 
 def run(
@@ -180,11 +177,8 @@ class LocalSession(Session):
                 row.unreplayed, row.unreplayed_why = found.total(), "; ".join(sorted(found))
             return done
 
-        done = looked_into(measured, lambda: self.answering.probe(asked))
-        for _ in range(0 if decoder.remembers else TRIES):
-            if recorded(decoder) == before:
-                break
-            done = measured()
+        for _ in tries(decoder):
+            done = looked_into(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
         self.machine.note(row, seen)

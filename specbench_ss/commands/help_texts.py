@@ -13,6 +13,12 @@ DTYPE = (
 )
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
 DEVICES = f"{DEVICE} `cuda:0,cuda:1` or `cuda:all` divides the model's layers over several GPUs of this machine."
+ENGINE = (
+    "How steps are made. eager: operator by operator. graph: passes of few rows are recorded once as CUDA graphs and "
+    "replayed, so that no launch is waited for. They are held against eager ones: a few small trees when the model is "
+    "loaded, and every recording once when it is made. auto: graph on one CUDA device where the model stands that, and "
+    "eager elsewhere and for several requests side by side."
+)
 CHAT_TEMPLATE = "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file."
 TRUST = "Allow Python code that comes with the model to run. Only for models whose authors you trust."
 CATEGORIES = "Ask only the questions of these tasks of the suite."

@@ -18,7 +18,7 @@ from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
 from specbench_ss.models.quantising import Quantize
 from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
-from specbench_ss.runs.config import MOST_REPEATS, RECORDED, RunConfig, RunTarget
+from specbench_ss.runs.config import MOST_REPEATS, RECORDED, Engine, RunConfig, RunTarget
 
 DEFAULT = RunConfig(methods=())
 WHAT, HOW, WHERE, RECORD = "What to run", "How to decode and measure", "Where to", "What to record besides"
@@ -218,13 +218,8 @@ def command(
         ),
     ] = "none",
     engine: Annotated[
-        Literal["auto", "eager", "graph"],
-        typer.Option(
-            help="How steps are made. eager: operator by operator. graph: passes of few rows are recorded once as CUDA "
-            "graphs and replayed, so that no launch is waited for. auto: graph on one CUDA device, where it gives what "
-            "eager does when the model is loaded, and eager elsewhere and with --batch-size.",
-            rich_help_panel=HOW,
-        ),
+        Engine,
+        typer.Option(help=help_texts.ENGINE, rich_help_panel=HOW),
     ] = "auto",
     batch_size: Annotated[
         str | None,

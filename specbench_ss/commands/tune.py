@@ -14,7 +14,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
-from specbench_ss.runs.config import RunConfig, TuneConfig
+from specbench_ss.runs.config import Engine, RunConfig, TuneConfig
 
 RUN, DEFAULT = RunConfig(methods=()), TuneConfig(MethodSpec(REFERENCE))
 WHAT, HOW = "What to tune", "How to measure"
@@ -67,6 +67,7 @@ def command(
     ] = RUN.seed,
     dtype: Annotated[Dtype, typer.Option(help=help_texts.DTYPE, rich_help_panel=HOW)] = "auto",
     device: Annotated[str, typer.Option(help=help_texts.DEVICES, rich_help_panel=HOW)] = RUN.device,
+    engine: Annotated[Engine, typer.Option(help=help_texts.ENGINE, rich_help_panel=HOW)] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help=help_texts.TRUST, rich_help_panel=HOW)
     ] = RUN.trust_remote_code,

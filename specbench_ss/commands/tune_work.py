@@ -35,6 +35,7 @@ def run(config: TuneConfig, out: Path | None) -> None:
     """Tune, write the preset, and print what was tried. The user's mistakes are found before anything is measured."""
     from specbench_ss.benchmark.quiet_timing import frozen_heap
     from specbench_ss.benchmark.requests import check_room
+    from specbench_ss.decoding.engines import check_engine
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.devices import resolve_device
     from specbench_ss.models.dividing import check_divided
@@ -44,8 +45,9 @@ def run(config: TuneConfig, out: Path | None) -> None:
     from specbench_ss.tuning.session import tune
 
     _check_method(config.method)
-    check_divided(config.model, config.device)
+    check_divided(config.model, config.device, config.engine)
     device = resolve_device(config.device)
+    check_engine(config.engine, device)
     path = out or default_out(config.method.name, config.model, device)
     check_writable(path)
     check_model(config.model)
@@ -57,6 +59,7 @@ def run(config: TuneConfig, out: Path | None) -> None:
         config.model,
         dtype=config.dtype,
         device=config.device,
+        engine=config.engine,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
     )

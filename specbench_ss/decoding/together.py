@@ -4,8 +4,8 @@ Each request goes through the loop of `loop.py` on a stack of its own (a greenle
 of the target's layers, or through its LM head, it waits; when every request waits, the largest group that waits for
 the same is served: rows one after the other, or as a batch where a layer has to tell them apart, and each request's
 attention over its own cache. No method knows of it. Requests begin their steps together, so that they wait for the same
-things at the same time; a new one first makes its prompt. What a method does besides, and its drafter's own layers, is
-done request by request.
+things at the same time; a new one first makes its prompt. A drafter's own layers take the
+rows of all requests as the target's do; what heads draft, and what a method does besides, is done request by request.
 """
 
 from __future__ import annotations
@@ -196,6 +196,26 @@ def shared(targets: Iterable[Target]) -> Iterator[None]:
     finally:
         for target, passes, head in before:
             target.passes, target._head = passes, head
+
+
+@contextmanager
+def set_aside(target: Target) -> Iterator[None]:
+    """Within: steps of the target, and of what drafts for it, are made operator by operator, also where one is alone.
+
+    Recordings are let go, and so is the target's cache at both ends: eager steps may leave NaN in rows that replayed
+    ones read as padding.
+    """
+    passes, computed = target.passes, target.computed
+    if passes is None:
+        yield
+        return
+    target.drop_cache()
+    target.passes, target.computed = None, f"{computed}, but not in this run: it has several requests side by side"
+    try:
+        yield
+    finally:
+        target.drop_cache()
+        target.passes, target.computed = passes, computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from specbench_ss.options import value_text
 from specbench_ss.results.number_text import MISSING
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import machine_changes
+from specbench_ss.runs.manifest_reading import engine_of
 from specbench_ss.runs.rows import Run
 
 SHOWN = 12  # characters of a hash
@@ -86,7 +87,7 @@ def _facts(run: Run) -> dict[str, str]:
         "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
         "history of later turns": config.get("history", "reference"),
         "order of questions": config.get("order", "suite"),
-        "engine": model.get("engine") or config.get("engine", "eager"),
+        "engine": engine_of(manifest),
         "quantised weights": model.get("quantised", "none").partition(":")[0],
         "how weights were quantised": model.get("quantised"),
         "seed": config.get("seed"),

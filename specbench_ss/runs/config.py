@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specbench_ss.method_spec import MethodSpec, PluginFile
 from specbench_ss.runs.endpoints import Endpoint
 from specbench_ss.runs.preset import Preset
 
+Engine = Literal["auto", "eager", "graph"]
 LATER: dict[str, Any] = {  # options that runs once had not
     "order": "suite", "engine": "auto", "quantize": "none", "endpoints": (), "concurrency": (),
 }  # fmt: skip
@@ -85,6 +86,7 @@ class TuneConfig:
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
+    engine: str = "auto"
     trust_remote_code: bool = False
     chat_template: str | None = None
     plugin: tuple[PluginFile, ...] = ()

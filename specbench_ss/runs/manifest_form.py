@@ -87,6 +87,7 @@ class _Model(Struct):
     device: str
     context_length: int
     chat_template: str | None = None
+    engine: str = ""
     dtype_choice: str = ""
     origin: dict[str, Any] = {}
 

@@ -29,6 +29,7 @@ IDENTITY = {  # besides configuration and methods, what must be the same for two
     ("model", "chat_template"): "chat template",
 }
 HASH_SHOWN = 16  # characters
+NOT_COMPARED = ("plugin", "engine")  # plugins by their content; of engines what counts is the one that was found
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str
     check_same_plugins(path, stored, wanted)
     default = _plain(LATER | RunConfig(methods=()).as_dict())
     old, new = default | dict(stored), default | _plain(wanted)
-    fields = [name for name in old | new if name != "plugin" and old.get(name) != new.get(name)]
+    fields = [name for name in old | new if name not in NOT_COMPARED and old.get(name) != new.get(name)]
     _refuse(path, [(name.replace("_", "-"), _text(old.get(name)), _text(new.get(name))) for name in fields])
 
 
@@ -97,8 +98,26 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     check_same_config(path, stored["config"], wanted["config"])
     differing = [(name, _at(stored, keys), _at(wanted, keys)) for keys, name in IDENTITY.items()]
     _refuse(path, [(name, str(old)[:HASH_SHOWN], str(new)[:HASH_SHOWN]) for name, old, new in differing if old != new])
+    _check_same_engine(path, engine_of(stored), engine_of(wanted))
     _refuse(path, list(_differing_methods(stored, wanted)))
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
+
+
+def engine_of(manifest: Mapping[str, Any]) -> str:
+    """Return the engine that made a run's steps, eager or graph: what `auto` came to.
+
+    Manifests from before it was noted have what was asked for, which was eager where nothing was.
+    """
+    return str(_at(manifest, ("model", "engine")) or manifest["config"].get("engine") or "eager")
+
+
+def _check_same_engine(path: Path, begun: str, here: str) -> None:
+    """Raise UserError where a run would go on by another engine, so that its times would be those of two."""
+    if begun != here:
+        raise UserError(
+            f"--resume: the run in {path} was begun with engine {begun}, and this session has engine {here}: give "
+            f"--engine {begun}"
+        )
 
 
 def _refuse(path: Path, differing: list[tuple[str, str, str]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.runs.collected import Parcel
 from specbench_ss.runs.config import Workers
+from specbench_ss.runs.manifest_reading import engine_of
 from specbench_ss.sharded.shard import Job, Shard
 from specbench_ss.sharded.worker import Worker
 
@@ -193,11 +194,18 @@ class RayPool:
     def _welcome(self, machine: str, manifest: dict[str, Any]) -> None:
         """Note what a new worker runs on. Raises UserError where it has another model or other methods."""
         first = self._manifest = self._manifest or manifest
+        _check_engines(engine_of(first), engine_of(manifest))
         for name in ("model", "methods"):
             if _without_place(manifest[name]) != _without_place(first[name]):
                 raise UserError(f"workers differ in their {name}: is the same version installed on all machines?")
         self._lost[STARTING] = 0
         self.workers.append({"machine": machine, "environment": manifest["environment"]})
+
+
+def _check_engines(first: str, other: str) -> None:
+    """Raise UserError where workers make steps in two ways, as where one of the machines cannot replay them."""
+    if first != other:
+        raise UserError(f"workers differ in their engine, {first} and {other}: give --engine eager, which all have")
 
 
 def _without_place(entry: Any) -> Any:

@@ -23,7 +23,7 @@ from tests.cli import failing
 
 HERE = {
     "model": "lab", "weights_hash": "a", "device": "cpu", "device_name": "EPYC", "dtype": "float32", "threads": 2,
-    "torch": "2", "decoding": "greedy",
+    "torch": "2", "decoding": "greedy", "engine": "eager",
 }  # fmt: skip
 CONTENT: dict[str, Any] = {
     "method": "ss",
@@ -143,6 +143,7 @@ def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: p
         (HERE | {"weights_hash": "b"}, "weights hash b, here a"),
         (HERE | {"dtype": "bfloat16", "weights_hash": "b"}, "dtype bfloat16, here float32"),
         (HERE | {"dtype": "bfloat16", "model": "x"}, "dtype bfloat16, here float32; model x, here lab"),
+        (HERE | {"engine": "graph"}, "engine graph, here eager"),
         (HERE | {"threads": 8, "torch": "1"}, "threads 8, here 2; torch 1, here 2"),
         (HERE | {"decoding": "temperature 1"}, "decoding temperature 1, here greedy"),
         (HERE | {"device": "cuda", "device_name": "H100"}, "device cuda, here cpu; device name H100, here EPYC"),

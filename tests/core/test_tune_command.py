@@ -40,6 +40,7 @@ from tests.cli import failing
         (["tune", "ss[gamma=9]"], "ss: gamma must be 1 to 4 (as trained), not 9"),
         (["tune", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
         (["tune", "ss", "--device", "cuda:99"], "not available"),
+        (["tune", "ss", "--engine", "graph", "--device", "cpu"], "it needs a CUDA device, not 'cpu'"),
         (["tune", "ss", "--categories", "qaa"], "did you mean qa?"),
         (["tune", "ss", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["tune", "ss", "--out", "nowhere/p.yaml"], "cannot write nowhere/p.yaml"),

@@ -15,6 +15,7 @@ from specbench_ss import load_model
 from specbench_ss.benchmark import asked_workers, preflight
 from specbench_ss.benchmark import measure as local
 from specbench_ss.benchmark.build_config import recording_of
+from specbench_ss.decoding.static_passes import StaticPasses, called
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
@@ -245,6 +246,21 @@ def test_workers_with_another_model_are_refused(
     monkeypatch.setattr(lab, "weights_hash", lab.weights_hash)
     monkeypatch.setattr(local, "_load", another)
     with pytest.raises(UserError, match="workers differ in their model"):
+        by(FakeRay(), "run")
+
+
+def test_workers_with_another_engine_are_refused_and_told_what_all_have(
+    by: Callable[..., Run], lab: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([StaticPasses(called), None])  # the second one could not replay its steps
+
+    def another(plan: Any) -> Target:
+        lab.passes = next(made)
+        return lab
+
+    monkeypatch.setattr(lab, "passes", lab.passes)
+    monkeypatch.setattr(local, "_load", another)
+    with pytest.raises(UserError, match="^workers differ in their engine, graph and eager: give --engine eager"):
         by(FakeRay(), "run")
 
 

@@ -1,0 +1,186 @@
+"""Which engine made a run: what `auto` came to is what counts, for resuming, presets and several requests at a time."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss import load_model, run
+from specbench_ss.benchmark.preset_conditions import changed, conditions
+from specbench_ss.cli import main
+from specbench_ss.decoding.loop import Limits
+from specbench_ss.decoding.static_passes import StaticPasses, called
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.models import loading
+from specbench_ss.registry import load_method
+from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.manifest_reading import engine_of
+from specbench_ss.runs.preset import read_preset
+from specbench_ss.runs.run_directory import RunDir
+from specbench_ss.runs.suite import SuiteData
+from specbench_ss.tuning import session
+from specbench_ss.tuning.bench import DecoderBench
+from specbench_ss.tuning.measurements import Book, Cost
+from specbench_ss.tuning.session import Tuned
+from tests import conftest
+
+
+@pytest.fixture
+def lab() -> Target:
+    return load_model("lab", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def replayed(lab: Target) -> Target:
+    """The same with passes over buffers, which are called in place of being replayed."""
+    lab.passes = StaticPasses(called)
+    return lab
+
+
+def short_run(out: Path, model: Any = "lab", **options: Any) -> dict[str, Any]:
+    """The manifest of a short run."""
+    by_name = {"device": "cpu", "dtype": "float32"} if model == "lab" else {}
+    return run(
+        "pld", model=model, limit=1, categories="qa,math", max_new_tokens=4, warmup=0, telemetry=0, record_drafts=0,
+        out=out, **by_name, **options,
+    ).manifest  # fmt: skip
+
+
+# -- going on with a run ---------------------------------------------------------------------------------------------
+
+
+def manifest(engine: str | None, asked: str | None = None) -> dict[str, Any]:
+    """A manifest of a run by this engine; None is of before engines were noted. asked: as its configuration has it."""
+    made = copy.deepcopy(conftest.manifest(("ar",), SuiteData("specbench", "generated", ())))
+    made["config"] = {**RunConfig(methods=()).as_dict(), **made["config"]}
+    made["config"] |= {} if asked is None else {"engine": asked}
+    made["model"] |= {} if engine is None else {"engine": engine}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("begun", "here", "told"),
+    [
+        (manifest(None), manifest("graph"), "was begun with engine eager, and this session has engine graph"),
+        (manifest("eager", "eager"), manifest("graph"), "give --engine eager"),
+        (manifest("graph"), manifest("eager"), "was begun with engine graph, and this session has engine eager"),
+        (manifest(None, "graph"), manifest("eager"), "give --engine graph"),
+        (manifest(None), manifest("eager", "eager"), ""),
+        (manifest("eager"), manifest("eager", "eager"), ""),
+        (manifest("graph", "graph"), manifest("graph"), ""),
+        (manifest(None, "graph"), manifest("graph"), ""),
+    ],
+)
+def test_a_run_goes_on_by_the_engine_that_it_was_begun_with(
+    begun: dict[str, Any], here: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    RunDir.open(RunTarget(tmp_path), begun).close()
+    try:
+        RunDir.open(RunTarget(tmp_path, resume=True), here).close()
+    except UserError as error:
+        assert told and told in str(error)
+    else:
+        assert not told
+
+
+def test_on_a_cpu_it_makes_no_difference_how_the_engine_was_asked_for(tmp_path: Path, lab: Target) -> None:
+    begun = short_run(tmp_path, engine="eager")
+    assert engine_of(begun) == "eager"
+    for asked in ("auto", "eager"):
+        assert len(short_run(tmp_path, engine=asked, resume=True)["sessions"]) > 1
+    lab_is_given = short_run(tmp_path / "loaded", lab)
+    assert engine_of(lab_is_given) == "eager"
+
+
+def test_a_model_by_name_goes_on_with_what_a_loaded_one_began(
+    tmp_path: Path, replayed: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_run(tmp_path, replayed)
+    with pytest.raises(UserError, match="was begun with engine graph, and this session has engine eager"):
+        short_run(tmp_path, resume=True)
+    monkeypatch.setattr(loading, "load_target", lambda *_, **__: replayed)
+    assert engine_of(short_run(tmp_path, resume=True)) == "graph"
+
+
+# -- presets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_is_tuned_and_noted_with_the_engine_of_runs(
+    tmp_path: Path, replayed: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ss, book, out = [], MethodSpec("ss"), Book(), tmp_path / "p.yaml"
+    block = book.open_block(0)
+    for label in ("ar", "ss"):
+        book.add(label, block, Cost(1.0, 10))
+
+    def loaded(model: str, engine: str = "eager", **_: Any) -> Target:
+        asked.append(engine)
+        return replayed
+
+    monkeypatch.setattr(loading, "load_target", loaded)
+    monkeypatch.setattr(session, "tune", lambda *_: Tuned(ss, ss, ss, book, book))
+    for engine in ((), ("--engine", "eager")):
+        assert main(["tune", "ss", "--categories", "qa", "--out", str(out), "--device", "cpu", *engine]) == 0
+    assert asked == ["auto", "eager"]
+    made_for = read_preset(out).made_for
+    assert made_for["engine"] == "graph"
+    replayed.passes = None
+    assert changed(made_for, conditions(replayed)) == "engine graph, here eager"
+
+
+def test_a_preset_of_before_engines_were_noted_was_made_by_eager_steps(replayed: Target) -> None:
+    here = conditions(replayed)
+    older = {name: value for name, value in here.items() if name != "engine"}
+    assert changed(older, here) == "engine eager, here graph"
+    assert changed({}, here) == ""
+
+
+def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
+    replayed: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, reference, during = MethodSpec("pld"), load_method(MethodSpec(REFERENCE), replayed), list[int]()
+    bench = DecoderBench(spec, load_method(spec, replayed), reference, [[5, 6, 7, 5, 6]], Limits(8))
+    answer = bench._answer
+
+    def watched(*asked: Any) -> Cost:
+        assert replayed.passes is not None
+        before, cost = replayed.passes.made, answer(*asked)
+        during.append(replayed.passes.made - before)
+        return cost
+
+    monkeypatch.setattr(bench, "_answer", watched)
+    bench.measure(spec, 0)
+    assert during[0] > 0 and during[-1] == 0
+    bench.measure(spec, 0)  # now the prompt's pass is recorded too, since it comes again
+    tried = len(during)
+    bench.measure(spec, 0)
+    assert during[tried - 1 :] == [0, 0]
+
+
+# -- several requests at a time --------------------------------------------------------------------------------------
+
+
+def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_steps(
+    replayed: Target, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    passes, computed = replayed.passes, replayed.computed
+    found = short_run(tmp_path, replayed, batch_size=2)
+    assert engine_of(found) == "eager" and "engine" not in found["config"]
+    assert found["model"]["computed"].startswith(computed) and "not in this run" in found["model"]["computed"]
+    warned = [*found.get("warnings", ()), *(str(warning.message) for warning in recwarn)]
+    assert not [text for text in warned if "engine" in text or "operator by operator" in text]
+    assert passes is not None and passes.made == 0, "one request at a time is eager too"
+    assert replayed.passes is passes and replayed.computed == computed
+    assert engine_of(short_run(tmp_path / "alone", replayed)) == "graph"
+
+
+def test_a_model_is_as_before_where_such_a_run_fails(replayed: Target, tmp_path: Path) -> None:
+    passes = replayed.passes
+    with pytest.raises(UserError, match="it remembers earlier prompts"):
+        run("suffix[past=on]", model=replayed, limit=1, categories="qa,math", batch_size=2, out=tmp_path / "run")
+    assert replayed.passes is passes
