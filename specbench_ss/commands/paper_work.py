@@ -96,7 +96,11 @@ def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Be
         from specbench_ss.models.loading import load_target
 
         return load_target(
-            request.model, dtype=request.dtype, device=request.device, chat_template=request.chat_template
+            request.model,
+            dtype=request.dtype,
+            device=request.device,
+            engine="auto",
+            chat_template=request.chat_template,
         )
 
     return Bench(request, where.out, measure, target, lambda text: print(text, file=sys.stderr)), runs

@@ -4,8 +4,8 @@ Each request goes through the loop of `loop.py` on a stack of its own (a greenle
 of the target's layers, or through its LM head, it waits; when every request waits, the largest group that waits for
 the same is served: rows one after the other, or as a batch where a layer has to tell them apart, and each request's
 attention over its own cache. No method knows of it. Requests begin their steps together, so that they wait for the same
-things at the same time; a new one first makes its prompt. A drafter's own layers take the
-rows of all requests as the target's do; what heads draft, and what a method does besides, is done request by request.
+things at the same time; a new one first makes its prompt. A drafter's own layers take the rows of all requests as the
+target's do; what heads draft, and what a method does besides, is done request by request.
 """
 
 from __future__ import annotations
