@@ -12,7 +12,8 @@ from specbench_ss import load_model, run
 from specbench_ss.benchmark.preset_conditions import changed, conditions
 from specbench_ss.cli import main
 from specbench_ss.decoding.loop import Limits
-from specbench_ss.decoding.static_passes import StaticPasses, called
+from specbench_ss.decoding.replaying import called
+from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec

@@ -15,7 +15,8 @@ from specbench_ss import load_model
 from specbench_ss.benchmark import asked_workers, preflight
 from specbench_ss.benchmark import measure as local
 from specbench_ss.benchmark.build_config import recording_of
-from specbench_ss.decoding.static_passes import StaticPasses, called
+from specbench_ss.decoding.replaying import called
+from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
