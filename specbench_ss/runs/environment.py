@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +26,8 @@ CONDITIONS: dict[str, tuple[str, ...]] = {  # what must be the same for timings 
     "driver": ("driver",),
     "code revision": ("revision",),
 }
+AT_WORK = ("user", "nice", "system", "steal")  # of a processor's times: a host that takes it away is at work elsewhere
+LOOK_S, AT_REST = 0.5, 0.2  # seconds; processors' worth of other work that is none
 T = TypeVar("T")
 
 
@@ -82,12 +85,28 @@ def _measuring(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 def busy() -> str:
     """Return 'the machine is busy (load 6.1 on 2 cores): times will be unstable'.
 
-    The text is '' where the machine is not busy, or where the load is not known.
+    The text is '' where the machine is not busy, or where the load is not known. A load is of the last minute, and of
+    this process's own work too: where nothing else works now, it tells of nothing to come.
     """
     load, cores = _or_none(lambda: os.getloadavg()[0]), _usable_cores()
     if load is None or cores is None or load <= cores:
         return ""
+    if (others := _or_none(_others_at_work)) is not None and others < AT_REST:
+        return ""
     return f"the machine is busy (load {load:.1f} on {cores} {'core' if cores == 1 else 'cores'}): {UNSTABLE}"
+
+
+def _others_at_work() -> float:
+    """Return how many processors other processes keep busy, as seen in LOOK_S seconds."""
+    import psutil
+
+    def worked() -> float:
+        everything, own = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
+        return sum(everything.get(kind, 0.0) for kind in AT_WORK) - own.user - own.system
+
+    before, began = worked(), time.perf_counter()
+    time.sleep(LOOK_S)
+    return float(worked() - before) / (time.perf_counter() - began)
 
 
 def revision() -> dict[str, Any] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -96,6 +98,7 @@ def test_every_condition_of_a_timing_counts_against_every_earlier_session(change
 
 def test_a_busy_machine_is_told_with_its_load_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "_usable_cores", lambda: 2)
+    monkeypatch.setattr(env, "_others_at_work", lambda: 3.9)
     for load, words in ((2.0, ""), (6.08, "the machine is busy (load 6.1 on 2 cores): times will be unstable")):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert env.busy() == words
@@ -105,3 +108,23 @@ def test_a_busy_machine_is_told_with_its_load_and_cores(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("os.getloadavg", unknown)
     assert env.busy() == ""
+
+
+@pytest.mark.parametrize(("others", "told"), [(0.1, False), (1.0, True), (None, True)])
+def test_a_load_of_work_that_has_ended_is_not_told(
+    others: float | None, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env, "_usable_cores", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (2.1, 0.0, 0.0))
+    monkeypatch.setattr(env, "_others_at_work", lambda: others)
+    assert bool(env.busy()) == told
+
+
+def test_work_of_others_is_told_from_this_process_s_own() -> None:
+    """Whoever else works here: what is counted of this process is no part of it."""
+    assert env._others_at_work() >= -0.2
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            assert env._others_at_work() > 0.2
+        finally:
+            other.kill()
