@@ -19,6 +19,7 @@ from specbench_ss.errors import UserError
 
 GRACE_S = 20.0  # for code outside Python to return once its time is over
 AGAIN_S = 1.0  # the alarm is repeated: somebody may have caught the first
+_held_back: list[bool] = []  # one for each that holds it back
 
 
 class TimeIsOver(BaseException):  # noqa: N818
@@ -55,6 +56,19 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
         _give_back(others, time.monotonic() - started)
 
 
+@contextlib.contextmanager
+def alarm_held_back() -> Iterator[None]:
+    """Within: time that is over ends nothing. The alarm is repeated, so that it ends the work soon afterwards.
+
+    For what may not be broken off half-way, such as a recording of a device's work.
+    """
+    _held_back.append(True)
+    try:
+        yield
+    finally:
+        _held_back.pop()
+
+
 def check_thread() -> None:
     """Raise UserError where no time limit can be set."""
     if threading.current_thread() is not threading.main_thread():
@@ -80,7 +94,8 @@ def _give_back(others: tuple[float, float], passed: float) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise TimeIsOver
+    if not _held_back:
+        raise TimeIsOver
 
 
 def _leave(last_words: Callable[[], str]) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.target import Target
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class Draft:
 
     def __init__(self, model: Target, vocab: int) -> None:
         self.model, self.vocab = model, vocab
-        self.cache = Cache(model.n_layers, 0)
+        self.cache = model.new_cache(0)
         self.calls = 0
 
     def begin(self, capacity: int) -> None:

@@ -25,9 +25,9 @@ Decode = Callable[[Decoder, list[int], Limits, Sampling, OnTokens], Generation]
 
 
 def recorded(decoder: Decoder) -> int:
-    """How many passes of a method's model were recorded so far, to be replayed: that takes time within an answer."""
+    """How often a pass of a method's model was recorded so far, or proven: that takes time within an answer."""
     passes = getattr(decoder.target, "passes", None)
-    return 0 if passes is None else int(passes.made)
+    return 0 if passes is None else int(passes.tried)
 
 
 def tries(decoder: Decoder) -> Iterator[None]:

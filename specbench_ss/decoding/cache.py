@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +22,21 @@ class Cache:
 
     lengths[layer] is the number of rows that exist in that layer; rows beyond it are scratch that the next
     write overwrites, so dropping rows costs nothing. The host owns the lengths: no device synchronisation.
+    joined: take the memory of all layers as one, so that rows of all of them are moved by two operators; a layer whose
+    keys are of another shape than the first one's, or on another device, has its own. For layers that are all used.
     grows: whether rows beyond the capacity make it larger, as where a method states no `max_rows`, or are an error.
+    spare, block: of a cache that grows, rows that there are room for besides, and what the capacity is a multiple of.
     """
 
     is_compileable = False
     grows = False
     allowed: int | None = None  # rows that the step at hand may fill, where its method says how many it needs
+    spare, block = 0, 1
 
-    def __init__(self, layers: int, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, layers: int, capacity: int, joined: bool = False) -> None:
+        self.capacity, self.joined = capacity, joined
+        self.memory: Tensor | None = None  # [layers, 2, B, kv_heads, capacity, head_dim], where it is joined
+        self.apart = set[int]()  # layers that have memory of their own all the same
         self.lengths = [0] * layers
         self.keys: list[Tensor | None] = [None] * layers
         self.values: list[Tensor | None] = [None] * layers
@@ -49,9 +55,7 @@ class Cache:
         self.check(start, end, layer)
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
-            shape = (k.shape[0], k.shape[1], self.capacity, k.shape[3])
-            keys = self.keys[layer] = k.new_zeros(shape)  # what is masked has to be finite
-            values = self.values[layer] = v.new_zeros((*shape[:3], v.shape[3]))
+            keys, values = self.keys[layer], self.values[layer] = self._taken(k, v, layer)
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
@@ -91,20 +95,17 @@ class Cache:
             moved = rows + start
         else:
             first = next((i for i, r in enumerate(rows) if r != i), count)  # rows already in place are not moved
-        for layer in range(lo, len(self.lengths) if hi is None else hi):
-            keys, values = self.keys[layer], self.values[layer]
-            if first < count and keys is not None and values is not None:
-                if moved is None:
-                    moved = indices([start + int(r) for r in rows[first:]], keys.device)
-                moved = to_device(moved, keys.device)  # once for each device: layers lie in order
-                keys[:, :, start + first : start + count] = keys.index_select(2, moved)
-                values[:, :, start + first : start + count] = values.index_select(2, moved)
-            self.lengths[layer] = start + count
+        hi = len(self.lengths) if hi is None else hi
+        for memory in self._memory_of(lo, hi) if first < count else ():
+            if moved is None:
+                moved = indices([start + int(r) for r in rows[first:]], memory.device)
+            moved = to_device(moved, memory.device)  # once for each device: layers lie in order
+            memory[..., start + first : start + count, :] = memory.index_select(-2, moved)
+        self.lengths[lo:hi] = [start + count] * (hi - lo)
 
     def choose(self, sequences: Tensor) -> None:
         """Go on with these sequences [B'] of a batch alone."""
-        self.keys = [None if k is None else k[to_device(sequences, k.device)] for k in self.keys]
-        self.values = [None if v is None else v[to_device(sequences, v.device)] for v in self.values]
+        self._renew(lambda rows: rows.index_select(-4, to_device(sequences, rows.device)))
 
     def clear(self) -> None:
         """Forget every row; the memory stays."""
@@ -112,21 +113,20 @@ class Cache:
 
     def wipe(self) -> None:
         """Fill the memory, beyond the rows that exist too, with zeros."""
-        for rows in (*self.keys, *self.values):
-            if rows is not None:
-                rows.zero_()
+        for memory in self._memory_of(0, len(self.lengths)):
+            memory.zero_()
 
     def drop(self) -> None:
         """Forget every row and the memory: the next rows take new one."""
         self.clear()
         self.keys, self.values = [None] * len(self.keys), [None] * len(self.values)
+        self.memory, self.apart = None, set()
 
     def expand(self, capacity: int) -> None:
         """Make room for at least this many rows; contents are lost, so only between prompts."""
         if capacity > self.capacity:
             self.capacity = max(capacity, 2 * self.capacity)
-            self.keys = [self._larger(k) for k in self.keys]
-            self.values = [self._larger(v) for v in self.values]
+            self._renew(self._larger)
         self.clear()
 
     def _grow(self, start: int, end: int, layer: int) -> None:
@@ -140,20 +140,55 @@ class Cache:
                 f"a cache for {most} rows cannot take rows {start} to {end} in layer {layer}: "
                 "a step put more rows through the model than the method's max_rows() says"
             )
-        self.capacity = max(end, self.capacity * 3 // 2)
-        self.keys = [self._moved(k) for k in self.keys]
-        self.values = [self._moved(v) for v in self.values]
+        room = max(end + self.spare, self.capacity * 3 // 2)
+        self.capacity = -(-room // self.block) * self.block
+        self._renew(self._moved)
 
-    def _moved(self, rows: Tensor | None) -> Tensor | None:
+    def _taken(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Memory for a layer's keys and values like these: its part of the joined one, or its own."""
+        shapes = [(*rows.shape[:2], self.capacity, rows.shape[3]) for rows in (k, v)]
+        if self.joined and self.memory is None and shapes[0] == shapes[1]:
+            self.memory = k.new_zeros((len(self.lengths), 2, *shapes[0]))  # what is masked has to be finite
+        whole = self.memory
+        if whole is not None and _fits(k, shapes, whole):
+            return whole[layer, 0], whole[layer, 1]
+        self.apart.add(layer)
+        return k.new_zeros(shapes[0]), v.new_zeros(shapes[1])
+
+    def _memory_of(self, lo: int, hi: int) -> list[Tensor]:
+        """The memory of layers lo..hi-1, [.., capacity, head_dim]: all in one where it is joined."""
+        if self.memory is not None and self.apart.isdisjoint(range(lo, hi)):
+            return [self.memory[lo:hi]]
+        pairs = zip(self.keys[lo:hi], self.values[lo:hi], strict=True)
+        return [rows for pair in pairs for rows in pair if rows is not None]
+
+    def _renew(self, other: Callable[[Tensor], Tensor]) -> None:
+        """Take other memory for every layer that has any: what `other` makes of it."""
+        whole = self.memory = None if self.memory is None else other(self.memory)
+
+        def one(layer: int, which: int, rows: Tensor | None) -> Tensor | None:
+            if rows is None:
+                return None
+            return other(rows) if whole is None or layer in self.apart else whole[layer, which]
+
+        self.keys = [one(layer, 0, rows) for layer, rows in enumerate(self.keys)]
+        self.values = [one(layer, 1, rows) for layer, rows in enumerate(self.values)]
+
+    def _moved(self, rows: Tensor) -> Tensor:
         """A larger buffer with the same rows: with those of this pass, too, which no length counts yet."""
         larger = self._larger(rows)
-        if larger is not None and rows is not None:
-            larger[:, :, : rows.shape[2]] = rows
+        larger[..., : rows.shape[-2], :] = rows
         return larger
 
-    def _larger(self, rows: Tensor | None) -> Tensor | None:
+    def _larger(self, rows: Tensor) -> Tensor:
         """A fresh buffer, its pages touched now rather than in a timed step."""
-        return None if rows is None else rows.new_zeros((*rows.shape[:2], self.capacity, rows.shape[3]))
+        return rows.new_zeros((*rows.shape[:-2], self.capacity, rows.shape[-1]))
+
+
+def _fits(rows: Tensor, shapes: Sequence[tuple[int, ...]], whole: Tensor) -> bool:
+    """Say whether a layer's keys and values, of these shapes, have a place in the memory of all layers."""
+    same = (rows.device, rows.dtype) == (whole.device, whole.dtype)
+    return same and all(shape == whole.shape[2:] for shape in shapes)
 
 
 class StreamCache:

@@ -13,7 +13,7 @@ import torch
 from specbench_ss.decoding.replaying import Replay, agree, captured_on
 from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,30 +58,31 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     Raises UserError, and leaves the target as it was, where its layers cannot be, or where replayed passes do not give
     what passes give that are made operator by operator.
     """
-    if which := _cannot(target):
+    if which := target.not_replayable:
         raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")
     expected = _logits(target)
     passes = target.passes = StaticPasses(replay)
-    given = _logits(target)
-    problem = next(iter(passes.declined), "" if agree(given, expected) else "other logits when passes are replayed")
-    target.drop_cache()
+    problem = "passes that were broken off"
+    try:
+        given = _logits(target)
+        problem = next(iter(passes.declined), "" if agree(given, expected) else "other logits when passes are replayed")
+    except torch.OutOfMemoryError:
+        problem = "not enough memory for recordings of its passes"
+    except RuntimeError as error:  # of the device's own libraries
+        problem = f"passes that cannot be replayed ({first_line(error)})"
+    finally:
+        target.drop_cache()
+        if problem:
+            target.passes = None
     if problem:
-        target.passes = None
         raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; engine eager does")
     target.computed += f"; steps replayed by {by}"
 
 
 def replay_draft(draft: Target, target: Target) -> None:
     """Have the passes of a model that drafts replayed as the target's are, where those are and its own can be."""
-    if isinstance(target.passes, StaticPasses) and draft.passes is None and not _cannot(draft):
+    if isinstance(target.passes, StaticPasses) and draft.passes is None and not draft.not_replayable:
         draft.passes = target.passes.of_draft()
-
-
-def _cannot(target: Target) -> str:
-    """Say what about its layers keeps them from being replayed; '' where nothing does."""
-    if not target.taken_apart:
-        return "are run whole, as transformers wrote them"
-    return "have sliding windows" if any(target.windows) else ""
 
 
 @torch.inference_mode()

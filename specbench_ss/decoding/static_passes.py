@@ -13,11 +13,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.replaying import CannotReplay, Pass, Replay, recorded
+from specbench_ss.decoding.replaying import SOMETHING_ELSE, CannotReplay, Pass, Replay, agree, recorded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows that passes are padded to
-PROMPTS = (64, 128, 256, 512, 1024)  # the same of prompts: longer ones keep a device busy by themselves
+PROMPTS = tuple(range(64, 513, 64))  # the same of prompts: longer ones keep a device busy by themselves
 UNPADDED = 512  # rows of a pass at most that takes none besides, as that of streams
 BLOCK = 256  # keys
 MOST_KEPT = 512  # passes whose buffers and recordings are kept
 NO_ROOM = "a cache without room for padded keys"
+Memory = tuple[list["Tensor | None"], list["Tensor | None"]]  # keys and values of all layers of a cache
 
 
 class StaticRows:
@@ -42,8 +44,8 @@ class StaticRows:
         self.cache, self.at, self.keys = cache, at, keys
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Keys before the pass's own rows, as far as shapes say."""
-        return self.keys - len(self.at)
+        """Raise NotImplementedError: how many keys count is in the mask alone, and changes from replay to replay."""
+        raise NotImplementedError("layers that ask how many keys there are")
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write k, v [1, kv_heads, q, head_dim]; return [1, kv_heads, keys, head_dim]."""
@@ -88,23 +90,25 @@ class Tensors:
 
 @dataclass(slots=True)
 class Form:
-    """A pass over buffers. memory: the cache's that it writes, of every layer."""
+    """A pass over buffers. memory: the cache's that it writes. past: rows behind which it was given its rows."""
 
     buffers: Buffers | Tensors
     one: Pass
-    memory: Sequence[Tensor | None] = ()
+    memory: Memory | None = None
+    past: int | None = None
 
 
 @dataclass(slots=True)
 class Kept:
-    """A pass that is replayed. memory: the cache's, of every layer: while it is held here, none other has its place.
+    """A pass that is replayed. memory: the cache's, which a recording writes.
 
-    A cache takes other memory for all layers at once, so that one layer's tells which it is.
+    proven: the one place behind which it has proven itself so far; None where it is proven behind others as well.
     """
 
     buffers: Buffers | Tensors
     replayed: Pass
-    memory: Sequence[Tensor | None]
+    memory: Memory | None
+    proven: int | None
 
 
 @dataclass(slots=True)
@@ -112,29 +116,38 @@ class Counts:
     """What is counted of the passes of a model, and of those of its draft. As `StaticPasses` tells it."""
 
     made: int = 0
+    tried: int = 0
     declined: Counter[str] = field(default_factory=Counter)
 
 
 class StaticPasses:
     """The replayed passes of one model. replay: how a pass is made again.
 
-    Each proves itself when it is recorded: it has to give what the same pass gives operator by operator.
-    made: how many passes were recorded so far: an answer during which one was, took longer than it takes.
+    Each proves itself when it is recorded, and once more behind another number of rows: it has to give what the same
+    pass gives operator by operator.
+    made: how many passes were recorded so far.
+    tried: how often one was to be recorded or proven: an answer during which that was, took longer than it takes.
     declined: how many passes of steps could not be replayed, by the reason in words; prompts are not counted.
-    Passes of a draft model beside this one, and what a drafter makes by itself, are among both.
+    Passes of a draft model beside this one, and what a drafter makes by itself, are among all three.
+    What is recorded of a drafter or a cache that is gone is forgotten with the next request.
     """
 
     def __init__(self, replay: Replay, widths: tuple[int, ...] = WIDTHS) -> None:
         self.replay, self.widths = replay, widths
         self.counts = Counts()
-        self.prompts: Counter[Hashable] = Counter()  # how often each pass over a prompt was asked for
         self.kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self.memories: WeakKeyDictionary[Cache, Memory] = WeakKeyDictionary()  # of caches, when last seen
         self.refused: dict[Hashable, str] = {}  # (name, rows or forms) of what cannot be replayed -> why
 
     @property
     def made(self) -> int:
         """How many passes were recorded."""
         return self.counts.made
+
+    @property
+    def tried(self) -> int:
+        """How often a pass was to be recorded or proven."""
+        return self.counts.tried
 
     @property
     def declined(self) -> Counter[str]:
@@ -155,10 +168,19 @@ class StaticPasses:
         """Keep no recording over this cache's memory, or none at all: that memory is not used any more."""
         if cache is None:
             self.kept.clear()
-            self.prompts.clear()
-            return
-        for key in [key for key, kept in self.kept.items() if kept.memory and kept.memory[0] is cache.keys[0]]:
-            del self.kept[key]
+            self.memories.clear()
+        else:
+            self.memories.pop(cache, None)
+            self._forget_what_is_gone()
+
+    def _forget_what_is_gone(self) -> None:
+        """Keep no recording over memory that no cache has any more, and nothing of a drafter that is gone."""
+        there = {id(keys) for keys, _ in self.memories.values()}
+        for key, kept in list(self.kept.items()):
+            if is_gone(key) or (kept.memory is not None and id(kept.memory[0]) not in there):
+                self.kept.pop(key, None)
+        for kind in [kind for kind in self.refused if is_gone(kind)]:
+            del self.refused[kind]
 
     def room(self, rows: int) -> int:
         """How many rows a cache needs for steps up to so many rows: padded ones besides, in whole blocks."""
@@ -167,7 +189,10 @@ class StaticPasses:
     def expand(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
         """Empty a cache for a request of so many rows, with room for padded ones. zeroed: and fill it with zeros."""
         if self.room(rows) > cache.capacity:
-            self.forget(cache)
+            self.forget(cache)  # before other memory is taken
+        else:
+            self._forget_what_is_gone()
+        cache.spare, cache.block = self.widths[-1], BLOCK
         cache.expand(self.room(rows))
         if zeroed:
             cache.wipe()
@@ -206,7 +231,7 @@ class StaticPasses:
 
         name: of the function, unique among those of this model; what else it reads has to be held by the name.
         """
-        key = (name, *((tuple(tensor.shape), tensor.dtype) for tensor in given))
+        key = (held_weakly(name), *((tuple(tensor.shape), tensor.dtype) for tensor in given))
 
         def form() -> Form:
             buffers = Tensors([torch.zeros_like(tensor) for tensor in given])
@@ -218,29 +243,32 @@ class StaticPasses:
     def _prompt(
         self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Any, rotary: Any
     ) -> tuple[Tensor, ...] | None:
-        """Rows of a prompt, each of which sees those before it; recorded when such a pass is asked for again.
+        """Rows of a prompt, each of which sees those before it. None where it is made operator by operator.
 
-        None where it is made operator by operator. That is not counted: a prompt longer than all others is no loss.
+        That is not counted: a long prompt keeps a device busy by itself. The first prompt of a cache takes its memory,
+        which takes time: its answer is to be given again.
         """
         q = x.shape[1]
         if cache is None or not torch.is_inference_mode_enabled() or not 1 < q <= PROMPTS[-1]:
             return None
         rows = _next(PROMPTS, q)
+        if isinstance(cache, Cache) and not cache.has(layer):
+            self.counts.tried += 1
+            return None
         causal = x.new_full((q, q), torch.finfo(x.dtype).min).triu(1)[None, None]
         if self._why_not(x, layer, cache, causal, rotary, PROMPTS[-1]) or _keys(rows) > cache.capacity:
             return None
         cache.check(0, q, layer)
-        key = _key(name, rows, 0, cache, layer)
-        self.prompts[key] += 1
-        if self.prompts[key] == 1:
-            return None
         return self._replayed(name, layers, x, layer, cache, causal, rotary, rows, 0)
 
     def _replayed(
         self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Cache, mask: Tensor | None, rotary: Any,
         rows: int, past: int,
     ) -> tuple[Tensor, ...] | None:  # fmt: skip
-        key = _key(name, rows, past, cache, layer)
+        if self.memories.get(cache, (None,))[0] is not cache.keys:
+            self.memories[cache] = (cache.keys, cache.values)
+        name = held_weakly(name)
+        key = (name, rows, _keys(past + rows), id(cache.keys))  # which is held: no other has its number
         form = partial(_form, layers, x, cache, rotary, rows, past)
         outs = self._again(key, (name, rows), form, (x, mask, rotary, past), counted=_is_step(layer, cache))
         return None if outs is None else tuple(out[:, : x.shape[1]].clone() for out in outs)
@@ -253,12 +281,10 @@ class StaticPasses:
         form: makes the pass where there is no recording yet. kind: what cannot be replayed once is not tried again.
         """
         if key not in self.kept and kind not in self.refused:
-            made = form()
-            try:
-                replayed = recorded(self.replay, made.one, lambda: made.buffers.fill(*given))
-                self._keep(key, Kept(made.buffers, replayed, made.memory))
-            except CannotReplay as error:
-                self.refused[kind] = str(error)
+            self._record(key, kind, form(), given)
+        kept = self.kept.get(key)
+        if kept is not None and kept.proven is not None and kept.proven != given[-1]:
+            self._prove_elsewhere(key, kind, form(), given)
         if key not in self.kept:
             if counted:
                 self.declined[self.refused[kind]] += 1
@@ -266,6 +292,32 @@ class StaticPasses:
         self.kept.move_to_end(key)
         self.kept[key].buffers.fill(*given)
         return self.kept[key].replayed()
+
+    def _record(self, key: Hashable, kind: Hashable, form: Form, given: Sequence[Any]) -> None:
+        """Keep what replays this pass, or refuse all of its kind with the reason."""
+        self.counts.tried += 1
+        try:
+            replayed = recorded(self.replay, form.one, lambda: form.buffers.fill(*given))
+        except CannotReplay as error:
+            self.refused[kind] = str(error)
+            return
+        self.kept[key] = Kept(form.buffers, replayed, form.memory, form.past)
+        self.counts.made += 1
+        while len(self.kept) > MOST_KEPT:
+            self.kept.popitem(last=False)
+
+    def _prove_elsewhere(self, key: Hashable, kind: Hashable, form: Form, given: Sequence[Any]) -> None:
+        """Hold a recording against the pass made anew, behind another number of rows: what is baked in of it shows."""
+        self.counts.tried += 1
+        kept = self.kept[key]
+        for buffers in (form.buffers, kept.buffers):
+            buffers.fill(*given)
+        expected = [out.clone() for out in form.one()]
+        if agree(kept.replayed(), expected):
+            kept.proven = None
+        else:
+            self.refused[kind] = SOMETHING_ELSE
+            del self.kept[key]
 
     def decline(self, why: str, layer: int, cache: Any) -> None:
         """Count a pass that a method makes by itself, since it cannot be replayed, from the layer it begins with."""
@@ -288,12 +340,6 @@ class StaticPasses:
             return "positions of another form"
         return "" if isinstance(cache, Cache) and cache.has(layer) else "a cache of another form"
 
-    def _keep(self, key: Hashable, kept: Kept) -> None:
-        self.kept[key] = kept
-        self.counts.made += 1
-        while len(self.kept) > MOST_KEPT:
-            self.kept.popitem(last=False)
-
 
 def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past: int) -> Form:
     """Return a pass of so many rows behind `past` keys, over buffers of zeros."""
@@ -310,7 +356,7 @@ def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past:
         # layers know what they made of cos and sin by the pair that was given: a new one, for other values
         return layers(buffers.x, where, buffers.mask, None if turn is None else (turn[0], turn[1]))
 
-    return Form(buffers, one, [*cache.keys, *cache.values])
+    return Form(buffers, one, (cache.keys, cache.values), past)
 
 
 def _next(widths: Sequence[int], rows: int) -> int:
@@ -321,8 +367,18 @@ def _keys(rows: int) -> int:
     return -(-rows // BLOCK) * BLOCK
 
 
-def _key(name: Hashable, rows: int, past: int, cache: Cache, layer: int) -> Hashable:
-    return (name, rows, _keys(past + rows), id(cache.memory_of(layer)[0]))  # which is held: no other has its number
+def held_weakly(name: Hashable) -> Hashable:
+    """Return the same name without a hold on what is known by its identity alone in it, such as a module."""
+    if isinstance(name, tuple):
+        return tuple(map(held_weakly, name))
+    return ref(name) if type(name).__hash__ is object.__hash__ else name
+
+
+def is_gone(name: Hashable) -> bool:
+    """Say whether a name has something in it that is gone."""
+    if isinstance(name, tuple):
+        return any(map(is_gone, name))
+    return isinstance(name, ref) and name() is None
 
 
 def _is_step(layer: int, cache: Any) -> bool:

@@ -5,6 +5,7 @@ Knows forward passes over prompts and draft trees; knows no method, no sampling 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -167,6 +168,13 @@ class Target(Outline):
         return "eager" if self.passes is None else "graph"
 
     @property
+    def not_replayable(self) -> str:
+        """What about its layers keeps their passes from being replayed, in words; '' where nothing does."""
+        if not self.taken_apart:
+            return "are run whole, as transformers wrote them"
+        return "have sliding windows" if any(self.windows) else ""
+
+    @property
     def number_format(self) -> str:
         """Name of the number format, as `--dtype` has it."""
         return HALF_WEIGHTS if self.rounded else str(self.dtype).removeprefix("torch.")
@@ -192,13 +200,19 @@ class Target(Outline):
         """Return a target of other weights in the same form: its tokenizer, name and number format are this one's.
 
         Where this one's linear layers are held in fewer bits, so are the model's from now on: it is changed in place.
-        Raises UserError where that cannot be.
+        Its steps are replayed where this one's are; a warning says where its layers cannot be. Raises UserError where
+        weights cannot be held so.
         """
         parameters, held = sum(p.numel() for p in model.parameters()), self.held and self.held.of_another(model)
         other = Target(model, self.tokenizer, self.name, self.folder, rounded=self.rounded)
         other.parameter_count, other.held = parameters, held
         other.is_lab, other.companions, other.weights_hash = self.is_lab, self.companions, weights_hash
-        if self.passes is not None:
+        if self.passes is not None and other.not_replayable:
+            why = f"its layers {other.not_replayable}"
+            warnings.warn(
+                f"steps of a model in place of {self.name!r} are made operator by operator: {why}", stacklevel=2
+            )
+        elif self.passes is not None:
             other.passes, other.computed = self.passes.of_another(), self.computed
         return other
 
@@ -206,7 +220,7 @@ class Target(Outline):
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for this many rows a layer."""
-        return Cache(self.n_layers, capacity)
+        return Cache(self.n_layers, capacity, joined=not self.divided)
 
     def request_cache(self, capacity: int, grows: bool = False) -> Cache:
         """The target's own cache, emptied, with room for this many rows: memory is reused from prompt to prompt.

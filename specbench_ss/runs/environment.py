@@ -102,11 +102,11 @@ def _others_at_work() -> float:
 
     def worked() -> float:
         everything, own = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
-        return sum(everything.get(kind, 0.0) for kind in AT_WORK) - own.user - own.system
+        return float(sum(everything.get(kind, 0.0) for kind in AT_WORK) - own.user - own.system)
 
     before, began = worked(), time.perf_counter()
     time.sleep(LOOK_S)
-    return float(worked() - before) / (time.perf_counter() - began)
+    return (worked() - before) / (time.perf_counter() - began)
 
 
 def revision() -> dict[str, Any] | None:

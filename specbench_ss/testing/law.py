@@ -150,7 +150,8 @@ class Subject:
     def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Return these tokens' keys and values from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
         one, n = self.one, len(prompt) + len(answer)
-        cache = WatchedCache(one.target.n_layers, n + (len(answer) + 1) * (one.max_rows() or 0) + SPARE)
+        room = n + (len(answer) + 1) * (one.max_rows() or 0) + SPARE
+        cache = WatchedCache(one.target.n_layers, room, joined=not one.target.divided)
         cache.grows = one.max_rows() is None
         _fresh_logits(one, prompt, answer, cache)
         return cache.held(n)

@@ -153,7 +153,7 @@ def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sam
     """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
     target = watched.target
     room = min(target.context_length, len(prompt) + limits.max_new_tokens)
-    cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE)
+    cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE, joined=not target.divided)
     cache.grows = watched.max_rows() is None
     try:
         generation = Session(watched, prompt, limits, sampling, cache).run()

@@ -1,0 +1,85 @@
+"""A cache holds the same rows whether the memory of its layers is one or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench_ss.decoding.cache import Cache
+
+ROWS = 9
+
+
+def written(cache: Cache, layers: int, seed: int, heads: int = 2, batch: int = 1) -> None:
+    """Write rows of random numbers into every layer; the last one has one head more where `heads` is 3."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in range(layers):
+        own = 3 if heads == 3 and layer == layers - 1 else 2
+        k, v = torch.randn(2, batch, own, ROWS, 4, generator=generator)
+        cache.update(k, v, layer)
+
+
+def held(cache: Cache) -> list[torch.Tensor]:
+    """The rows that exist, keys and values of every layer."""
+    return [rows[:, :, :n].clone() for i, n in enumerate(cache.lengths) for rows in cache.memory_of(i)]
+
+
+def same(one: Cache, other: Cache) -> bool:
+    return one.lengths == other.lengths and all(map(torch.equal, held(one), held(other)))
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize("rows", [[0, 2, 5], torch.tensor([1, 2, 7]), [0, 1, 2]])
+@torch.inference_mode()
+def test_rows_of_joined_layers_are_moved_as_those_of_others(heads: int, rows: list[int] | torch.Tensor) -> None:
+    caches = [Cache(4, 12, joined=joined) for joined in (False, True)]
+    for cache in caches:
+        cache.grows = True
+        written(cache, 4, 1, heads)
+        cache.advance(2)
+        cache.keep(2, rows, 0, 3)
+        cache.keep(2, [1, 3], 3)
+        cache.lengths = [4] * 4
+        written(cache, 4, 2, heads)  # beyond the capacity: it grows
+        cache.advance(5)
+    assert same(*caches) and caches[0].capacity == caches[1].capacity
+    assert caches[1].memory is not None and caches[1].apart == ({3} if heads == 3 else set())
+    first = caches[1].memory_of(0)[0]
+    assert first.data_ptr() == caches[1].memory.data_ptr(), "the layers' memory is a part of the whole"
+
+
+@torch.inference_mode()
+def test_a_batch_goes_on_with_some_and_memory_is_dropped_taken_anew_and_zeroed() -> None:
+    caches = [Cache(3, 12, joined=joined) for joined in (False, True)]
+    for cache in caches:
+        written(cache, 3, 1, batch=4)
+        cache.advance(6)
+        cache.choose(torch.tensor([2, 0]))
+    assert same(*caches) and held(caches[1])[0].shape[0] == 2
+    for cache in caches:
+        cache.wipe()
+        assert all(not rows.any() for rows in held(cache))
+        cache.drop()
+        assert not cache.has(0) and cache.memory is None
+        written(cache, 3, 3)
+        cache.advance(4)
+        cache.expand(40)
+        written(cache, 3, 4)
+        cache.advance(ROWS)
+    assert same(*caches)
+
+
+def test_keys_and_values_of_two_shapes_have_memory_of_their_own() -> None:
+    cache = Cache(2, 8, joined=True)
+    for layer in range(2):
+        cache.update(torch.ones(1, 2, 3, 6), torch.ones(1, 2, 3, 4), layer)
+    cache.advance(3)
+    cache.keep(1, [1])
+    assert cache.memory is None and [rows.shape[-1] for rows in held(cache)] == [6, 4, 6, 4]
+
+
+def test_a_cache_that_grows_keeps_room_besides_in_whole_blocks() -> None:
+    cache = Cache(1, 8)
+    cache.grows, cache.spare, cache.block = True, 5, 16
+    cache.update(torch.ones(1, 1, 12, 2), torch.ones(1, 1, 12, 2), 0)
+    assert cache.capacity == 32
