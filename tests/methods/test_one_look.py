@@ -1,7 +1,8 @@
 """From drafting to verification the host asks the device for nothing, and every step has the same rows.
 
 On the meta device, which has shapes and no data, every look of the host at a tensor raises: `.tolist()`, `.item()`,
-`int(...)`, choosing by a mask. So each method's steps are made there. Where a method looks, that is listed with why.
+`int(...)`, choosing by a mask. So each method's steps are made there, operator by operator and over buffers that stay.
+Where a method looks, that is listed with why.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ import pytest
 import torch
 
 from specbench_ss import registry
+from specbench_ss.decoding import replaying, static_passes
+from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.held import _held_by, models_of
 from specbench_ss.decoding.loop import Limits, decode, taken
+from specbench_ss.decoding.replaying import Replay, called
 from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.static_passes import StaticPasses, Tensors
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.tree_shape import DeviceShape
@@ -25,6 +31,7 @@ from specbench_ss.methods.dflash import new_weights as dflash_weights
 from specbench_ss.methods.peagle import new_weights as peagle_weights
 from specbench_ss.methods.peagle.decoding import PEagle, PEagleOptions
 from specbench_ss.testing.tiny import tiny_model, tiny_target
+from tests.core.test_static_passes import DECLINED
 
 META = torch.device("meta")
 PROMPT = list(range(5, 21))
@@ -103,16 +110,55 @@ def step_on(state: State, verdict: Verdict, output: Output) -> None:
                   for layer, t in output.taps.items()}  # fmt: skip
 
 
+@pytest.mark.parametrize("replay", [None, called], ids=["eager", "static"])
 @pytest.mark.parametrize("name", registry.names(registry.METHODS))
 @torch.inference_mode()
-def test_no_step_looks_at_the_device_before_it_verifies(name: str, target: Target) -> None:
+def test_no_step_looks_at_the_device_before_it_verifies(
+    name: str, replay: Replay | None, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Static steps are made without the proof of each, which looks at numbers once."""
+    monkeypatch.setattr(replaying, "agree", lambda *given: True)
+    monkeypatch.setattr(static_passes, "agree", lambda *given: True)
     for label, make in shapes(name, target).items():
         decoder = make()
+        passes = decoder.target.passes = StaticPasses(replay) if replay else None
         if (name, label) in LOOKS:
             with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
                 two_steps(decoder)
         else:
             two_steps(decoder)
+            assert passes is None or passes.made and set(passes.declined) == DECLINED.get((name, label), set())
+
+
+@pytest.mark.parametrize("name", registry.names(registry.METHODS))
+def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
+    """Nothing is recorded or proven, and no cache and no buffer is taken anew."""
+    target = tiny_target("llama", words=61)
+    for label, make in registry.method_class(name).examples(target).items():
+        decoder = make()
+        passes = decoder.target.passes = StaticPasses(called)
+        seen = []
+        for _ in range(3):
+            tokens = decode(decoder, PROMPT, Limits(24), Sampling()).tokens
+            seen.append((tokens, passes.tried, places(passes), memory_of(decoder)))
+        assert seen[1] == seen[2], label
+        assert seen[2][2], label
+
+
+def places(passes: StaticPasses) -> list[int]:
+    """Where the buffers of all recordings lie, and the memory that these write."""
+    found = []
+    for kept in passes.kept.values():
+        held = kept.buffers.held if isinstance(kept.buffers, Tensors) else [kept.buffers.x, kept.buffers.mask]
+        found += [one.data_ptr() for one in (*held, *(kept.memory[0] if kept.memory else ())) if one is not None]
+    return sorted(found)
+
+
+def memory_of(decoder: Decoder) -> list[int]:
+    """Where the caches of a method, its model and its draft lie."""
+    caches = [one for one in _held_by(decoder) if isinstance(one, Cache)]
+    caches += [model._cache for model in models_of([decoder]) if model._cache is not None]
+    return sorted(rows.data_ptr() for cache in caches for rows in (*cache.keys, *cache.values) if rows is not None)
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names(registry.METHODS) if name not in VARY])
