@@ -1,8 +1,14 @@
 """The laws as most tests hold decoders to them: all of them, the costly ones on what can tell something new.
 
-SSBENCH_THOROUGH=1, which CI sets, holds all to all, but for the statistical laws, whose hundreds of answers are made on
-two architectures of each method: they rest on the rule of acceptance, which is one, and on logits, which other laws
-hold to the model's own on every architecture.
+SSBENCH_THOROUGH=1, which CI sets, tries every architecture and shape. A method meets an architecture only through the
+target, whose passes other tests hold to transformers' own on all of them, so what breaks on one breaks in any case.
+The first shape is therefore held to all cases on two architectures, other ones for every method, and to two of each law
+on the others (to one of the law `together`). Every other shape, which may draft in its own way, is held to all cases on
+an architecture of its own, and to two of each law on the model of seven words.
+
+The statistical laws, whose hundreds of answers are made on the model of seven words alone, rest on the rule of
+acceptance, which is one, and on logits, which other laws hold to the model's own. `tests/core/test_verify.py` holds the
+rule to enumerated distributions.
 """
 
 from __future__ import annotations
@@ -18,6 +24,8 @@ from tests.tiny import THOROUGH
 
 STATISTICAL = ("distribution", "blocks")
 SHORTER = 64  # tokens
+DEAR = "together"  # a law whose every case is seven answers
+LARGE = 4  # layers of the models of every architecture
 
 
 def architectures(turn: int) -> Sequence[str]:
@@ -34,12 +42,15 @@ def two(turn: int) -> Sequence[str]:
 def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
     """All of them. The first shape is tried in every case, the others in two of each law: other ones by turn and shape.
 
-    Of the two laws with hundreds of answers a shape is held to one, by one kind of sampling; which ones differ from
-    shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by the core's rule, is as
-    exact as this rule and the logits are, which tests of the rule and other laws look at: of such shapes the first is
-    enough. Answers of the law `long` end earlier in three of four turns.
+    If thorough, see above which shape is tried in every case where, and answers of the law `long` have their length,
+    where they else end earlier in three of four turns.
+
+    Of a statistical law a shape is tried by one kind of sampling, and of these two laws by one, or by both if thorough.
+    Which ones, differs from shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by
+    the core's rule, is as exact as this rule and the logits are, which tests of the rule and other laws look at: of
+    such shapes the first is enough.
     """
-    return LAWS if thorough else tuple((_thinned if law.name in STATISTICAL else _fewer)(law, turn) for law in LAWS)
+    return tuple((_thinned if law.name in STATISTICAL else _fewer)(law, turn, thorough) for law in LAWS)
 
 
 def statistical(turn: int) -> list[Law]:
@@ -47,26 +58,47 @@ def statistical(turn: int) -> list[Law]:
     return [law for law in laws(turn) if law.name in STATISTICAL]
 
 
-def plain(turn: int) -> list[Law]:
+def plain(turn: int, thorough: bool = THOROUGH) -> list[Law]:
     """The others."""
-    return [law for law in laws(turn) if law.name not in STATISTICAL]
+    return [law for law in laws(turn, thorough) if law.name not in STATISTICAL]
 
 
-def _fewer(law: Law, turn: int) -> Law:
+def _fewer(law: Law, turn: int, thorough: bool) -> Law:
     def cases(subject: Subject) -> Iterator[Case]:
         every = list(law.cases(subject))
-        if law.name == "long" and turn % 4:
+        if law.name == "long" and not thorough and turn % 4:
             every = [replace(case, max_new_tokens=min(SHORTER, case.max_new_tokens)) for case in every]
-        others = every[1:]
-        few = [*every[:1], *others[(turn + subject.number) % max(1, len(others)) :][:1]]
-        yield from every if subject.number == 0 else few
+        which, others = turn + _number(subject), every[1:]
+        few = [*every[:1], *others[which % max(1, len(others)) :][:1]]
+        if law.name == DEAR and thorough:
+            few = every[which % max(1, len(every)) :][:1]
+        yield from every if _in_full(subject, turn, thorough) else few
 
     return replace(law, cases=cases)
 
 
-def _thinned(law: Law, turn: int) -> Law:
+def _in_full(subject: Subject, turn: int, thorough: bool) -> bool:
+    """Whether it is tried in every case of a law."""
+    first, large = subject.number == 0, subject.target.n_layers == LARGE
+    if not thorough:
+        return first
+    return (not large or _architecture(subject) in two(turn)) if first else large
+
+
+def _architecture(subject: Subject) -> str:
+    return subject.target.name.removeprefix("tiny ")
+
+
+def _number(subject: Subject) -> int:
+    """Another one for each shape, and for each architecture that a shape is tried on."""
+    kind = _architecture(subject)
+    return subject.number + (ARCHITECTURES.index(kind) if kind in ARCHITECTURES else 0)
+
+
+def _thinned(law: Law, turn: int, thorough: bool) -> Law:
     def cases(subject: Subject) -> Iterator[Case]:
-        if STATISTICAL.index(law.name) != (turn + subject.number) % 2 or (subject.number and not _of_its_own(subject)):
+        which = turn + subject.number + STATISTICAL.index(law.name)
+        if (which % 2 and not thorough) or (subject.number and not _of_its_own(subject)):
             return
         sampled = list[Case]()
         for case in law.cases(subject):
@@ -74,7 +106,7 @@ def _thinned(law: Law, turn: int) -> Law:
                 yield case
             else:
                 sampled.append(case)
-        yield sampled[(turn + subject.number) % len(sampled)]
+        yield sampled[which % len(sampled)]
 
     return replace(law, cases=cases)
 

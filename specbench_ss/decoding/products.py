@@ -29,6 +29,7 @@ from torch import Tensor
 
 LEAST_ROWS, MOST_ROWS = 2, 32  # of oneDNN; with fewer or more, the other library is as fast
 MOST_ROWS_HALF = 256  # of FBGEMM
+TINY = 1 << 14  # weights: fewer gain nothing (128 x 128, AVX2, 1 to 16 rows: 4 to 10 us, by oneDNN 25 to 30)
 LARGE = 1_500_000  # weights, from where a single row gains by oneDNN too, unless it was measured
 CLEARLY = 1.25  # times as fast as the usual way another has to be, so that loading twice rarely rounds in two ways
 PACKED = (torch.float32, torch.bfloat16)  # formats that oneDNN's copies are made in
@@ -64,7 +65,7 @@ class Product:
         if self.half:
             self.packed = _packed_half(weight, bias)
             _HALVED.add(self)
-        elif pack and _works(weight.dtype):
+        elif pack and weight.numel() >= TINY and _works(weight.dtype):
             self.packed = _packed(weight)
             by_size = 1 if weight.numel() >= LARGE or weight.dtype == torch.bfloat16 else LEAST_ROWS
             self.least, self.most = _one_row.get(_key(weight), by_size), MOST_ROWS

@@ -6,7 +6,8 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,8 +90,7 @@ class Subject:
 
     def decoder(self) -> Decoder:
         """Make a new decoder, always with the same weights, even where they are drawn at random."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):
             return self.make()
 
     @property
@@ -178,6 +178,17 @@ class Subject:
         """Return random tokens of the vocabulary, without the special ones."""
         rng = random.Random(seed)
         return tuple(rng.randrange(FIRST, self.target.vocab_size) for _ in range(length))
+
+
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Set torch's generator of the CPU, and set it back.
+
+    `torch.manual_seed` would keep a stack trace for each device that was not used so far, which takes milliseconds.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(number)
+        yield
 
 
 @torch.inference_mode()

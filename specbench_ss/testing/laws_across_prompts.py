@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.together import Answered, Asked, Together, check_together
 from specbench_ss.errors import UserError
-from specbench_ss.testing.law import Case, Law, Subject
-from specbench_ss.testing.laws_greedy import REPEATING, WARM, asked, not_exact
+from specbench_ss.testing.law import Case, Law, Subject, seeded
+from specbench_ss.testing.laws_greedy import GREEDY, REPEATING, WARM, asked, not_exact
 from specbench_ss.testing.watched_decoder import Trace
 
 SEEDS = 12
+LATER = 4  # tokens that one of several requests is longer than the others
 
 
 def sampled(subject: Subject) -> Iterator[Case]:
@@ -49,8 +48,7 @@ def seed(subject: Subject, case: Case) -> str:
 
 def _at_global_seed(number: int, subject: Subject, case: Case) -> Trace:
     state, decoder = random.getstate(), subject.decoder()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number)
+    with seeded(number):
         random.seed(number)
         try:
             return subject.watch(case, decoder=decoder)
@@ -72,7 +70,7 @@ def asked_again(subject: Subject) -> Iterator[Case]:
 
     What a method remembers may change only its steps, so that one is greedy.
     """
-    yield Case(REPEATING, 12)
+    yield GREEDY
     if not subject.one.remembers:
         yield Case(subject.random_prompt(6), 8, Sampling(0.9, seed=2))
 
@@ -93,7 +91,7 @@ def memory(subject: Subject, case: Case) -> str:
 
 def together(subject: Subject, case: Case) -> str:
     """Test that an answer is the same beside others, of which some end earlier and some later."""
-    lengths = (2, case.max_new_tokens, 3, 2 * case.max_new_tokens)
+    lengths = (2, case.max_new_tokens, 3, case.max_new_tokens + LATER)
     prompts = (subject.random_prompt(3, seed=1), case.prompt, subject.random_prompt(9, seed=2), case.prompt[:4])
     requests = [Asked(p, Limits(n), case.sampling) for p, n in zip(prompts, lengths, strict=True)]
     found: dict[int, Answered] = {}
@@ -140,7 +138,7 @@ def untouched(subject: Subject, case: Case) -> str:
 def tuned(subject: Subject) -> Iterator[Case]:
     """Yield one request."""
     if subject.whole:
-        yield Case(REPEATING, 10)
+        yield GREEDY
 
 
 def tunable(subject: Subject, case: Case) -> str:

@@ -21,6 +21,12 @@ LEAN = [kind for kind in ARCHITECTURES if kind not in ("opt", "gpt_neox", "gpt_n
 PROMPT, TREE = torch.arange(1, 14)[None], [-1, 0, 0, 1, 3, 2]
 
 
+@pytest.fixture(autouse=True)
+def copies_of_tiny_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of these tests are so small that no copy of them would be made."""
+    monkeypatch.setattr(products, "TINY", 0)
+
+
 def is_lean(target: Target) -> bool:
     return all(isinstance(block, LeanBlock) for block in target.family.blocks)
 
@@ -135,6 +141,13 @@ def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bo
     exact = F.linear(x.double(), weight.double(), None if extra is None else extra.double())
     assert product.packed is not None and made.shape == (1, rows, 80) and made.dtype == dtype
     assert (made - exact).abs().max() <= {torch.float32: 1e-4, torch.bfloat16: 2**-8 * 40}[dtype]
+
+
+@needs_packing
+def test_weights_that_gain_nothing_have_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "TINY", 80 * 48)
+    assert Product(torch.randn(80, 48), None, pack="whole").packed is not None
+    assert Product(torch.randn(79, 48), None, pack="whole").packed is None
 
 
 @needs_packing
