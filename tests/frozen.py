@@ -6,11 +6,33 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from specbench_ss.decoding.replaying import Pass
 
 COUNTING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}  # of torch
+
+
+class Step:
+    """An operator of a recording, with what it was given and made. made: what operators before it have made."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, out: Any, made: set[int]) -> None:
+        self.func, self.args, self.kwargs, self.outs = func, args, kwargs, _tensors(out)
+        self.leaves, spec = tree_flatten((args, kwargs))
+        self.spec: TreeSpec = spec
+        self.anew = [i for i, leaf in enumerate(self.leaves) if id(leaf) in made]
+        made |= {id(one) for one in self.outs}
+
+    def again(self, now: dict[int, torch.Tensor]) -> None:
+        """Make it again. now: what an operator made in the recording -> what it makes this time."""
+        args, kwargs = self.args, self.kwargs
+        if self.anew:
+            leaves = list(self.leaves)
+            for i in self.anew:
+                leaves[i] = now[id(leaves[i])]
+            args, kwargs = tree_unflatten(leaves, self.spec)
+        for before, after in zip(self.outs, _tensors(self.func(*args, **kwargs)), strict=True):
+            now[id(before)] = after
 
 
 class Recorder(TorchDispatchMode):
@@ -18,14 +40,15 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[tuple[Any, Any, Any, Any]] = []
+        self.steps: list[Step] = []
+        self.made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         looked = isinstance(out, (int, float, complex)) and any(map(torch.is_tensor, args))  # .item() and .tolist()
         if looked or _counts(func, args):  # a graph cannot wait for the host
             raise RuntimeError("operation not permitted when stream is capturing: a look at a number")
-        self.steps.append((func, args, kwargs or {}, out))
+        self.steps.append(Step(func, args, kwargs or {}, out, self.made))
         return out
 
 
@@ -39,19 +62,12 @@ def frozen(one: Pass) -> Pass:
     results = tuple(out.clone() for out in outs)
 
     def replayed() -> tuple[torch.Tensor, ...]:
-        now: dict[int, torch.Tensor] = {}  # what an operator made in the recording -> what it makes this time
-
-        def of_now(tensor: torch.Tensor) -> torch.Tensor:
-            return now.get(id(tensor), tensor)
-
-        for func, args, kwargs, made in recorder.steps:
-            args, kwargs = tree_map_only(torch.Tensor, of_now, (args, kwargs))
-            with _disable_current_modes():  # nobody sees the operators of a graph
-                again = func(*args, **kwargs)
-            for before, after in zip(_tensors(made), _tensors(again), strict=True):
-                now[id(before)] = after
+        now: dict[int, torch.Tensor] = {}
+        with _disable_current_modes():  # nobody sees the operators of a graph
+            for step in recorder.steps:
+                step.again(now)
         for result, out in zip(results, outs, strict=True):
-            result.copy_(of_now(out))
+            result.copy_(now.get(id(out), out))
         return results
 
     return replayed
@@ -65,6 +81,6 @@ def _counts(func: Any, args: Any) -> bool:
 
 
 def _tensors(made: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree_map_only(torch.Tensor, found.append, made)
-    return found
+    if isinstance(made, torch.Tensor):
+        return [made]
+    return [one for one in tree_leaves(made) if isinstance(one, torch.Tensor)]

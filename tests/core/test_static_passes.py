@@ -76,7 +76,7 @@ class Seen:
             self.answers.append(decode(decoder, PROMPTS[0], Limits(12), Sampling(temperature=0.8)).tokens)
 
 
-@pytest.mark.parametrize(("replay", "block"), [(called, BLOCK), (frozen, 16)], ids=["called", "frozen"])
+@pytest.mark.parametrize(("replay", "block"), [(called, BLOCK), (frozen, 64)], ids=["called", "frozen"])
 @pytest.mark.parametrize("name", registry.names(registry.METHODS))
 def test_every_method_drafts_and_answers_as_before(
     name: str, replay: Replay, block: int, monkeypatch: pytest.MonkeyPatch
