@@ -53,7 +53,7 @@ def main() -> None:
             for keys in given.keys:
                 times = measured(of, ways, rows, keys, given.times)
                 ratios = "  ".join(f"{t / times[0]:{len(name)}.2f}" for name, t in zip(ways, times, strict=True))
-                taken = way_of(of, rows == 1, keys) if of.ways else "torch's own choice"
+                taken = way_of(of, rows == 1, rows > 1, keys) if of.ways else "torch's own choice"
                 print(f"{rows:5} {keys:6}  {ratios}  {taken}", flush=True)
 
 

@@ -17,7 +17,14 @@ from specbench_ss.errors import UserError, error_text
 if TYPE_CHECKING:
     from specbench_ss.decoding.decoder import Decoder
 
-ON_A_CPU = "can't allocate memory"  # torch has no error of its own there
+UNTOLD = (  # what memory that runs out is told by where torch has no error of its own
+    "can't allocate memory",  # on a CPU
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+)
 LESS = (
     "fewer drafted nodes, a smaller --max-new-tokens or --batch-size, --dtype bfloat16, --quantize or shorter prompts "
     "take less"
@@ -31,7 +38,7 @@ class OutOfMemory(UserError):  # noqa: N818 - not named after torch's, which it 
 def ran_out(error: BaseException) -> bool:
     """Say whether an error means that there was not enough memory."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, RuntimeError) and ON_A_CPU in str(error))
+    return known or (isinstance(error, RuntimeError) and any(words in str(error) for words in UNTOLD))
 
 
 @contextmanager

@@ -170,7 +170,7 @@ class LocalSession(Session):
             before, plain, row.started = recorded(decoder), unreplayed(decoder), time.time()
             with quiet_collector(), peak_memory(*self.target.layers_on) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
-            row.ended, row.peak_memory_bytes = time.time(), peak()
+            row.ended, row.peak_memory_bytes = time.time(), peak() if plain is None else None
             done.check()
             if plain is not None:
                 found = (unreplayed(decoder) or Counter()) - plain

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from specbench_ss.decoding.replaying import captured_on
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 
 TRIES, CLEARLY = 7, 1.25  # how often each is measured; times as fast as the first one another has to be
-SHORT, LONG = 256, 1024  # of the probe: keys of either length
+FROM = {256: 0, 1024: 512, 4096: 2048}  # keys of a probe -> from how many keys what is fastest there counts
+LENGTHS = {"cpu": (256, 1024), "cuda": (256, 1024, 4096)}  # keys that are measured
 FEW = {"cpu": 4, "cuda": 32}  # rows that have a mask
 CALLS = {"cpu": 1, "cuda": 20}  # between two readings of the clock: a device is waited for
-FROM = 512  # keys from where what is faster over the longer ones counts
+ONE, ONE_MASKED, SEVERAL = CASES = ("one row", "one masked row", "few")  # a replayed row always has a mask
 
 
 def by_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -95,39 +98,54 @@ class Heads(NamedTuple):
         return (KERNEL, IN_FLOAT32, PRODUCTS) if (self.kind, self.dtype) == ("cpu", torch.bfloat16) else ()
 
 
-@lru_cache(maxsize=64)
-def fastest(of: Heads, one_row: bool, long: bool, threads: int) -> str:
+@lru_cache(maxsize=256)
+def fastest(of: Heads, case: str, count: int, threads: int) -> str:
     """Return the name of the way that takes clearly less time than the first of `of.ways`, or the name of that.
 
-    one_row: without a mask, as in plain decoding; else a few rows with one. long: over how many keys. threads: of the
-    processor, on which the answer depends. It waits for the device.
+    case: of CASES. count: of keys. threads: of the processor, on which the answer depends. It waits for the device.
     """
-    rows, count = 1 if one_row else FEW[of.kind], LONG if long else SHORT
+    rows = FEW[of.kind] if case == SEVERAL else 1
     like = torch.zeros(0, dtype=of.dtype, device=of.device)
     query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
-    mask = None if one_row else like.new_zeros(1, 1, rows, count)
-    taken = dict.fromkeys(of.ways, math.inf)
+    mask = None if case == ONE else like.new_zeros(1, 1, rows, count)
+    ways = {name: _calls(partial(WAYS[name], query, keys, keys, mask, None), query.device) for name in of.ways}
+    taken = dict.fromkeys(ways, math.inf)
     for _ in range(TRIES):
-        for name in of.ways:
-            taken[name] = min(taken[name], _seconds(name, query, keys, mask))
+        for name, calls in ways.items():
+            taken[name] = min(taken[name], _seconds(calls, query.device))
     best = min(taken, key=lambda name: taken[name])
     return best if taken[of.ways[0]] >= CLEARLY * taken[best] else of.ways[0]
 
 
-def _seconds(name: str, query: Tensor, keys: Tensor, mask: Tensor | None) -> float:
-    """Time some calls, on CUDA with what it takes the host to start them: as a step does operator by operator."""
-    way, wait = WAYS[name], partial(torch.cuda.synchronize, query.device) if query.is_cuda else int
+def _calls(one: Callable[[], Tensor], device: torch.device) -> Callable[[], object]:
+    """Return what makes some calls: on CUDA by a replay, as in steps that are replayed, where that can be recorded."""
+
+    def some() -> tuple[Tensor, ...]:
+        return tuple(one() for _ in range(CALLS[device.type]))
+
+    if device.type != "cuda":
+        return some
+    try:
+        return captured_on(device)(some)
+    except RuntimeError:  # of the device's own libraries
+        return some
+
+
+def _seconds(calls: Callable[[], object], device: torch.device) -> float:
+    """Time some calls, the device idle before and after."""
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
     wait()
     begun = time.perf_counter()
-    for _ in range(CALLS[query.device.type]):
-        way(query, keys, keys, mask, None)
+    calls()
     wait()
     return time.perf_counter() - begun
 
 
-def way_of(of: Heads, one_row: bool, keys: int, sequences: int = 1) -> str:
+def way_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
     """Return the name of the way for rows over so many keys of so many sequences, on the threads torch has now."""
-    name = fastest(of, one_row, keys >= FROM, torch.get_num_threads())
+    case = (ONE_MASKED if of.kind == "cuda" else SEVERAL) if one_row and masked else ONE if one_row else SEVERAL
+    count = max(length for length in LENGTHS[of.kind] if keys >= FROM[length])
+    name = fastest(of, case, count, torch.get_num_threads())
     # many copies in float32 are no longer small; what a slow kernel leaves then are the products
     return PRODUCTS if name == IN_FLOAT32 and sequences > 1 else name
 
@@ -139,10 +157,17 @@ def in_words(of: Heads) -> str:
     """
     if not of.ways:
         return ""
-    told = [f"of {name} by {_by_length(of, one_row)}" for name, one_row in (("one row", True), ("few", False))]
+    cases = CASES if of.kind == "cuda" else (ONE, SEVERAL)
+    told = [f"of {case} by {_by_length(of, case != SEVERAL, case != ONE)}" for case in cases]
     return f"attention {', '.join(told)}"
 
 
-def _by_length(of: Heads, one_row: bool) -> str:
-    short, long = way_of(of, one_row, SHORT), way_of(of, one_row, LONG)
-    return short if short == long else f"{short} ({long} from {FROM} keys)"
+def _by_length(of: Heads, one_row: bool, masked: bool) -> str:
+    """The way over few keys, and behind it others over more."""
+    told, last = "", ""
+    for length in LENGTHS[of.kind]:
+        name = way_of(of, one_row, masked, length)
+        if name != last:
+            told += f"{', ' if ' (' in told else ' ('}{name} from {FROM[length]} keys" if told else name
+        last = name
+    return told + (")" if " (" in told else "")

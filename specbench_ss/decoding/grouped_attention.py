@@ -50,7 +50,7 @@ def grouped_attention(
     of = Heads(str(query.device), query.dtype, heads, kv_heads, d)
     adds = attention_mask is None or attention_mask.dtype == query.dtype  # of bool, True is what is seen
     if few and inferred and adds and of.ways:
-        way = attention_ways.WAYS[attention_ways.way_of(of, attention_mask is None, key.shape[2], b)]
+        way = attention_ways.WAYS[attention_ways.way_of(of, q == 1, attention_mask is not None, key.shape[2], b)]
         return way(query, key, value, attention_mask, scale), None
     if attention_mask is None or not few or heads == kv_heads or module.training:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specbench_ss.decoding import attention_ways
 from specbench_ss.decoding.architectures import Block, Family, rotary_table
+from specbench_ss.decoding.attention_ways import Heads
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.held_weights import holds_numbers
 from specbench_ss.decoding.placement import moved, place_of
@@ -162,6 +164,8 @@ def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: Packing)
         block.norm1, block.attention, block.norm2, block.mlp, block.parallel, block.cache_argument, block.window,
         joined, turn,
     )  # fmt: skip
+    heads = Heads(str(rotary[0].device), rotary[0].dtype, joined.heads, joined.kv_heads, joined.d)
+    attention_ways.in_words(heads)  # what is fastest is measured now, also of a drafter's layers, and in no step
     return made if _agree(block, made, rotary) else block
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 
@@ -110,6 +111,7 @@ class Target(Outline):
         self.divided = len(self.layers_on) > 1
         self.eos_ids = self._eos_ids()
         self.passes: StaticPasses | None = None  # how steps are replayed, where they are
+        self.derived: WeakSet[Target] = WeakSet()  # models that methods put in this one's place, while they are used
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
@@ -207,14 +209,19 @@ class Target(Outline):
         other = Target(model, self.tokenizer, self.name, self.folder, rounded=self.rounded)
         other.parameter_count, other.held = parameters, held
         other.is_lab, other.companions, other.weights_hash = self.is_lab, self.companions, weights_hash
-        if self.passes is not None and other.not_replayable:
-            why = f"its layers {other.not_replayable}"
-            warnings.warn(
-                f"steps of a model in place of {self.name!r} are made operator by operator: {why}", stacklevel=2
-            )
-        elif self.passes is not None:
-            other.passes, other.computed = self.passes.of_another(), self.computed
+        self.derived.add(other)
+        other.follow(self)
         return other
+
+    def follow(self, base: Target) -> None:
+        """Have steps replayed where those of the model are in whose place this one is; a warning says where not."""
+        if base.passes is None:
+            return
+        if self.not_replayable:
+            told = f"steps of a model in place of {self.name!r} are made operator by operator: its layers "
+            warnings.warn(told + self.not_replayable, stacklevel=3)
+            return
+        self.passes, self.computed = base.passes.of_another(), base.computed
 
     # -- the layer driver ---------------------------------------------------------------------------------------
 

@@ -198,24 +198,33 @@ def shared(targets: Iterable[Target]) -> Iterator[None]:
             target.passes, target._head = passes, head
 
 
+NOT_NOW = "but not in this run: it has several requests side by side"
+
+
 @contextmanager
 def set_aside(target: Target) -> Iterator[None]:
-    """Within: steps of the target, and of what drafts for it, are made operator by operator, also where one is alone.
+    """Within: steps of the target, of models in its place and of what drafts for it are made operator by operator.
 
-    Recordings are let go, and so is the target's cache at both ends: eager steps may leave NaN in rows that replayed
-    ones read as padding.
+    Also where a request is alone. Recordings are let go, and so are the models' caches at both ends: eager steps may
+    leave NaN in rows that replayed ones read as padding. A model that is put in its place meanwhile is replayed after.
     """
-    passes, computed = target.passes, target.computed
-    if passes is None:
+    if target.passes is None:
         yield
         return
-    target.drop_cache()
-    target.passes, target.computed = None, f"{computed}, but not in this run: it has several requests side by side"
+    before = [(model, model.passes, model.computed) for model in (target, *target.derived)]
+    for model, passes, computed in before:
+        model.drop_cache()
+        if passes is not None:
+            model.passes, model.computed = None, f"{computed}, {NOT_NOW}"
     try:
         yield
     finally:
-        target.drop_cache()
-        target.passes, target.computed = passes, computed
+        for model, passes, computed in before:
+            model.drop_cache()
+            model.passes, model.computed = passes, computed
+        for model in target.derived.difference(model for model, *_ in before):
+            model.drop_cache()
+            model.follow(target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import gc
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specbench_ss import load_model, run
+from specbench_ss import load_model, load_run, run
+from specbench_ss.benchmark import runner
 from specbench_ss.benchmark.preset_conditions import changed, conditions
 from specbench_ss.cli import main
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.replaying import called
 from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.together import set_aside
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.methods._shared.fine_tuned import fine_tuned
 from specbench_ss.models import loading
 from specbench_ss.registry import load_method
 from specbench_ss.runs.config import RunConfig, RunTarget
@@ -24,6 +29,7 @@ from specbench_ss.runs.manifest_reading import engine_of
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import SuiteData
+from specbench_ss.testing.tiny import tiny_target
 from specbench_ss.tuning import session
 from specbench_ss.tuning.bench import DecoderBench
 from specbench_ss.tuning.measurements import Book, Cost
@@ -157,7 +163,7 @@ def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
     monkeypatch.setattr(bench, "_answer", watched)
     bench.measure(spec, 0)
     assert during[0] > 0 and during[-1] == 0
-    bench.measure(spec, 0)  # now the prompt's pass is recorded too, since it comes again
+    bench.measure(spec, 0)  # the first prompt took the cache's memory; now its pass is recorded too
     tried = len(during)
     bench.measure(spec, 0)
     assert during[tried - 1 :] == [0, 0]
@@ -185,3 +191,35 @@ def test_a_model_is_as_before_where_such_a_run_fails(replayed: Target, tmp_path:
     with pytest.raises(UserError, match="it remembers earlier prompts"):
         run("suffix[past=on]", model=replayed, limit=1, categories="qa,math", batch_size=2, out=tmp_path / "run")
     assert replayed.passes is passes
+
+
+def test_models_in_its_place_follow_it_into_such_a_run_and_out_of_it(tmp_path: Path) -> None:
+    target = tiny_target("llama", words=61)
+    before = fine_tuned(target)
+    target.passes = StaticPasses(called)
+    during, replayed_before = None, fine_tuned(target)
+    assert (before.engine, replayed_before.engine) == ("eager", "graph")
+    passes, computed = replayed_before.passes, replayed_before.computed
+    with set_aside(target):
+        during = fine_tuned(target)
+        assert {model.engine for model in (target, before, replayed_before, during)} == {"eager"}
+    assert (target.engine, before.engine, during.engine) == ("graph", "eager", "graph")
+    assert replayed_before.passes is passes and replayed_before.computed == computed
+    del before, replayed_before, during
+    gc.collect()
+    assert not target.derived, "nobody uses them any more"
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_the_peak_of_memory_is_not_told_where_steps_are_replayed(
+    engine: str, lab: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a replay needs in between lies in memory that counts as free."""
+    monkeypatch.setattr(runner, "peak_memory", lambda *devices: nullcontext(lambda: 7))
+    lab.passes = StaticPasses(called) if engine == "graph" else None
+    short_run(tmp_path / "run", lab)
+    peaks = set(load_run(tmp_path / "run").samples["peak_memory_bytes"].dropna())
+    assert peaks == ({7} if engine == "eager" else set())

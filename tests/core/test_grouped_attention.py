@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from specbench_ss.decoding import attention_ways, grouped_attention
-from specbench_ss.decoding.attention_ways import IN_FLOAT32, JOINED, KERNEL, PRODUCTS, Heads
+from specbench_ss.decoding.attention_ways import IN_FLOAT32, JOINED, KERNEL, ONE, ONE_MASKED, PRODUCTS, SEVERAL, Heads
 from specbench_ss.decoding.grouped_attention import MOST_ROWS
 
 HEADS = Heads("cpu", torch.bfloat16, 4, 2, 16)
@@ -29,7 +29,7 @@ def test_few_rows_attend_as_torch_has_it(
     """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
     if kind == "none" and rows > 1:
         return
-    monkeypatch.setattr(attention_ways, "way_of", lambda of, one_row, keys, sequences: way)
+    monkeypatch.setattr(attention_ways, "way_of", lambda of, one_row, masked, keys, sequences: way)
     monkeypatch.setattr(Heads, "ways", property(lambda of: (way,)))  # as where something is measured
     rng, keys = torch.Generator().manual_seed(rows), rows + 20
     query, key, value = (torch.randn(2, n, r, 16, generator=rng) for n, r in ((6, rows), (2, keys), (2, keys)))
@@ -47,14 +47,14 @@ def test_few_rows_attend_as_torch_has_it(
     assert (out.double() - exact).abs().max() < OFF[dtype]
 
 
-@pytest.mark.parametrize("long", [True, False])
-@pytest.mark.parametrize("one_row", [True, False])
+@pytest.mark.parametrize("count", [256, 1024])
+@pytest.mark.parametrize("case", [ONE, SEVERAL])
 @pytest.mark.parametrize("fast", HEADS.ways)
-def test_a_probe_takes_the_fastest_way(fast: str, one_row: bool, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in HEADS.ways:
         seconds = 0 if name == fast else 0.02
         monkeypatch.setitem(attention_ways.WAYS, name, lambda *given, seconds=seconds: time.sleep(seconds))
-    assert attention_ways.fastest.__wrapped__(HEADS, one_row, long, 1) == fast
+    assert attention_ways.fastest.__wrapped__(HEADS, case, count, 1) == fast
 
 
 def test_what_is_measured_depends_on_the_device() -> None:
@@ -65,11 +65,40 @@ def test_what_is_measured_depends_on_the_device() -> None:
 
 
 def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_ways, "fastest", lambda of, one_row, long, threads: IN_FLOAT32)
-    assert [attention_ways.way_of(HEADS, True, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
+    monkeypatch.setattr(attention_ways, "fastest", lambda of, case, count, threads: IN_FLOAT32)
+    assert [attention_ways.way_of(HEADS, True, False, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
 
 
 def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_ways, "fastest", lambda of, one_row, long, threads: PRODUCTS if long else KERNEL)
-    assert [attention_ways.way_of(HEADS, False, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
+    monkeypatch.setattr(attention_ways, "fastest", lambda of, case, count, threads: PRODUCTS if count > 256 else KERNEL)
+    assert [attention_ways.way_of(HEADS, False, True, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
     assert attention_ways.in_words(HEADS).endswith(f"of few by {KERNEL} ({PRODUCTS} from 512 keys)")
+
+
+def test_on_cuda_a_masked_row_is_a_case_of_its_own_and_contexts_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replayed row of plain decoding always has a mask."""
+    asked = list[tuple[str, int]]()
+
+    def fastest(of: Heads, case: str, count: int, threads: int) -> str:
+        asked.append((case, count))
+        return {256: JOINED, 1024: KERNEL, 4096: PRODUCTS}[count] if case == ONE_MASKED else JOINED
+
+    monkeypatch.setattr(attention_ways, "fastest", fastest)
+    on_gpu = HEADS._replace(device="cuda:0")
+    told = f"of one masked row by {JOINED} ({KERNEL} from 512 keys, {PRODUCTS} from 2048 keys)"
+    assert attention_ways.in_words(on_gpu) == f"attention of one row by {JOINED}, {told}, of few by {JOINED}"
+    assert set(asked) == {(case, count) for case in (ONE, ONE_MASKED, SEVERAL) for count in (256, 1024, 4096)}
+    assert attention_ways.way_of(on_gpu, True, True, 3000) == PRODUCTS
+    attention_ways.way_of(HEADS, True, True, 3000)
+    assert asked[-1] == (SEVERAL, 1024), "on a CPU a masked row is one of few, and nothing longer is measured"
+
+
+def test_what_cannot_be_recorded_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(attention_ways, "captured_on", broken)
+    calls = attention_ways._calls(lambda: torch.ones(1), torch.device("cuda", 0))
+    assert len(cast("Any", calls())) == attention_ways.CALLS["cuda"]
+    monkeypatch.setattr(attention_ways, "captured_on", lambda device: lambda one: "the replay")
+    assert attention_ways._calls(lambda: torch.ones(1), torch.device("cuda", 0)) == "the replay"

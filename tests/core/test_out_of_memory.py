@@ -87,9 +87,16 @@ def test_without_cuda_nothing_of_it_is_touched(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
 )
-def test_a_cpu_without_memory_is_told_alike(error: Exception) -> None:
+def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> None:
     decoder = registry.method_class("ar").examples(tiny_target("llama", words=61))["default"]()
     assert told(error, decoder).startswith("out of memory on cpu: fewer drafted nodes")
 
