@@ -18,8 +18,9 @@ How each method gets to a number of nodes n:
 - `eagle2` and `eagle3` take the n best of the nodes that the published depth and width give (5 or 7 levels after the
   first, 10 wide); `sd` as a tree the n best of 8 levels, 4 wide;
 - `dflash` as a tree takes the n best nodes of its seven places by the product of their probabilities, 8 tokens a place;
-- `ss` and `ss-shared` take the n best of the whole tree of 4 candidates for each of 4 streams (340 nodes); pruned, all
-  120 nodes of 3 candidates are drafted, and n go on above the pruning layer.
+- `ss` and `ss-shared` take the n best of the whole tree of 4 candidates for each of 4 streams (340 nodes); streams that
+  know their parent grow it level by level; pruned, all 120 nodes of 3 candidates are drafted, and n go on above the
+  pruning layer.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ WAYS: dict[str, str] = {  # name in the table -> the method with its options; N:
     "sd, draft-2m": "sd[weights=draft-2m,gamma=N]",
     "sd, draft-2m, tree": "sd[weights=draft-2m,form=tree,gamma=8,k=4,nodes=N]",
     "ss": "ss[k=4,n_draft=N,prune=off]",
+    "ss, root and parent known": "ss[parent=on,k=4,n_draft=N,prune=off]",
     "ss, pruned from 120": "ss[k=3,n_draft=0,n_keep=ROWS]",
     "ss-shared": "ss-shared[k=4,n_draft=N,prune=off]",
     "medusa": "medusa[nodes=N]",
