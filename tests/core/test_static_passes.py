@@ -81,9 +81,11 @@ class Seen:
 def test_every_method_drafts_and_answers_as_before(
     name: str, replay: Replay, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every shape where what the host decided is frozen, as in a graph; the first one over the blocks of a real run."""
     monkeypatch.setattr(static_passes, "BLOCK", block)
     target = tiny_target("llama", words=61)
-    for label, make in registry.method_class(name).examples(target).items():
+    shapes = list(registry.method_class(name).examples(target).items())
+    for label, make in shapes if replay is frozen else shapes[:1]:
         decoder = make()
         decoder.target.passes = None
         eager = Seen(decoder, monkeypatch)
@@ -583,10 +585,14 @@ def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
 def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
     name: str, broken_off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft of NaN ends no answer, so that the memory is zeroed for the next; one that ends in an error drops it."""
+    """A draft of NaN ends no answer, so that the memory is zeroed for the next; one that ends in an error drops it.
+
+    Which shape drafts does not matter to what is dropped: of those the first is enough.
+    """
     target, cached = tiny_target("llama", words=61), 0
     target.passes = StaticPasses(called, WIDTHS)
-    for label, make in registry.method_class(name).examples(target).items():
+    shapes = list(registry.method_class(name).examples(target).items())
+    for label, make in shapes[:1] if broken_off else shapes:
         decoder = make()
         expected = Seen(decoder, monkeypatch).drafted
         caches = [one for one in _held_by(decoder) if isinstance(one, Cache)]
