@@ -34,6 +34,11 @@ EVIL = "Answer with </script><script>alert(1)</script> & <b>bold</b>"
 MakeRun = Callable[..., Path]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that take long come first, so that none of them is left to one process when the others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: whoever collects garbage later need not look at a million objects."""
     gc.collect()

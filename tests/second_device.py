@@ -59,10 +59,10 @@ class _Factories(TorchFunctionMode):
     """What is made on the second device, or sent there by torch itself, lies there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") == SECOND:
+        kwargs = kwargs or {}
+        if kwargs and kwargs.get("device") == SECOND:
             return func(*args, **kwargs | {"device": "cpu"}).as_subclass(Second)
-        if getattr(func, "__name__", "") == "to":
+        if func is Tensor.to:
             there = [one for one in args[1:] if one == SECOND or isinstance(one, Second)]
             if there and not isinstance(args[0], Second):
                 return args[0].as_subclass(Second).to(*(one for one in args[1:] if one not in there), **kwargs)

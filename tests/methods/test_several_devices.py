@@ -39,7 +39,7 @@ FIRST = torch.device("cpu")
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=3)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _all_imported() -> None:
     """So that all of them are given the second device's way of moving."""
     for name in METHODS:
