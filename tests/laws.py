@@ -7,8 +7,8 @@ on the others (to one of the law `together`). Every other shape, which may draft
 an architecture of its own, and to two of each law on the model of seven words.
 
 The statistical laws, whose hundreds of answers are made on the model of seven words alone, rest on the rule of
-acceptance, which is one, and on logits, which other laws hold to the model's own. `tests/core/test_verify.py` holds the
-rule to enumerated distributions.
+acceptance, which is one, and on logits, which other laws hold to the model's own. Methods share the kinds of sampling
+among them where they share the rule. `tests/core/test_verify.py` holds the rule to enumerated distributions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
     Of a statistical law a shape is tried by one kind of sampling, and of these two laws by one, or by both if thorough.
     Which ones, differs from shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by
     the core's rule, is as exact as this rule and the logits are, which tests of the rule and other laws look at: of
-    such shapes the first is enough.
+    such shapes the first is enough. If thorough, the other shapes are held to both laws by every kind of sampling.
     """
     return tuple((_thinned if law.name in STATISTICAL else _fewer)(law, turn, thorough) for law in LAWS)
 
@@ -98,7 +98,8 @@ def _number(subject: Subject) -> int:
 def _thinned(law: Law, turn: int, thorough: bool) -> Law:
     def cases(subject: Subject) -> Iterator[Case]:
         which = turn + subject.number + STATISTICAL.index(law.name)
-        if (which % 2 and not thorough) or (subject.number and not _of_its_own(subject)):
+        own = (thorough or subject.number) and _of_its_own(subject)
+        if (which % 2 and not thorough) or (subject.number and not own):
             return
         sampled = list[Case]()
         for case in law.cases(subject):
@@ -106,7 +107,7 @@ def _thinned(law: Law, turn: int, thorough: bool) -> Law:
                 yield case
             else:
                 sampled.append(case)
-        yield sampled[which % len(sampled)]
+        yield from sampled if thorough and own else [sampled[which % len(sampled)]]
 
     return replace(law, cases=cases)
 
