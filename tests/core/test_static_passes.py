@@ -104,7 +104,7 @@ def test_every_method_drafts_and_answers_as_before(
             assert decoder.draft.model.passes.kept, label  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "opt", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt_neox"])
 @torch.inference_mode()
 def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> None:
     target = tiny_target(kind, words=61)
