@@ -50,5 +50,11 @@ def error_text(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of `error_text`."""
-    return error_text(error).partition("\n")[0]
+    """Return the first line of `error_text`, and, where that ends in a colon, what stands behind it."""
+    lines = [line.strip() for line in error_text(error).splitlines() if line.strip()]
+    said = lines[0] if lines else ""
+    for line in lines[1:]:
+        if not said.endswith(":"):
+            break
+        said = f"{said} {line}"
+    return said

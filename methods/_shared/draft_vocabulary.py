@@ -5,21 +5,26 @@ d2t int64 [draft vocabulary]: the target's id of draft word d is d + d2t[d]. t2d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from specbench_ss.errors import UserError
+from specbench_ss.models.drafter_folder import read_shapes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from specbench_ss.decoding.outline import Outline
     from specbench_ss.decoding.target import Target
     from specbench_ss.methods._shared.own_words import OwnWords
     from specbench_ss.training.batches import Batch
+
+MAPS = ("d2t", "t2d")
 
 
 @torch.no_grad()
@@ -29,13 +34,30 @@ def choose_words(drafter: Any, words: Tensor) -> None:
     drafter.get_buffer("t2d").zero_()[words.to(drafter.d2t.device)] = True
 
 
-def check_words(words: Tensor, t2d: Tensor | None, vocab: int) -> None:
-    """Raises UserError where words [draft vocabulary] of d2t are out of the model's, or others than t2d [V] marks."""
+def read_shapes_and_words(path: Path) -> dict[str, Tensor]:
+    """A drafter's tensors without their values, but for d2t and t2d, which `check_words` looks at."""
+    return read_shapes(path, valued=lambda name: name.rpartition(".")[2] in MAPS)
+
+
+def check_words(tensors: Mapping[str, Tensor], vocab: int) -> None:
+    """Raises UserError where d2t leads out of the model's words, to one twice, or to others than t2d marks.
+
+    tensors: of a drafter, by name, of the right shapes. Nothing is said where it has no d2t, or d2t has no values.
+    """
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if d2t is None or d2t.is_meta:
+        return
+    if not torch.equal(d2t, d2t.long().to(d2t.dtype)):
+        raise UserError("d2t holds numbers that are not whole")
+    words = d2t.long() + torch.arange(len(d2t), device=d2t.device)
     if int(words.min()) < 0 or int(words.max()) >= vocab:
         outside = int(words.min()) if int(words.min()) < 0 else int(words.max())
         raise UserError(f"d2t leads to token {outside}, the model has a vocabulary of {vocab}")
-    if t2d is not None and not torch.equal(words.sort().values, t2d.nonzero()[:, 0]):
-        raise UserError(f"d2t leads to other words than the {int(t2d.sum())} that t2d marks")
+    found, times = words.unique(return_counts=True)
+    if len(found) < len(words):
+        raise UserError(f"d2t leads to token {int(found[times > 1][0])} more than once")
+    if t2d is not None and not torch.equal(found, t2d.nonzero()[:, 0]):
+        raise UserError(f"d2t leads to other words than the {int((t2d != 0).sum())} that t2d marks")
 
 
 def own_words(stated: int | None, own: dict[str, int], base: Outline) -> int:

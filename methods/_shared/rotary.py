@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,10 +16,15 @@ LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # kinds whose frequencies change wi
 
 
 def check_rope(config: PretrainedConfig) -> None:
-    """Raises ValueError for a kind of rope that changes with the length of the text."""
-    kind = (config.rope_parameters or {}).get("rope_type")
+    """Raises ValueError for a kind of rope that changes with the length of the text, and for one without angles."""
+    rope = config.rope_parameters or {}
+    kind = rope.get("rope_type")
     if kind in LENGTH_BOUND_ROPE:
         raise ValueError(f"rope of type {kind!r} changes with the length of the text, which no cache survives")
+    with torch.device("cpu"):  # a method's `check` makes everything else without numbers
+        made = Rotary(config, torch.device("cpu"))
+    if not (bool(made.frequencies.isfinite().all()) and math.isfinite(made.scale)):
+        raise ValueError(f"rope of {rope} turns by angles that are not finite")
 
 
 class Rotary:

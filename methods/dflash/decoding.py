@@ -22,7 +22,6 @@ from specbench_ss.models.drafter_folder import (
     drafter_folder,
     drafter_here,
     learnt,
-    read_shapes,
     read_tensors,
 )
 from specbench_ss.models.weight_hash import hash_tensors
@@ -75,13 +74,14 @@ class DFlash(Decoder):
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
         """The drafter's configuration, file and shapes, and the size of the block."""
+        from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
         from specbench_ss.methods.dflash.published_files import read_drafter
 
         base.check_square(cls.name)
         path = drafter_here(options.weights, cls.name, base)
         if path is not None:
             with torch.device("meta"):
-                drafter, _ = read_drafter(path, base, read_shapes)
+                drafter, _ = read_drafter(path, base, read_shapes_and_words)
             cls.settle(options, drafter.shape)
 
     @classmethod

@@ -22,6 +22,7 @@ from specbench_ss.methods._shared.layer_configs import (
     check_layer_ids,
     check_sizes,
     described_layers,
+    describing,
     proposals,
     sizes_of,
     sliding_layers,
@@ -53,7 +54,8 @@ def read_drafter(
 def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], base: Outline) -> Drafter:
     """A drafter that fits the base. Raises UserError for what is missing, unknown or of another size."""
     said = Said.of(config)
-    layer = described_layers(config.get("transformer_layer_config") if said.speculators_model_type else config, "Qwen3")
+    given = config.get("transformer_layer_config") if said.speculators_model_type else config
+    layer = described_layers(given, "Qwen3", tensors)
     _check_fits(said, layer, base)
     own = {name: len(tensors[name]) if name in tensors and tensors[name].ndim else 0
            for name in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")}  # fmt: skip
@@ -70,12 +72,11 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
         mapped=bool(own["d2t"]),
         marked=bool(own["t2d"]),
     )
-    drafter = Drafter(shape, Qwen3Config(**sizes_of(layer)), base.vocab_size)
+    with describing("layers as Qwen3 has them"):
+        drafter = Drafter(shape, Qwen3Config(**sizes_of(layer)), base.vocab_size)
     kept = {name: t if name in ("d2t", "t2d") else t.float() for name, t in tensors.items()}
     load_into(drafter, kept, "the drafter")
-    words = drafter.words
-    if words is not None and not words.is_meta:
-        check_words(words, dict(drafter.named_buffers()).get("t2d"), base.vocab_size)
+    check_words(tensors, base.vocab_size)
     return drafter
 
 
@@ -105,7 +106,9 @@ def _sights(said: Said, layer: PretrainedConfig) -> tuple[Sight, ...]:
     """What places see, layer by layer: each of the two layouts treats sliding windows in its own way."""
     width = getattr(layer, "sliding_window", None)
     if said.speculators_model_type:
-        full, sliding = Sight(), Sight(width, from_root=True, causal=not said.sliding_window_non_causal)
+        full = sliding = Sight()
+        if width is not None:  # without one, layers of the package see all of their block
+            sliding = Sight(width, from_root=True, causal=not said.sliding_window_non_causal)
     else:
         causal = said.is_causal
         full, sliding = Sight(causal=bool(causal)), Sight(width, causal=True if causal is None else causal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -41,9 +42,14 @@ class Said(msgspec.Struct, frozen=True):
         if other := [name for name in NOT_HERE if flat.get(name) is not None]:
             raise UserError(f"config.json asks for {other[0]}, which is not supported")
         try:
-            return records.convert(flat, cls)
+            said = records.convert(flat, cls)
         except ValueError as problem:
             raise UserError(f"config.json: {problem}") from None
+        if not math.isfinite(said.input_embedding_scale):
+            raise UserError(
+                f"input_embedding_scale in config.json is {said.input_embedding_scale}, which is not finite"
+            )
+        return said
 
     @property
     def listed_in(self) -> str:

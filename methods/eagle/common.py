@@ -26,7 +26,6 @@ from specbench_ss.models.drafter_folder import (
     drafter_folder,
     drafter_here,
     learnt,
-    read_shapes,
     read_tensors,
 )
 from specbench_ss.models.weight_hash import hash_tensors
@@ -93,6 +92,7 @@ class FeatureDrafting(Decoder):
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
         """The drafter's file and shapes, the layers it reads, and the tree."""
+        from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
         from specbench_ss.methods.eagle.published_files import drafter_config, read_drafter
 
         base.check_square(cls.name)
@@ -102,7 +102,7 @@ class FeatureDrafting(Decoder):
         config = drafter_config(path, cls.name)
         layers = cls._layers_here(options, config, base, path)[0]
         with torch.device("meta"):
-            drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes)
+            drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes_and_words)
         cls.settle(options, config, drafter.draft_vocab or base.vocab_size)
 
     @classmethod

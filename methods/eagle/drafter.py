@@ -23,7 +23,8 @@ from specbench_ss.decoding.architectures import Block
 from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
 from specbench_ss.decoding.products import Packing, Product
 from specbench_ss.decoding.target import AnyCache, Target
-from specbench_ss.methods._shared.rotary import Rotary, check_rope
+from specbench_ss.methods._shared.layer_configs import check_layer
+from specbench_ss.methods._shared.rotary import Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Shape:
     def llama(self, about: dict[str, Any]) -> LlamaConfig:
         """The layer's configuration; what tensors do not say (rope, eps, activation) is `about`'s.
 
-        Raises ValueError for a kind of rope that changes with the length of the text, and for an eps that is no number.
+        Raises UserError or ValueError for what no layer can be computed with, such as an eps that is no number.
         """
         names = ("rms_norm_eps", "hidden_act", "mlp_bias")
         kept = {k: v for k, v in about.items() if k in names and v is not None}
@@ -72,7 +73,7 @@ class Shape:
             max_position_embeddings=about.get("max_position_embeddings") or 2048,
             **kept,
         )
-        check_rope(config)
+        check_layer(config)
         config._attn_implementation = grouped_attention.NAME
         return config
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.errors import UserError, first_line
+from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_words
-from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.methods._shared.layer_configs import describing
 from specbench_ss.methods._shared.speculators_format import LAYER, TYPE, check_type
 from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
 from specbench_ss.methods.eagle.speculators_files import check_said, check_shape, laid_flat, published_name
@@ -71,24 +70,18 @@ def drafter_from_tensors(given: Tensors, about: dict[str, Any], base: Outline, l
     drafter = _built(shape, about, tensors)
     kept = {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}
     load_into(drafter, kept, "the drafter", (lambda n: n) if _midlayer(tensors) else published_name)
-    if isinstance(drafter, Eagle3Drafter) and not drafter.fc.weight.is_meta:
-        t2d = dict(drafter.named_buffers()).get("t2d")
-        check_words(drafter.token_ids(torch.arange(drafter.draft_vocab)), t2d, base.vocab_size)
+    check_words(tensors, base.vocab_size)
     return drafter
 
 
 def _built(shape: Shape, about: dict[str, Any], tensors: Tensors) -> Drafter:
     """Without its weights. Raises UserError for a configuration that no Llama layer has."""
-    try:
+    with describing("a Llama layer"):
         config = shape.llama(about)
-        with torch.device("cpu"):  # `check` makes everything else without numbers
-            Rotary(config, torch.device("cpu"))
         if shape.draft_vocab:  # EAGLE-3
             marked = len(tensors["t2d"]) if "t2d" in tensors else 0
             return Eagle3Drafter(shape, config, "d2t" in tensors, marked)
         return Eagle1Drafter(shape, config)
-    except Exception as error:  # of many kinds: transformers looks at some of it now, at some when layers are made
-        raise UserError(f"config.json does not describe a Llama layer: {first_line(error)}") from None
 
 
 def _size(tensors: Tensors, name: str) -> tuple[int, int]:

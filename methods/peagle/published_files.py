@@ -6,7 +6,7 @@ with a mask token. Both have the same tensors: EAGLE-3's, `mask_hidden`, and pos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from specbench_ss.methods._shared.layer_configs import (
     check_layer_ids,
     check_sizes,
     described_layers,
+    describing,
     proposals,
     sizes_of,
     sliding_layers,
@@ -59,7 +60,7 @@ def _name(name: str) -> str:
 def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], base: Outline) -> Drafter:
     """A drafter that fits the base. Raises UserError for what is missing, unknown or of another size."""
     said = Said.of(config)
-    layer = _layer_config(config, said)
+    layer = _layer_config(config, said, tensors)
     _check_fits(said, layer, base)
     own = {name: len(tensors[name]) if name in tensors and tensors[name].ndim else 0 for name in OWN}
     draft_vocab = own_words(said.draft_vocab_size, own, base)
@@ -79,24 +80,23 @@ def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], bas
         input_norm=said.norm_before_fc or "input_norm.weight" in tensors,
         residual_normed=said.norm_before_residual,
     )
-    drafter = Drafter(shape, CONFIGS[layer.model_type](**sizes_of(layer)), base.vocab_size)
+    with describing("layers as Llama has them"):
+        drafter = Drafter(shape, CONFIGS[layer.model_type](**sizes_of(layer)), base.vocab_size)
     kept = {name: t if name in ("d2t", "t2d") else t.float() for name, t in tensors.items()}
     load_into(drafter, kept, "the drafter")
-    words = drafter.words
-    if words is not None and not words.is_meta:
-        check_words(words, dict(drafter.named_buffers()).get("t2d"), base.vocab_size)
+    check_words(tensors, base.vocab_size)
     return drafter
 
 
-def _layer_config(config: dict[str, Any], said: Said) -> PretrainedConfig:
-    """Of its decoder layers. Raises UserError where they are of no kind that P-EAGLE has."""
+def _layer_config(config: dict[str, Any], said: Said, tensors: Iterable[str]) -> PretrainedConfig:
+    """Of its decoder layers; tensors: the drafter's. Raises UserError where they are of no kind that P-EAGLE has."""
     nested = config.get("transformer_layer_config")
     given, default = (nested, "qwen3") if said.speculators_model_type else (config, "llama")
     given = {"model_type": default, **(given if isinstance(given, dict) else {})}
     kind = given["model_type"]
     if kind not in tuple(CONFIGS):
         raise UserError(f"config.json speaks of layers of the type {kind!r}, not of {' or '.join(CONFIGS)}")
-    return described_layers(given, "Llama")
+    return described_layers(given, "Llama", tensors)
 
 
 def _check_fits(said: Said, layer: PretrainedConfig, base: Outline) -> None:

@@ -143,6 +143,7 @@ def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline)
             kind.check(replace(options, weights=folder), outline)
         except UserError as error:
             raise UserError(str(error).replace(folder, weights)) from None
+    print("not checked: the numbers in the weights, such as the words of a draft vocabulary (d2t), which loading reads")
     return _works(kind, options, outline)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 import torch
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
-
+HEADER_ONLY = "header_only"  # in the header of a safetensors file: there are no values behind it
 
 Keep = Callable[[str], bool]
 
@@ -40,12 +41,27 @@ def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
     return tensors
 
 
-def read_shapes(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
+def read_shapes(path: Path, keep: Keep | None = None, valued: Keep | None = None) -> dict[str, Tensor]:
     """Return the same tensors without their values, on torch's meta device.
 
-    Only the headers of large files are read.
+    Only the headers of large files are read. valued: accepts the names of small tensors that are wanted with their
+    values, where the file has any.
     """
-    return _read(path, "meta", keep)
+    shapes = _read(path, "meta", keep)
+    wanted = {name for name in shapes if valued is not None and valued(name)}
+    if not wanted or _header_only(path):
+        return shapes
+    with torch.device("cpu"):  # whatever else a method's `check` makes on another device
+        return shapes | read_tensors(path, wanted.__contains__)
+
+
+def _header_only(path: Path) -> bool:
+    if path.suffix != ".safetensors":
+        return False
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return HEADER_ONLY in (file.metadata() or {})
 
 
 def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
@@ -54,7 +70,8 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path, device, keep)
-        loaded = torch.load(path, map_location=device, weights_only=True)
+        mapped = keep is not None and device == "cpu" and is_zipfile(path)  # then what is not kept is not read
+        loaded = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise UserError(f"{path} holds more than tensors, which may run code: it is not loaded") from error
     except Exception as error:  # truncated, or not a weight file
@@ -133,7 +150,8 @@ def load_into(
             raise UserError(
                 f"{what}: tensor {name} has shape {tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}"
             )
-    module.load_state_dict({name: tensors[called(name)] for name in own})
+    found = {name: tensors[called(name)] for name in own}
+    module.load_state_dict({name: t.to("meta") if own[name].is_meta else t for name, t in found.items()})
 
 
 def drafter_here(given: str, method: str, base: Outline, companion: str = "") -> Path | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.models.drafter_folder import HEADER_ONLY
 from specbench_ss.models.hub_reach import check_reachable
 
 SAYS = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer: small, downloaded
@@ -53,8 +54,7 @@ def write_header(path: Path, about: Any) -> None:
         name: {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": list(t.data_offsets)}
         for name, t in about.tensors.items()
     }
-    if about.metadata:
-        header["__metadata__"] = about.metadata
+    header["__metadata__"] = {**(about.metadata or {}), HEADER_ONLY: "yes"}
     text = json.dumps(header).encode()
     end = max((t.data_offsets[1] for t in about.tensors.values()), default=0)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -105,9 +105,25 @@ def test_headers_alone_are_fetched_and_read_as_the_file_does(hub: Path, tmp_path
     found = fetch("someone/heads", tmp_path / "skeleton")
     assert Hub.sent - before < 200_000 < whole.stat().st_size == found.weights["medusa_lm_head.safetensors"]
     ours = read_shapes(found.folder / "medusa_lm_head.safetensors")
+    assert json.loads((found.folder / "config.json").read_text()) == {"medusa_num_heads": 2}
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in read_shapes(whole).items()}
     assert found.unread == ()
-    assert json.loads((found.folder / "config.json").read_text()) == {"medusa_num_heads": 2}
+
+
+def test_values_that_were_not_fetched_are_not_read(hub: Path, tmp_path: Path) -> None:
+    """Of a list beside a large matrix: of a whole file, of a header alone, and of a pickle that torch maps or not."""
+    folder = hub / "someone" / "words"
+    folder.mkdir(parents=True)
+    made = {"d2t": torch.arange(5), "lm_head.weight": torch.ones(5, 3)}
+    save_file(made, folder / "model.safetensors")
+    skeleton = fetch("someone/words", tmp_path / "skeleton").folder
+    torch.save(made, tmp_path / "new.bin")
+    torch.save(made, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    for file in (folder / "model.safetensors", tmp_path / "new.bin", tmp_path / "old.bin"):
+        with torch.device("meta"):  # as methods check a drafter
+            read = read_shapes(file, valued=lambda name: name == "d2t")
+        assert torch.equal(read["d2t"], made["d2t"]) and read["lm_head.weight"].is_meta
+    assert read_shapes(skeleton / "model.safetensors", valued=lambda name: name == "d2t")["d2t"].is_meta
 
 
 def test_a_pair_that_works(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +131,7 @@ def test_a_pair_that_works(hub: Path, capsys: pytest.CaptureFixture[str]) -> Non
     code, out, _ = ssbench(capsys, "models", "check", "lab", "medusa[weights=someone/heads]")
     assert code == 0
     assert "medusa_lm_head.safetensors 8.9 MB" in out
+    assert "not checked: the numbers in the weights" in out
     assert "works: medusa on lab (same output as the model)" in out
 
 
@@ -138,7 +155,8 @@ def test_what_only_a_pickle_knows_is_not_told(hub: Path, capsys: pytest.CaptureF
 
 
 def test_what_comes_with_the_model_and_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert ssbench(capsys, "models", "check", "lab", "ss")[0] == 0
+    code, out, _ = ssbench(capsys, "models", "check", "lab", "ss")
+    assert code == 0 and "not checked: the numbers in the weights" not in out
     code, _, err = ssbench(capsys, "models", "check", "lab", f"ss[weights={tmp_path / 'none'}]")
     assert code == 2 and "no such file or folder" in err
 

@@ -1,4 +1,4 @@
-"""`ssbench run` with a drafter that does not fit: one line, exit code 2, nothing written."""
+"""`ssbench run` and `models check` with a drafter that does not fit: one line, exit code 2, nothing written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from specbench_ss.cli import main
 from specbench_ss.testing.tiny import tiny_model, tiny_tokenizer
 from tests.cli import failing
 
@@ -20,23 +21,23 @@ def check_refused_run(
     capsys: pytest.CaptureFixture[str],
     *,
     layers: int = 4,
-    seen_later: bool = False,
 ) -> None:
-    """A run of `drafter`, as METHOD[weights=FOLDER], on a tiny model of so many layers.
+    """A run and a check of `drafter`, as METHOD[weights=FOLDER], on a tiny model of so many layers.
 
-    seen_later: it takes the drafter's numbers to see it. All else is said before the model is loaded: this one's
-    weights are NaN, of which loading would complain.
+    It is said before the model is loaded: this one's weights are NaN, of which loading would complain.
     """
     model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
     made = tiny_model("llama", layers=layers)
-    if not seen_later:
-        nn.init.constant_(made.model.norm.weight, math.nan)
+    nn.init.constant_(made.model.norm.weight, math.nan)
     made.save_pretrained(model)
     tiny_tokenizer(made.config.vocab_size).save_pretrained(model)
     prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
     before = sorted(tmp_path.rglob("*"))
     given = ["--model", str(model), "--chat-template", "plain", "--suite", f"jsonl:{prompts}", "--limit", "1"]
     said = failing(["run", "--methods", drafter, *given, "--out", str(tmp_path / "out")], capsys)
+    assert main(["models", "check", str(model), drafter, "--chat-template", "plain"]) == 2
+    checked = capsys.readouterr()
+    assert checked.err == said and "works" not in checked.out
     assert said.startswith(f"ssbench: {drafter.partition('[')[0]}: ") and told in said, said
     assert drafter.partition("weights=")[2].removesuffix("]") in said, said
     assert sorted(tmp_path.rglob("*")) == before
