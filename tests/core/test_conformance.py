@@ -111,9 +111,11 @@ class NoTreeMask(Honest):
     def forward(self, state: State, tree: DraftTree) -> Output:
         output = super().forward(state, tree)
         chained = DraftTree.chain(tree.tokens[:1], tree.tokens[1:])
-        kept = [(k.clone(), v.clone()) for k, v in zip(state.cache.keys, state.cache.values, strict=True)]  # type: ignore[union-attr]
+        held = [part for part in (*state.cache.keys, *state.cache.values) if part is not None]  # type: ignore[union-attr]
+        kept = [part.clone() for part in held]
         output.logits = self.target.forward_tree(chained, state.cache).logits
-        state.cache.keys, state.cache.values = ([pair[i] for pair in kept] for i in (0, 1))
+        for part, before in zip(held, kept, strict=True):
+            part.copy_(before)
         return output
 
 
