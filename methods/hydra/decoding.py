@@ -62,6 +62,8 @@ class Hydra(TreeHeads):
         config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(target, options, heads, tree, config)
+        if heads.prefix is not None:
+            heads.prefix.settle()
         self.tap = state_tap(self.config, target.n_layers)
         self.taps = () if self.tap == FINAL else (self.tap,)
         self.levels = levels_of(tree, target.device)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specbench_ss.decoding import grouped_attention
+from specbench_ss.decoding import attention_ways, grouped_attention
 from specbench_ss.decoding.architectures import rotary_table
+from specbench_ss.decoding.attention_ways import Heads
 from specbench_ss.decoding.target import AnyCache
 
 
@@ -48,6 +49,13 @@ class Prefix(nn.Module):
         self.layer = LlamaDecoderLayer(config, 0)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self._table: tuple[Tensor, Tensor] | None = None  # cos, sin [length, head_dim]: of as many as were asked for
+
+    def settle(self) -> None:
+        """Prepare for inference: which way of attention is fastest is measured now, and in no step."""
+        weight, c = self.norm.weight, self.config
+        assert c.num_key_value_heads and c.head_dim
+        heads = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        attention_ways.in_words(Heads(str(weight.device), weight.dtype, *heads))
 
     def forward(self, x: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any) -> Tensor:
         """States x [B, q, h] with their cos and sin -> [B, q, h]. masks: its one layer's, additive, None = causal."""

@@ -17,13 +17,11 @@ from specbench_ss.errors import UserError, error_text
 if TYPE_CHECKING:
     from specbench_ss.decoding.decoder import Decoder
 
-UNTOLD = (  # what memory that runs out is told by where torch has no error of its own
-    "can't allocate memory",  # on a CPU
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+UNTOLD = re.compile(  # by what memory that runs out is told where torch has no error of its own
+    r"can't allocate memory"  # on a CPU
+    r"|(CUDA|HIP)( driver)? error: out of memory|Triton Error \[CUDA\]: out of memory"
+    r"|\bCU[A-Z]+(_[A-Z]+)*_ALLOC(ATION)?_FAILED\b"  # cuBLAS, cuDNN (from 9 on by a longer name), cuSOLVER, cuRAND
+    r"|\bCUSPARSE_STATUS_INSUFFICIENT_RESOURCES\b"
 )
 LESS = (
     "fewer drafted nodes, a smaller --max-new-tokens or --batch-size, --dtype bfloat16, --quantize or shorter prompts "
@@ -38,7 +36,7 @@ class OutOfMemory(UserError):  # noqa: N818 - not named after torch's, which it 
 def ran_out(error: BaseException) -> bool:
     """Say whether an error means that there was not enough memory."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, RuntimeError) and any(words in str(error) for words in UNTOLD))
+    return known or (isinstance(error, RuntimeError) and UNTOLD.search(str(error)) is not None)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ TRIES, CLEARLY = 7, 1.25  # how often each is measured; times as fast as the fir
 FROM = {256: 0, 1024: 512, 4096: 2048}  # keys of a probe -> from how many keys what is fastest there counts
 LENGTHS = {"cpu": (256, 1024), "cuda": (256, 1024, 4096)}  # keys that are measured
 FEW = {"cpu": 4, "cuda": 32}  # rows that have a mask
-CALLS = {"cpu": 1, "cuda": 20}  # between two readings of the clock: a device is waited for
+CALLS = {"cpu": 1, "cuda": 20}  # between two readings of the clock
 ONE, ONE_MASKED, SEVERAL = CASES = ("one row", "one masked row", "few")  # a replayed row always has a mask
 
 
@@ -102,8 +102,20 @@ class Heads(NamedTuple):
 def fastest(of: Heads, case: str, count: int, threads: int) -> str:
     """Return the name of the way that takes clearly less time than the first of `of.ways`, or the name of that.
 
-    case: of CASES. count: of keys. threads: of the processor, on which the answer depends. It waits for the device.
+    case: of CASES. count: of keys; where there is no memory for so many, fewer of them tell. threads: of the processor,
+    on which the answer depends. It waits for the device.
     """
+    try:
+        taken = _taken(of, case, count)
+    except torch.OutOfMemoryError:
+        fewer = [length for length in LENGTHS[of.kind] if length < count]
+        return fastest(of, case, fewer[-1], threads) if fewer else of.ways[0]
+    best = min(taken, key=lambda name: taken[name])
+    return best if taken[of.ways[0]] >= CLEARLY * taken[best] else of.ways[0]
+
+
+def _taken(of: Heads, case: str, count: int) -> dict[str, float]:
+    """Return what each way takes at least, in seconds, of several tries made in turns."""
     rows = FEW[of.kind] if case == SEVERAL else 1
     like = torch.zeros(0, dtype=of.dtype, device=of.device)
     query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
@@ -113,8 +125,7 @@ def fastest(of: Heads, case: str, count: int, threads: int) -> str:
     for _ in range(TRIES):
         for name, calls in ways.items():
             taken[name] = min(taken[name], _seconds(calls, query.device))
-    best = min(taken, key=lambda name: taken[name])
-    return best if taken[of.ways[0]] >= CLEARLY * taken[best] else of.ways[0]
+    return taken
 
 
 def _calls(one: Callable[[], Tensor], device: torch.device) -> Callable[[], object]:
@@ -132,13 +143,19 @@ def _calls(one: Callable[[], Tensor], device: torch.device) -> Callable[[], obje
 
 
 def _seconds(calls: Callable[[], object], device: torch.device) -> float:
-    """Time some calls, the device idle before and after."""
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
-    wait()
-    begun = time.perf_counter()
-    calls()
-    wait()
-    return time.perf_counter() - begun
+    """Time some calls: on CUDA by the device's own clock, to which no reading of the host's and no wait adds."""
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        calls()
+        return time.perf_counter() - begun
+    with torch.cuda.device(device):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        calls()  # while the device is busy with these, the host tells it of the next ones: it does not wait for them
+        begin.record()
+        calls()
+        end.record()
+        end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def way_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:

@@ -18,7 +18,7 @@ from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.replaying import called
 from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.together import set_aside
+from specbench_ss.decoding.together import check_together, set_aside
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.methods._shared.fine_tuned import fine_tuned
@@ -208,6 +208,20 @@ def test_models_in_its_place_follow_it_into_such_a_run_and_out_of_it(tmp_path: P
     del before, replayed_before, during
     gc.collect()
     assert not target.derived, "nobody uses them any more"
+
+
+@pytest.mark.parametrize("name", ["ss-shared", "medusa2", "space"])
+def test_a_method_with_a_model_of_its_own_that_is_in_use_is_loaded_again_for_such_a_run(
+    name: str, replayed: Target
+) -> None:
+    """It has the model that is in use, whose steps are replayed before and after."""
+    in_use = load_method(MethodSpec(name, {}), replayed)
+    assert in_use.target is not replayed and in_use.target.engine == "graph"
+    with set_aside(replayed):
+        again = load_method(MethodSpec(name, {}), replayed)
+        assert again.target is in_use.target
+        check_together(again)
+    assert in_use.target.engine == "graph"
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

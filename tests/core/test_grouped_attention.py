@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -102,3 +103,49 @@ def test_what_cannot_be_recorded_is_timed_as_it_is_called(monkeypatch: pytest.Mo
     assert len(cast("Any", calls())) == attention_ways.CALLS["cuda"]
     monkeypatch.setattr(attention_ways, "captured_on", lambda device: lambda one: "the replay")
     assert attention_ways._calls(lambda: torch.ones(1), torch.device("cuda", 0)) == "the replay"
+
+
+class Event:
+    """Stands for torch.cuda.Event, with a clock of its own, in milliseconds."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at - self.at
+
+
+def test_on_cuda_calls_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host takes to tell a device of them is no time of theirs."""
+
+    def calls() -> None:
+        time.sleep(0.02)
+        Event.now += 0.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert attention_ways._seconds(calls, torch.device("cuda", 0)) == 0.0005
+
+
+@pytest.mark.parametrize(("room", "told"), [(4096, PRODUCTS), (2048, KERNEL), (0, JOINED)])
+def test_without_memory_for_many_keys_fewer_of_them_tell(room: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default joined heads attend, as on a device with no memory at all."""
+    quick = {256: PRODUCTS, 1024: KERNEL, 4096: PRODUCTS}
+
+    def taken(of: Heads, case: str, count: int) -> dict[str, float]:
+        if count > room:
+            raise torch.OutOfMemoryError("tried to allocate")
+        return {name: 1.0 if name == quick[count] else 2.0 for name in of.ways}
+
+    monkeypatch.setattr(attention_ways, "_taken", taken)
+    monkeypatch.setattr(attention_ways, "fastest", attention_ways.fastest.__wrapped__)
+    assert attention_ways.fastest(HEADS._replace(device="cuda:0"), SEVERAL, 4096, 1) == told

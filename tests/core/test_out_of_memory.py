@@ -12,7 +12,7 @@ import torch
 from specbench_ss import load_model, registry, run
 from specbench_ss.benchmark import answering
 from specbench_ss.benchmark.answering import Answering, Request
-from specbench_ss.benchmark.out_of_memory import OutOfMemory, told
+from specbench_ss.benchmark.out_of_memory import OutOfMemory, ran_out, told
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.loop import Limits, decode
 from specbench_ss.decoding.sampling import Sampling
@@ -93,7 +93,14 @@ def test_without_cuda_nothing_of_it_is_touched(monkeypatch: pytest.MonkeyPatch) 
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
         RuntimeError("CUDA driver error: out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+        RuntimeError("CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES when calling `cusparseCreate(handle)`"),
+        RuntimeError("HIP error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
     ],
 )
 def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> None:
@@ -108,6 +115,23 @@ def test_other_errors_are_told_as_they_are_and_nothing_is_dropped() -> None:
     assert told(RuntimeError("out of luck"), decoder) == "RuntimeError: out of luck"
     assert told(UserError("mend it"), decoder) == "mend it"
     assert target._cache is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: too many resources requested for launch"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_MAPPING_ERROR"),
+        RuntimeError("out of resource: shared memory, Required: 147456, Hardware limit: 101376"),
+        ValueError("CUDA error: out of memory"),
+    ],
+    ids=str,
+)
+def test_other_errors_of_a_device_are_not_taken_for_it(error: Exception) -> None:
+    assert not ran_out(error)
 
 
 def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(

@@ -1,0 +1,43 @@
+"""Which way of attention is fastest is measured when a method is loaded, also for its drafter's heads: in no step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from specbench_ss import registry
+from specbench_ss.decoding import attention_ways
+from specbench_ss.decoding.attention_ways import KERNEL, Heads
+from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.testing.tiny import tiny_model
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("eagle", "auto"), ("eagle2", "chain"), ("eagle3", "small"), ("peagle", "tree"), ("dflash", "windows"),
+        ("hydra", "hydra++"),
+    ],
+)  # fmt: skip
+def test_heads_of_another_shape_than_the_models_are_measured_when_a_drafter_is_loaded(
+    name: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = set[tuple[Heads, str, int]]()
+
+    def fastest(of: Heads, case: str, count: int, threads: int) -> str:
+        asked.add((of, case, count))
+        return KERNEL
+
+    monkeypatch.setattr(attention_ways, "fastest", fastest)
+    target = Target(tiny_model("llama").bfloat16())  # for which a CPU's ways are measured
+    target.config = copy.deepcopy(target.config)  # of which drafters are made: with one head of keys for all
+    target.config.num_key_value_heads = 1
+    decoder = registry.method_class(name).examples(target)[shape]()
+    ahead = set(asked)
+    asked.clear()
+    decode(decoder, [5, 9, 5, 9, 7, 8], Limits(8), Sampling())
+    assert {of.kv_heads for of, *_ in asked} == {1, 2}, "the drafter's heads and the model's attend"
+    assert asked <= ahead
