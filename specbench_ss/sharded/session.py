@@ -52,7 +52,6 @@ class ShardedRun(RunLoop):
         super().__init__(config, data, labels, run_dir, events, where.goal)
         self.pool, self.recording = pool, where.recording
         self._seen: list[dict[str, Any]] = []
-        self._told: set[str] = set()
         self._losses = 0
         self._before = deepcopy(run_dir.manifest) if run_dir.rows else None  # as earlier sessions left it
 
