@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import networkx
+import pytest
 
 ROOT = Path(__file__).parents[1]
+MOST_BYTES = 60 << 20  # of tracked files: machines with a GPU are sent 64 MiB, wheels and results among them
 OUTSIDE = ("methods", "suites", "reports")  # linked into the package as specbench_ss.methods, .suites, .reports
 WINGS: dict[
     str, set[str]
@@ -96,3 +100,14 @@ def test_a_wing_knows_only_those_below_it() -> None:
 
     found = {(wing(a), wing(b)) for a, b in arrows() if wing(a) in WINGS and wing(b) in {*WINGS, "commands"}}
     assert not [(a, b) for a, b in found if a != b and b not in WINGS[a]]
+
+
+def test_the_tree_can_be_sent_to_a_machine_without_a_network() -> None:
+    """With room for the wheels that are missing there: benchmarks/gpu/README.md."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.split(b"\0")
+    files = [ROOT / os.fsdecode(name) for name in listed if name]
+    if not files:
+        pytest.skip("this is no checkout")
+    sizes = {file: file.lstat().st_size for file in files if file.is_symlink() or file.exists()}
+    largest = [str(file.relative_to(ROOT)) for file in sorted(sizes, key=lambda file: -sizes[file])[:5]]
+    assert sum(sizes.values()) < MOST_BYTES, largest

@@ -4,6 +4,5 @@
 # it had written. 0 or none: no limit. SCALE: share of the full number of steps; one OUT is for one SCALE.
 set -euo pipefail
 out=${1:?usage: lab.sh OUT [s|m] [SECONDS] [SCALE]} size=${2:-s} seconds=${3:-0} scale=${4:-1}
-export PYTHONPATH=${PYTHONPATH:-.} PYTHONUNBUFFERED=1
-python3 -c 'import torch, transformers; print(torch.cuda.get_device_name(), torch.__version__, transformers.__version__)'
-timeout "$seconds" python3 -m specbench_ss lab train --out "$out" --size "$size" --device cuda --budget-scale "$scale"
+. benchmarks/gpu/preamble.sh
+ssbench "$seconds" lab train --out "$out" --size "$size" --device "$DEVICE" --budget-scale "$scale"

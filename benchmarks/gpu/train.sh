@@ -5,46 +5,37 @@
 # lose what it had still to print. 0 or none: no limit. MODEL lab and generated conversations need no network.
 set -euo pipefail
 out=${1:?usage: train.sh OUT [SECONDS] [MODEL] [DATA]} seconds=${2:-0} model=${3:-lab} data=${4:-}
-export PYTHONPATH=${PYTHONPATH:-.} PYTHONUNBUFFERED=1 SSBENCH_CACHE=${SSBENCH_CACHE:-$out/cache}
-failed=()
-try() { # WHAT COMMAND...: a failure is noted, and the rest is still tried
-    local what=$1 code=0
-    shift
-    "$@" || code=$?
-    [ "$code" -eq 0 ] || failed+=("$what: exit $code$([ "$code" -ne 124 ] || echo ', out of time: run again to go on')")
-}
+SSBENCH_CACHE=${SSBENCH_CACHE:-$out/cache}
+. benchmarks/gpu/preamble.sh
+chats=6000 steps=(--steps 300 --batch-size 16 --length 512 --save-every 50) few=(--limit 2)
+[ -z "$TINY" ] || chats=8 steps=(--steps 2 --batch-size 1 --length 64) few=(--limit 1 --categories qa --max-new-tokens 8)
 train() { # NAME TRAINER OPTIONS...
     local name=$1 trainer=$2
     shift 2
-    try "train $name" timeout "$seconds" python3 -m specbench_ss train "$trainer" --model "$model" --data "$data" \
-        --device cuda --steps 300 --batch-size 16 --length 512 --save-every 50 --out "$out/$name" "$@"
+    try "train $name" ssbench "$seconds" train "$trainer" --model "$model" --data "$data" --device "$DEVICE" \
+        "${steps[@]}" --out "$out/$name" "$@"
 }
 run() { # NAME METHOD: greedy answers must be the base's, near-ties of bfloat16 apart
     [ -f "$out/$1/config.json" ] || return 0
-    try "run $1" timeout "$seconds" python3 -m specbench_ss run --model "$model" --methods "$2" \
-        --set "$2.weights=$out/$1" --suite specbench --limit 2 --dtype bfloat16 --device cuda --out "$out/run-$1" --resume
+    try "run $1" ssbench "$seconds" run --model "$model" --methods "$2" --set "$2.weights=$out/$1" --suite specbench \
+        "${few[@]}" --dtype "$DTYPE" --device "$DEVICE" --out "$out/run-$1" --resume
 }
 mkdir -p "$out"
-python3 -m pip install --quiet --no-build-isolation --no-deps -e . # for the entry points
-python3 -c 'import torch, transformers; print(torch.cuda.get_device_name(), torch.__version__, transformers.__version__)'
 if [ -z "$data" ]; then
     data=$out/chats.jsonl
-    [ -f "$data" ] || python3 benchmarks/gpu/chats.py 6000 "$data"
+    [ -f "$data" ] || python3 benchmarks/gpu/chats.py $chats "$data"
 fi
-train ss ss --dtype bfloat16 --gradient-checkpointing
+train ss ss --dtype "$DTYPE" --gradient-checkpointing
+run ss ss
+train medusa medusa --dtype "$DTYPE"
+run medusa medusa
+train draft draft --dtype "$DTYPE" --distill
 train ss-float32 ss --dtype float32
-train medusa medusa --dtype bfloat16
-train draft draft --dtype bfloat16 --distill
-train shared ss --mode shared --dtype bfloat16 --segment 128 --gradient-checkpointing
+train shared ss --mode shared --dtype "$DTYPE" --segment "$([ -z "$TINY" ] && echo 128 || echo 32)" --gradient-checkpointing
 if python3 -c 'import bitsandbytes' 2>/dev/null; then
-    train ss-nf4 ss --load-in-4bit --dtype bfloat16 --segment 64
+    train ss-nf4 ss --load-in-4bit --dtype "$DTYPE" --segment 64
+    run ss-nf4 ss
 else
     echo "NF4 left out: no bitsandbytes"
 fi
-run ss ss
-run medusa medusa
-[ ! -f "$out/ss-nf4/config.json" ] || run ss-nf4 ss
-if [ ${#failed[@]} -gt 0 ]; then
-    printf 'failed: %s\n' "${failed[@]}" >&2
-    exit 1
-fi
+end

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, first_line, os_reason
 from specbench_ss.files import records
 from specbench_ss.files.user_files import read_json
 from specbench_ss.methods.rest.published import read_idx
@@ -151,9 +151,13 @@ def _sorted(folder: Path, number: int, count: int) -> Chunk:
 
 
 def sorted_chunk(tokens: NDArray[np.int32]) -> Chunk:
-    """Tokens int32 [n] with their suffix array, made by libdivsufsort."""
-    from pydivsufsort import divsufsort
-
+    """Tokens int32 [n] with their suffix array, made by libdivsufsort. Raises UserError where that cannot be loaded."""
+    try:
+        from pydivsufsort import divsufsort
+    except ImportError as error:
+        raise UserError(
+            f"rest: suffixes are sorted by pydivsufsort, which does not load: {first_line(error)}"
+        ) from None
     return Chunk(tokens, divsufsort(tokens).astype(np.int32) if len(tokens) else tokens)
 
 

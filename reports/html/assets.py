@@ -20,9 +20,11 @@ STYLES = ("report.css", "replay.css", "narrow.css")
 
 @cache
 def plotly_js() -> str:
-    """Return Plotly's whole library, which the page of an experiment embeds once."""
-    from plotly.offline import get_plotlyjs
-
+    """Return Plotly's whole library, which the page of an experiment embeds once; '' where it cannot be loaded."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return ""
     return _newlines(str(get_plotlyjs()))
 
 

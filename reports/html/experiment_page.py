@@ -12,6 +12,9 @@ from specbench_ss.results.experiment import Column, Experiment, Grid, Plot, Resu
 from specbench_ss.results.experiment_output import cell
 
 HEIGHT = 390  # pixels of a chart
+NOT_DRAWN = (
+    "The charts are left out: the package plotly could not be loaded where this page was made. Their numbers follow."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +35,25 @@ class Chart:
         return {"data": self.data, "layout": {**self.layout, "height": self.height}}
 
 
-def scripts() -> list[str]:
-    """Return the scripts of the page, Plotly first."""
-    return [assets.plotly_js(), assets.joined(("tables.js", "plots.js"))]
+def scripts(charts: bool) -> list[str]:
+    """Return the scripts of the page, Plotly first where it draws charts."""
+    drawing = [assets.plotly_js(), assets.joined(("tables.js", "plots.js"))]
+    return drawing if charts else [assets.asset("tables.js")]
 
 
 def page(experiment: Experiment, result: Result, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return everything that the template shows."""
-    drawn = [plot.grid for plot in result.plots]
+    """Return everything that the template shows. Charts whose library is not there are their tables alone."""
+    plots = result.plots if assets.plotly_js() else ()
+    drawn = [plot.grid for plot in plots]
+    tables = result.grids if plots else result.all_grids()
     return {
         "title": experiment.title,
         "source": experiment.source,
         "version": __version__,
-        "charts": [_chart(plot) for plot in result.plots],
-        "tables": [_table(grid, grid.name) for grid in result.grids if grid not in drawn],
+        "charts": [_chart(plot) for plot in plots],
+        "tables": [_table(grid, grid.name) for grid in tables if grid not in drawn],
         "lines": result.lines,
-        "notes": result.notes,
+        "notes": [*([NOT_DRAWN] if len(plots) < len(result.plots) else []), *result.notes],
         "facts": [page_parts.Fact(name, value, name == "command") for name, value in facts.items()],
     }
 

@@ -80,7 +80,7 @@ class HtmlReport(Report):
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
         made = of_experiment.page(experiment, result, facts)
-        _write(assets.render("experiment.html.jinja", of_experiment.scripts(), page=made), path)
+        _write(assets.render("experiment.html.jinja", of_experiment.scripts(bool(made["charts"])), page=made), path)
 
 
 def _write(text: str, path: Path) -> None:

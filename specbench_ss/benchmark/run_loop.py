@@ -31,6 +31,7 @@ class RunLoop(ABC):
     ) -> None:
         self.config, self.data, self.labels = config, data, list(labels)
         self.run_dir, self.events, self.goal = run_dir, events, goal
+        self._told: set[str] = set()  # what is told once
 
     @property
     @abstractmethod

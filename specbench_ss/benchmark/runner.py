@@ -30,6 +30,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
+from specbench_ss.models.unseen_gpu import unseen_gpu
 from specbench_ss.runs import sameness
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.ledger import Ledger
@@ -110,6 +111,9 @@ class LocalSession(Session):
         return self.decoders[label].lossless
 
     def notes(self) -> None:
+        """Keep what the readers of the results should know of the device and of the methods, before all samples."""
+        if self.config.device == "auto" and (unseen := unseen_gpu()):
+            self.run_dir.keep_warning(unseen)  # whoever watches was told when the device was chosen
         for label in (label for label, decoder in self.decoders.items() if decoder.remembers):
             self.warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
 

@@ -98,6 +98,12 @@ class Session(RunLoop):
             if quality is not None and not 0 <= quality <= 1:
                 raise ValueError(f"{quality} is not in [0, 1]")
             return quality
+        except ImportError as e:  # a package of the scorer is missing: the same for every answer that it would score
+            text = f"no quality where a package is missing: {error_text(e)}"
+            if text not in self._told:
+                self._told.add(text)
+                self.warn_and_keep(text)
+            return None
         except Exception as e:  # the times are still good
             self.events.on_warning(f"no quality for {sample.question.id}: the scorer failed: {error_text(e)}")
             return None

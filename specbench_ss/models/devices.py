@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError, known_words
+from specbench_ss.models.unseen_gpu import warn_of_unseen_gpu
 from specbench_ss.number_formats import DTYPES, HALF_WEIGHTS, arithmetic
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def several(device: object) -> bool:
 def resolve_device(device: str) -> str:
     """Return the device's name; 'auto' is cuda where there is one, else cpu.
 
+    A GPU that the driver lists and torch does not see is warned of, once.
+
     Of several GPUs, a list such as cuda:0,cuda:1 or cuda:all, the names with commas between them. Raises UserError for
     a missing device.
     """
@@ -55,6 +58,7 @@ def _here(device: str) -> str:
     import torch
 
     if device == "auto":
+        warn_of_unseen_gpu()
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == ALL:
         if not torch.cuda.is_available():

@@ -103,7 +103,7 @@ class RayWorker(Worker):
 
 
 class RayPool:
-    """Workers of one run. workers: what each one runs on, in the order in which they were started."""
+    """Workers of one run, in the order in which they were started, and those lost, as of `Pool`."""
 
     def __init__(self, ray: Any, job: Job, count: int, cpus: int, gpus: int) -> None:
         self._ray, self._job = ray, ray.put(job)
@@ -113,6 +113,7 @@ class RayPool:
         self._lost = Counter[str]()
         self._manifest: dict[str, Any] | None = None
         self.workers: list[dict[str, Any]] = []
+        self.lost: list[str] = []
         for _ in range(count):
             self._add()
 
@@ -182,6 +183,7 @@ class RayPool:
             raise UserError(str(cause)) from None
         place = STARTING if shard is None else f"question {shard.question_id}"
         self._lost[place] += 1
+        self.lost.append(place)
         if self._lost[place] >= LOSSES:
             told = first_line(cause or error)
             raise UserError(

@@ -22,6 +22,7 @@ class Pool(Protocol):
     """Workers, wherever they are."""
 
     workers: list[dict[str, Any]]  # what each one that was ever started runs on: its `environment`, and its `machine`
+    lost: list[str]  # at what each one that was lost was: 'starting', 'question ID'
 
     def make(self, wanted: Sequence[Shard]) -> Iterator[Parcel]:
         """Have these shards made, each by one worker, and yield what was made in the order in which it arrives.
@@ -51,7 +52,7 @@ class ShardedRun(RunLoop):
         super().__init__(config, data, labels, run_dir, events, where.goal)
         self.pool, self.recording = pool, where.recording
         self._seen: list[dict[str, Any]] = []
-        self._told: set[str] = set()
+        self._losses = 0
         self._before = deepcopy(run_dir.manifest) if run_dir.rows else None  # as earlier sessions left it
 
     @property
@@ -74,6 +75,7 @@ class ShardedRun(RunLoop):
             for row, _ in parcel.samples:
                 self.events.on_sample(row)
             self._note_workers()
+            self._note_losses()
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
         if changed := self.pool.finish():
@@ -85,6 +87,13 @@ class ShardedRun(RunLoop):
                 "samples, several at a time, all of a question on one of them: methods compare; seconds of different "
                 "questions may be of different conditions"
             )
+
+    def _note_losses(self) -> None:
+        """Write down where workers were lost."""
+        new = self.pool.lost[self._losses :]
+        self._losses += len(new)
+        for place in new:
+            self.warn_and_keep(f"a worker was lost at {place}, which another one does anew")
 
     def _note_workers(self) -> None:
         """Write down what the workers of this session run on, once more whenever one was added."""

@@ -538,6 +538,19 @@ def test_drafts_are_looked_at_when_nothing_is_measured_any_more(
     assert sum(not row.ok for row in made) == 2
 
 
+def test_a_scorer_without_its_package_is_told_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    def score(*_: object) -> float:
+        raise ModuleNotFoundError("No module named 'rouge_score'")
+
+    bench.suite.score = score  # type: ignore[method-assign]
+    done = bench.run()
+    told = "no quality where a package is missing: ModuleNotFoundError: No module named 'rouge_score'"
+    assert [text for text in bench.events.warnings if "quality" in text] == [told]
+    assert told in done.manifest["warnings"] and all(row.ok and row.quality is None for row in done.rows)
+
+
 def test_a_broken_scorer_costs_the_quality_only(tmp_path: Path) -> None:
     for i, value in enumerate((float("nan"), 7.0, None)):
         bench = Bench(tmp_path / str(i))

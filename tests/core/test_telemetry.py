@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pynvml
@@ -19,7 +20,7 @@ from specbench_ss.benchmark.telemetry import record as telemetry_record
 from specbench_ss.benchmark.telemetry.disturbance import GIVE_UP, Tries, disturbed_by
 from specbench_ss.benchmark.telemetry.host import Host
 from specbench_ss.benchmark.telemetry.nvml import Nvml
-from specbench_ss.benchmark.telemetry.sampler import Sampler
+from specbench_ss.benchmark.telemetry.sampler import Sampler, sampler_for
 from specbench_ss.benchmark.telemetry.seen import Seen
 from specbench_ss.runs.config import Recording
 from specbench_ss.runs.run_directory import RunDir
@@ -449,9 +450,37 @@ def test_without_telemetry_there_is_no_file_and_no_field(tmp_path: Path) -> None
 
 
 def test_a_device_without_nvml_has_no_readings_of_it() -> None:
-    from specbench_ss.benchmark.telemetry.sampler import sampler_for
-
     assert sampler_for(torch.device("cpu"), 0.0) is None
     sampler = sampler_for(torch.device("cpu"), 1.0)
     assert sampler is not None and sampler.device is None
     sampler.close()
+
+
+@pytest.mark.parametrize("answers", [{"nvmlInitWithFlags": [[9]]}, {"nvmlDeviceGetHandleByPciBusId_v2": [[6]]}, None])
+def test_a_gpu_whose_nvml_fails_has_readings_of_the_processor_alone(
+    answers: dict[str, list[list[Any]]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No driver to ask, another device than torch's, or torch that does not say where its own is."""
+    library = replay(monkeypatch, **(answers or {}))
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0) if answers else SimpleNamespace()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
+    sampler = sampler_for(torch.device("cuda:0"), 1.0)
+    assert sampler is not None and sampler.device is None
+    with sampler.watch() as seen:
+        pass
+    sampler.close()
+    assert not seen.problem and seen.columns["host_rss_bytes"]
+    assert not [name for name in seen.columns if name.startswith(("nvml_", "gpm_"))]
+    assert library.calls["nvmlDeviceGetUtilizationRates"] == 0
+
+
+def test_a_gpu_is_found_by_its_place_on_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay(monkeypatch)
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
+    sampler = sampler_for(torch.device("cuda:0"), 1.0)
+    assert sampler is not None and sampler.device is not None
+    with sampler.watch() as seen:
+        pass
+    sampler.close()
+    assert seen.columns["nvml_kernel_busy"] == [0, 0.62] and seen.columns["host_rss_bytes"]

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import runpy
 import subprocess
+import sys
+import tarfile
+import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from specbench_ss import __version__, registry
+from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
 from specbench_ss.models.loading import load_target
 from specbench_ss.testing.tiny import tiny_target
@@ -33,23 +40,31 @@ def asked(tmp_path: Path) -> dict[str, str]:
     stub.write_text(STUB)
     stub.chmod(0o755)
     path = f"{stub.parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "ASKED": str(tmp_path / "asked"), "FAILS": "nothing at all"}
+    there = {**os.environ, "PATH": path, "ASKED": str(tmp_path / "asked"), "FAILS": "nothing at all"}
+    for name in ("DEVICE", "TINY", "CALL", "LIMIT", "ENGINES", "DTYPE", "GPU_READY"):
+        there.pop(name, None)
+    (tmp_path / "asked").touch()
+    return there | {"WORK": str(tmp_path / "work"), "WHEELS": "none", "FROM": "none"}
 
 
-def all_stages(asked: dict[str, str], out: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, asked: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", str(GPU / "all.sh"), str(out), *stages],
-        cwd=ROOT,
-        env=asked,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["bash", str(GPU / script), *words], cwd=ROOT, env=asked, capture_output=True, text=True, check=False
     )
 
 
+def all_stages(asked: dict[str, str], out: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+    return run("all.sh", asked, str(out), *stages)
+
+
 def calls(asked: dict[str, str]) -> list[str]:
-    """What was asked for, without the lines that print the device."""
-    return [line for line in Path(asked["ASKED"]).read_text().splitlines() if not line.startswith("-c ")]
+    """What was asked for, without what the preamble asks."""
+    return [line for line in Path(asked["ASKED"]).read_text().splitlines() if "gpu/ready.py" not in line]
+
+
+def names_in(file: Path) -> list[str]:
+    with tarfile.open(file) as archive:
+        return archive.getnames()
 
 
 def stages_of(text: str) -> list[str]:
@@ -62,6 +77,8 @@ def stages_of(text: str) -> list[str]:
 def test_scripts_can_be_read(script: Path) -> None:
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    if script.name not in ("preamble.sh", "wheels.sh"):  # which is for a machine with a network
+        assert re.search(r"^\. benchmarks/gpu/preamble\.sh$", script.read_text(), re.MULTILINE)
 
 
 def test_the_page_names_every_stage_in_order() -> None:
@@ -72,62 +89,226 @@ def test_the_page_names_every_stage_in_order() -> None:
 
 
 def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (out / "lab-m" / "export").mkdir(parents=True)
-    (out / "lab-m" / "export" / "lab.json").write_text("{}")
-    done = all_stages(asked, out)
+    export = Path(asked["WORK"], "lab-m", "export")
+    export.mkdir(parents=True)
+    (export / "lab.json").write_text("{}")
+    done = all_stages(asked, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     made = calls(asked)
     engines = [line for line in made if re.search("--engine (eager|graph)", line)]
-    assert len([line for line in engines if "--engine graph" in line]) == 6
+    assert len([line for line in engines if "--engine graph" in line]) == 5
+    sameness = [line for line in made if "sameness.py" in line]
+    assert len(sameness) == 1 and "--device cuda --engines graph eager --out" in sameness[0]
     assert [line.split(" --out")[0] for line in made if " paper " in line] == [
         f"-m specbench_ss paper figure-{n} --device cuda --dtype bfloat16" for n in (17, 19)
     ]
     contexts = [line for line in made if "16384" in line]
     assert len(contexts) == 2 and all("contexts.jsonl" in line and "--widths 1 8 32" in line for line in contexts)
-    attention = [line.partition("--heads ")[2] for line in made if "attention_ways.py --device cuda --flex" in line]
-    assert attention == ["32 8 128", "9 3 64"]
+    attention = [line.partition("--heads ")[2] for line in made if "attention_ways.py --device cuda" in line]
+    assert attention == ["32 8 128 --flex", "9 3 64 --flex"]
     assert [line for line in made if "vs_transformers.py" in line and "--compiled" in line]
-    larger = [line for line in made if f"--model {out}/lab-m/export/base --methods all" in line]
+    assert {line.split()[3] for line in made if "specbench_ss train " in line} == {"ss", "medusa", "draft"}
+    larger = [line for line in made if f"--model {export}/base --methods all" in line]
     assert len(larger) == 2 and made.index(larger[0]) > [i for i, line in enumerate(made) if "lab train" in line][0]
     resumable = [line for line in made if " run " in line or " paper " in line]
     assert len(resumable) == 7 and all(line.endswith("--resume") for line in resumable)
+    assert sum("doctor --calibrate" in line for line in made) == 1
 
 
 def test_every_command_of_the_stages_ends_in_time() -> None:
     """Nothing that computes is started without a limit, and the limits of a stage are below ten minutes together."""
     text = (GPU / "all.sh").read_text()
-    assert re.search(r"^limit=540\b", text, re.MULTILINE)
-    stages = text[text.index("sameness()") :]
+    assert re.search(r"^limit=\$\{LIMIT:-540\}$", text, re.MULTILINE)
+    stages = text[text.index("calibrated()") :]
     for line in (line.strip() for line in stages.splitlines()):
-        if "python3" in line:
-            assert line.startswith("timeout $((limit / 2"), line
-        if line.startswith("ssbench "):
-            assert re.match(r"ssbench (120|\$limit|\$\(\(limit / 2\)\)) ", line), line
-        if "lab.sh" in line:
-            assert '"$out/lab-m" m $limit' in line
+        if "python3" in line or "bash benchmarks" in line:
+            assert re.match(r'limited ("\$limit"|"\$half"|\$\(\(limit / 2\)\)|\$\(\(half - 60\)\)) ', line), line
+        if "ssbench " in line and not line.startswith(("#", "pack()")):
+            assert re.search(r'ssbench (120|"\$limit"|"\$half"|\$\(\(limit / 2\)\)) ', line), line
 
 
 def test_a_stage_that_fails_is_named_and_the_others_are_made(asked: dict[str, str], tmp_path: Path) -> None:
-    done = all_stages(
-        asked | {"FAILS": "sameness.py --engine eager"}, tmp_path / "out", "sameness", "batches", "larger"
-    )
+    done = all_stages(asked | {"FAILS": "sameness.py"}, tmp_path / "out", "sameness", "batches", "larger")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "failed, or out of time (run again to go on): sameness larger"
-    assert "the larger lab is not trained to its end" in done.stderr
-    assert [line.split()[0:2] for line in calls(asked)] == [["benchmarks/gpu/sameness.py", "--engine"]] * 2 + [
-        ["-m", "specbench_ss"]
-    ]
+    assert "the larger lab is not trained to its end" in done.stdout
+    assert [line.split()[0:2] for line in calls(asked)] == [
+        ["benchmarks/gpu/sameness.py", "--device"], ["-m", "specbench_ss"],
+    ]  # fmt: skip
     assert all_stages(asked, tmp_path / "out", "sameless").returncode == 2
 
 
 def test_what_was_measured_beside_generate_is_not_measured_again(asked: dict[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    all_stages(asked | {"FAILS": "vs_transformers.py --device cuda --dtype bfloat16 --engine graph"}, out, "generate")
-    assert (out / "generate-eager.txt").exists() and not (out / "generate-graph.txt").exists()
+    out, made = tmp_path / "out", Path(asked["WORK"], "results", "generate")
+    all_stages(asked | {"FAILS": "--engine graph"}, out, "generate")
+    assert (made / "generate-eager.txt").exists() and not (made / "generate-graph.txt").exists()
     all_stages(asked, out, "generate")
-    assert [re.search(r"--engine (\w+)", line)[1] for line in calls(asked)] == ["eager", "graph", "graph"]  # type: ignore[index]
-    assert (out / "generate-graph.txt").exists()
+    assert [re.search(r"--engine (\w+)", line)[1] for line in calls(asked)] == ["graph", "eager", "graph"]  # type: ignore[index]
+    assert (made / "generate-graph.txt").exists()
+
+
+def test_without_what_is_required_nothing_is_begun_and_one_line_is_told(asked: dict[str, str], tmp_path: Path) -> None:
+    for script in ("all.sh", "bench.sh", "lab.sh", "train.sh"):
+        done = run(script, asked | {"FAILS": "gpu/ready.py"}, str(tmp_path / "out"))
+        assert done.returncode == 2 and not calls(asked) and not done.stderr
+    real = {**os.environ, "WORK": asked["WORK"], "GPU_READY": "", "WHEELS": "none", "DEVICE": "cuda"}
+    done = run("all.sh", real | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}, str(tmp_path / "out"))
+    if not torch.cuda.is_available():
+        assert done.returncode == 2 and not done.stdout
+        assert re.fullmatch(r"ssbench: no CUDA device: torch \S+ \(CUDA \S+\) sees none\n", done.stderr)
+
+
+def test_results_come_back_after_every_stage_and_can_be_begun_from(asked: dict[str, str], tmp_path: Path) -> None:
+    out, results = tmp_path / "out", Path(asked["WORK"], "results")
+    (results / "telemetry" / "lab-graph" / "traces").mkdir(parents=True)
+    (results / "telemetry" / "lab-graph" / "rows.jsonl").write_text("{}\n")
+    (results / "telemetry" / "lab-graph" / "traces" / "ss.json.gz").write_text("trace")
+    all_stages(asked | {"FAILS": "sameness.py"}, out, "sameness", "generate")
+    assert "sameness/log.txt" in names_in(out / "sameness.tar.gz")
+    assert "generate/generate-graph.txt" in names_in(out / "generate.tar.gz")
+    all_stages(asked, out, "telemetry")
+    names = names_in(out / "telemetry.tar.gz")
+    assert "telemetry/lab-graph/rows.jsonl" in names and not [name for name in names if "traces" in name]
+    assert names_in(out / "traces.tar") == ["telemetry/lab-graph/traces/ss.json.gz"]
+    fresh = asked | {"WORK": str(tmp_path / "fresh"), "FROM": str(out)}
+    Path(asked["ASKED"]).write_text("")
+    all_stages(fresh, tmp_path / "again", "generate")
+    assert not calls(asked) and (tmp_path / "fresh" / "results" / "generate" / "generate-graph.txt").exists()
+
+
+def test_a_call_has_an_end_within_which_all_stages_are(asked: dict[str, str], tmp_path: Path) -> None:
+    done = all_stages(asked | {"CALL": "3"}, tmp_path / "out", "roofline", "generate")
+    assert done.returncode == 1 and not calls(asked)
+    assert "no time is left in this call for: python3 benchmarks/vs_transformers.py" in done.stdout
+    assert (tmp_path / "out" / "generate.tar.gz").exists()
+
+
+# -- what travels ----------------------------------------------------------------------------------------------------
+
+
+def test_wheels_are_of_all_that_is_required_and_not_taken_to_be_there() -> None:
+    text = (GPU / "wheels.sh").read_text()
+    fetched = [word.partition("==")[0] for line in re.findall(r"^(?:needed|large)=\((.*)\)$", text, re.MULTILINE)
+               for word in line.split()]  # fmt: skip
+    there = re.search(r"Taken to be there: ((?:.*\n#?)*?)all=", text)
+    assert there
+    known = {name.replace("_", "-") for name in [*fetched, *re.findall(r"[a-z0-9-]+", there[1])]}
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {text.partition(">=")[0] for text in required} <= known
+    pins = (ROOT / "constraints.txt").read_text().lower().splitlines()
+    assert all([line for line in pins if line.startswith(f"{name}==")] for name in fetched)
+
+
+def test_the_checkout_is_known_to_python_without_an_installation(tmp_path: Path) -> None:
+    """With the names, classes and version that pip would note."""
+    ready = runpy.run_path(str(GPU / "ready.py"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ready["note"](tmp_path, project)
+    (noted,) = distributions(path=[str(tmp_path)])
+    assert (noted.metadata["Name"], noted.version) == ("specbench-ss", __version__)
+    groups = {**project["entry-points"], "console_scripts": project["scripts"]}
+    assert {(p.group, p.name, p.value) for p in noted.entry_points} == {
+        (group, name, value) for group, points in groups.items() for name, value in points.items()
+    }
+
+
+def test_packages_that_are_missing_are_told_by_what_they_cost() -> None:
+    ready = runpy.run_path(str(GPU / "ready.py"))
+    missing, optional, old = ready["packages"]({"dependencies": ["torch>=99", "no-such>=1", "plotly>=7", "pytest>=1"]})
+    assert missing == ["no-such"] and optional in ([], ["plotly"]) and old[0].startswith("torch ")
+    assert "no-such; benchmarks/gpu/wheels.sh" in ready["problem"]("cpu", missing)
+    assert ready["problem"]("cpu", []) == ""
+
+
+# -- sameness.py -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sameness() -> dict[str, Any]:
+    """The script, whose dataclass is looked up by the name of its module."""
+    spec = importlib.util.spec_from_file_location("gpu_sameness", GPU / "sameness.py")
+    assert spec and spec.loader
+    module = sys.modules["gpu_sameness"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+SMALL = ["--device", "cpu", "--dtypes", "float32", "--prompts", "1", "--categories", "1", "--new", "8"]
+
+
+def test_replayed_and_not_replayed_answers_are_held_against_each_other(
+    sameness: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sameness.jsonl"
+    words = [*SMALL, "--methods", "ar;sd;peagle", "--out", str(out), "--engines", "called"]
+    assert sameness["main"](words) == 0
+    told = capsys.readouterr().out
+    assert re.search(
+        r"float32 called sd .*: ?1 identical|sd +1 identical; \d+ replays in \d+ steps, \d+ recorded", told
+    )
+    assert "declined: none" in told and "left out: float32 called peagle" in told
+    ar, sd = sameness["read"](out)
+    assert set(sd.kept) == {"model", "draft"} and sd.kept["draft"] and sd.recorded and sd.replays > sd.steps
+    assert sameness["main"]([*words, "eager"]) == 0
+    lines = sameness["read"](out)
+    assert [line.engine for line in lines] == ["called"] * 2 + ["eager"] * 2
+    assert [line.other for line in lines[2:]] == [{"identical": 1}] * 2 and ar.answers == lines[2].answers
+    out.write_text(out.read_text()[:-10])  # cut off: that one is measured again, and no other one
+    began = out.stat().st_size
+    assert sameness["main"]([*words, "eager"]) == 0
+    again = sameness["read"](out)
+    assert [line.method for line in again] == ["ar", "sd", "ar", "sd"] and out.stat().st_size > began
+    assert again[:3] == lines[:3]
+
+
+def test_a_method_that_falls_back_in_silence_is_bad(
+    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(StaticPasses, "run", lambda *_, **__: None)
+    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "called"]) == 1
+    assert re.search(r"^BAD .*; 0 replays in \d+ steps", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
+    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = sameness["Bench"].answers
+
+    def answers(self: Any, decoder: Any) -> Any:
+        if decoder.name == "pld":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        rows = real(self, decoder)
+        if decoder.name == "recycling":
+            rows[0].token_ids[1] += 1
+        return rows
+
+    monkeypatch.setattr(sameness["Bench"], "answers", answers)
+    assert sameness["main"]([*SMALL, "--methods", "pld;recycling;ar", "--engines", "eager"]) == 1
+    told = capsys.readouterr().out
+    assert "FAILED float32 eager pld: RuntimeError: CUDA error" in told and "1 bad, 1 failed" in told
+    assert re.search(r"^BAD .*recycling +1 mismatch", told, re.MULTILINE) and re.search(
+        r"^ok .*ar ", told, re.MULTILINE
+    )
+
+
+def test_every_registered_method_is_named(sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself, without options: the default shape of `ss` and `sd` is what most runs have."""
+    plain = [text for text in sameness["METHODS"] if "[" not in text]
+    assert sorted(plain) == registry.names(registry.METHODS)
+    monkeypatch.setitem(sameness, "METHODS", ("ar", "ss[prune=off]"))
+    target = load_target("lab", dtype="float32", device="cpu")
+    lacking = sameness["unnamed"](target, sameness["METHODS"])
+    assert "sd" in lacking and "pld" in lacking and "ss" not in lacking and "peagle" not in lacking
+    with pytest.raises(SystemExit, match="METHODS lacks dflash, .*sd, .*suffix, registered and with weights"):
+        sameness["main"]([*SMALL, "--engines", "eager"])
+
+
+def test_an_engine_that_does_not_load_leaves_the_others(
+    sameness: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "graph", "eager"]) == 1
+    told = capsys.readouterr().out
+    assert "FAILED float32 graph: engine graph replays CUDA graphs" in told and "float32 eager  ar" in told
 
 
 # -- roofline.py and vs_transformers.py ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +32,7 @@ from specbench_ss.models.loading import load_target, outline_of
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.text.loading import load_rows
 from specbench_ss.training.text.own_answers import OwnAnswers
+from tests.cli import failing
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
 
@@ -411,3 +413,19 @@ def test_a_large_vocabulary_keeps_its_ids(base: Target, tmp_path: Path) -> None:
     assert found is not None and found.rows.tolist() == [[70_001, 4464]]
     (chunk,) = in_memory(docs).chunks
     assert chunk.tokens.dtype == chunk.suffixes.dtype == np.int32
+
+
+def test_without_the_package_that_sorts_suffixes_one_line_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And with --methods all the other methods run."""
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
+    words = "rest: suffixes are sorted by pydivsufsort, which does not load: "
+    run = ["run", "--limit", "1", "--categories", "qa", "--max-new-tokens", "4", "--device", "cpu", "--warmup", "0"]
+    assert words in failing([*run, "--methods", "rest", "--out", str(tmp_path / "rest")], capsys)
+    assert words in failing(["datastore", "build", "--lab", "2", "--out", str(tmp_path / "store")], capsys)
+    assert main([*run, "--methods", "all", "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert (
+        f"rest is left out: {words}" in told.err and "method     pld" in told.out and "method     rest" not in told.out
+    )

@@ -128,6 +128,8 @@ def test_a_lost_worker_is_replaced_and_its_question_made_again(by: Callable[...,
     shared = by(ray, "shared")
     same(by(None, "alone"), shared)
     assert len(shared.manifest["sessions"][-1]["workers"]) == 4
+    lost = [text for text in shared.manifest["warnings"] if "a worker was lost" in text]
+    assert lost == ["a worker was lost at question lab-writing-0000, which another one does anew"]  # twice, told once
 
 
 def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later(

@@ -1,0 +1,82 @@
+"""A GPU that the driver lists and torch does not see: told in one line, once, and kept with a run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench_ss.benchmark import runner
+from specbench_ss.cli import main
+from specbench_ss.models import unseen_gpu
+from specbench_ss.models.devices import resolve_device
+from tests.core.nvml_replay import replay
+from tests.core.test_runner import Bench
+
+TOLD = "the driver lists a GPU (NVIDIA H100 80GB HBM3), and torch 2.11.0 sees none ({}): auto takes the CPU"
+TOO_OLD = TOLD.format("it is built for CUDA 13.0, the driver is 570.86.15")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A driver that lists one GPU, and torch for a newer one."""
+    replay(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    unseen_gpu.unseen_gpu.cache_clear()
+    unseen_gpu.warn_of_unseen_gpu.cache_clear()
+
+
+def warned(device: str = "auto") -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert resolve_device(device) == "cpu"
+    return [str(warning.message) for warning in caught]
+
+
+def test_auto_says_once_that_it_takes_the_processor() -> None:
+    assert warned() == [TOO_OLD]
+
+
+def test_a_build_without_cuda_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert warned() == [TOLD.format("it is built without CUDA")]
+
+
+def test_nothing_is_said_where_the_processor_is_asked_for_or_the_gpu_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not warned("cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not warned()
+
+
+@pytest.mark.parametrize("answers", [{"nvmlInitWithFlags": [[9]]}, {"nvmlDeviceGetCount_v2": [[0, 0]]}])
+def test_nothing_is_said_where_no_gpu_is_listed(
+    answers: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay(monkeypatch, **answers)
+    assert not warned()
+
+
+def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--methods", "ar", "--limit", "1", "--categories", "qa", "--dry-run"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "the driver" in line]
+    assert told == [f"ssbench: warning: {TOO_OLD}"]
+
+
+@pytest.mark.parametrize(("device", "kept"), [("auto", [TOO_OLD]), ("cpu", [])])
+def test_a_run_keeps_it(device: str, kept: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(runner.LocalSession, "busy", lambda _: "")
+    bench = Bench(tmp_path, device=device)
+    assert [text for text in bench.run().manifest.get("warnings", []) if "the driver" in text] == kept
