@@ -147,7 +147,8 @@ class Cache:
     def _taken(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Memory for a layer's keys and values like these: its part of the joined one, or its own."""
         shapes = [(*rows.shape[:2], self.capacity, rows.shape[3]) for rows in (k, v)]
-        if self.joined and self.memory is None and shapes[0] == shapes[1]:
+        # parts of one memory share a count of writes, by which autograd would refuse the gradients of earlier layers
+        if self.joined and self.memory is None and shapes[0] == shapes[1] and not torch.is_grad_enabled():
             self.memory = k.new_zeros((len(self.lengths), 2, *shapes[0]))  # what is masked has to be finite
         whole = self.memory
         if whole is not None and _fits(k, shapes, whole):
