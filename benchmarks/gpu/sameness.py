@@ -140,10 +140,10 @@ class Bench:
         self.target = load_target("lab", dtype=dtype, device=arguments.device, engine=loaded)
         if engine == CALLED:
             replay_steps(self.target, called, "calls")
-        self.counted = None if self.target.passes is None else Counted(self.target.passes.replay)
-        if self.counted is not None:
-            self.target.passes.replay = self.counted
-            self.target.passes.forget()  # recorded when it was loaded, and not counted
+        self.counted: Counted | None = None
+        if (passes := self.target.passes) is not None:
+            passes.replay = self.counted = Counted(passes.replay)
+            passes.forget()  # recorded when it was loaded, and not counted
         self.prompts = [self.target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in asked]
         self.references: dict[str, tuple[Decoder, list[Row]]] = {}
 
