@@ -140,7 +140,7 @@ def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
             f"config.json lacks num_attention_heads{'' if heads is None else f', a count: it is {heads!r}'}"
         )
     head_dim = about.get("head_dim") or rows // heads
-    if type(head_dim) is not int or head_dim * heads != rows or head_dim % 2:
+    if type(head_dim) is not int or head_dim * heads != rows or not head_dim or head_dim % 2:
         raise UserError(f"the drafter's queries have {rows} rows, its config.json says {heads} heads of {head_dim}")
     return heads, head_dim
 
