@@ -125,8 +125,11 @@ def write_json(file: Path, content: Any) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Give a file to write into.
 
-    It takes the place of `path` when the block ends, and is removed if the block fails.
+    It takes the place of `path` when the block ends, and is removed if the block fails. Raises UserError where `path`
+    is a device, a pipe or a socket: that would be gone afterwards.
     """
+    if any(kind(path) for kind in (Path.is_char_device, Path.is_block_device, Path.is_fifo, Path.is_socket)):
+        raise UserError(f"{path} is a device, a pipe or a socket: results are written into ordinary files")
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:

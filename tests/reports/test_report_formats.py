@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -92,6 +93,15 @@ def test_what_differs_has_a_column_for_every_run(make_run: MakeRun) -> None:
     runs[2].manifest["model"]["device"] = "cuda"
     (row,) = [r for r in comparison_page.page(runs)["differences"].rows if r[0].text == "device"]
     assert [cell.text for cell in row[1:]] == ["cpu", "cpu", "cuda"]
+
+
+def test_a_pipe_is_not_taken_for_a_file_that_may_be_replaced(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    told = failing(["report", str(make_run()), "--format", "csv", "--out", str(pipe)], capsys)
+    assert "is a device, a pipe or a socket" in told and pipe.is_fifo()
 
 
 def test_hostile_names_are_text(make_run: MakeRun) -> None:
