@@ -16,7 +16,6 @@ nothing was replayed of a method under `graph` or `called`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ import torch
 import transformers
 
 from specbench_ss import registry
+from specbench_ss.decoding import held
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.engines import EAGER, GRAPH, replay_steps
 from specbench_ss.decoding.loop import Limits, generate
@@ -38,6 +38,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, error_text
+from specbench_ss.files import crash_safe, records
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method
@@ -197,13 +198,8 @@ class Bench:
 
 
 def models_of(decoder: Decoder) -> dict[str, Target]:
-    """The model that a method decodes with, and those that draft for it, by name."""
-    found = {"model": decoder.target}
-    for name, part in vars(decoder).items():
-        for inner in (part, getattr(part, "model", None)):
-            if isinstance(inner, Target) and inner not in found.values():
-                found[name] = inner
-    return found
+    """The model that a method decodes with, and the one that drafts for it, by name."""
+    return dict(zip(("model", "draft"), held.models_of([decoder]), strict=False))
 
 
 def _passes(models: Sequence[Target]) -> list[StaticPasses]:
@@ -213,24 +209,17 @@ def _passes(models: Sequence[Target]) -> list[StaticPasses]:
 
 
 def read(file: Path | None) -> list[Line]:
-    """The lines that are there. One that was cut off is none."""
-    lines = []
-    for text in file.read_text().splitlines() if file is not None and file.exists() else ():
-        try:
-            lines.append(Line(**json.loads(text)))
-        except (ValueError, TypeError):
-            print(f"a line of {file} is left out: it was cut off, or is of another version", flush=True)
-    return lines
+    """The lines that are there. One that was cut off is removed. Raises UserError for one of another form."""
+    return [] if file is None else crash_safe.cut(file, records.decoder(Line))
 
 
 def write(line: Line, file: Path | None) -> None:
-    """Append a line, on a line of its own."""
+    """Append a line."""
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    begun = file.exists() and not file.read_bytes().endswith(b"\n") and file.stat().st_size
-    with file.open("a") as out:
-        out.write(("\n" if begun else "") + json.dumps(asdict(line)) + "\n")
+    with file.open("ab", buffering=0) as out:
+        crash_safe.append(out, [asdict(line)])
 
 
 def unnamed(target: Target, listed: Sequence[str]) -> list[str]:
@@ -304,7 +293,11 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure and print."""
     arguments = arguments_of(given)
     bad, failed = 0, list[str]()
-    for line in measured(arguments, read(arguments.out), failed):
+    try:
+        there = read(arguments.out)
+    except UserError as error:
+        sys.exit(f"sameness.py: {error}")
+    for line in measured(arguments, there, failed):
         print(line, flush=True)
         bad += line.bad
     print(f"{bad} bad, {len(failed)} failed")

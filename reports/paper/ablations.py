@@ -109,7 +109,6 @@ class Ablations(Experiment):
     uses = ("limit", "device", "dtype", "seed")
     limit: ClassVar[int] = 2
     variants: ClassVar[tuple[Variant, ...]] = VARIANTS
-    seeds: ClassVar[int] = SEEDS
 
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a row for each variant."""
@@ -128,17 +127,16 @@ class Ablations(Experiment):
         parts = self.parts(bench.request)
         if any(part.missing for part in parts):
             raise nothing_runs(self.name, parts)
-        seeds = range(bench.request.seed, bench.request.seed + self.seeds)
+        seeds = range(bench.request.seed, bench.request.seed + SEEDS)
         folders = {key: folder for seed in seeds for key, folder in self._trained(bench, seed)}
         specs = {(v, seed): v.decoded(folders[v, seed]) for v in self.variants for seed in seeds}
         run = bench.measure(self._config(bench.request, list(specs.values())), "run")
         rows = {row.method: row for row in summarise(run) if row.category == OVERALL}
         found = [_measured(v.name, seed, folders[v, seed], rows[spec.label]) for (v, seed), spec in specs.items()]
-        title = f"{self.title}: means of {self.seeds} seeds"
-        grids = _summary(found, [v.name for v in self.variants], title), _each(found)
+        grids = _summary(found, [v.name for v in self.variants]), _each(found)
         about = (
             f"ours: {machine(run)}; {STEPS} steps of {ROWS} rows of {LENGTH} tokens with {ANCHORS} anchors a row",
-            f"{self.seeds} seeds decide text, order and initial weights",
+            f"{SEEDS} seeds decide text, order and initial weights",
             f"peak learning rate {LR}: the best of three in an earlier sweep for streams and heads with the base's LM "
             "head, not tried for heads with their own",
             f"the centre is {CENTRE}, f_eta the identity, no MLPs, a root that is not known, P_j's rate 0.05",
@@ -239,7 +237,7 @@ def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> Measured:
     return Measured(name, seed, config["trained"]["parameters"], right, row)
 
 
-def _summary(found: Sequence[Measured], names: Sequence[str], title: str) -> Grid:
+def _summary(found: Sequence[Measured], names: Sequence[str]) -> Grid:
     """Return a row a variant: means over the seeds, tau's range, and what tau gains on the centre of the same seed."""
     columns = (
         Column("drafter", "text"),
@@ -260,7 +258,7 @@ def _summary(found: Sequence[Measured], names: Sequence[str], title: str) -> Gri
         costs, speedups = [c for one in same if (c := one.cost)], [one.row.speedup for one in same if one.row.speedup]
         ends = (min(taus, default=None), max(taus, default=None))
         rows.append((name, same[0].parameters, _mean(taus), *ends, _mean(gains), _mean(costs), _mean(speedups)))
-    return Grid("ablations", columns, tuple(rows), title)
+    return Grid("ablations", columns, tuple(rows), f"{Ablations.title}: means of {SEEDS} seeds")
 
 
 def _each(found: Sequence[Measured]) -> Grid:

@@ -96,7 +96,7 @@ class Cache:
         else:
             first = next((i for i, r in enumerate(rows) if r != i), count)  # rows already in place are not moved
         hi = len(self.lengths) if hi is None else hi
-        for memory in self._memory_of(lo, hi) if first < count else ():
+        for memory in self._buffers(lo, hi) if first < count else ():
             if moved is None:
                 moved = indices([start + int(r) for r in rows[first:]], memory.device)
             moved = to_device(moved, memory.device)  # once for each device: layers lie in order
@@ -113,7 +113,7 @@ class Cache:
 
     def wipe(self) -> None:
         """Fill the memory, beyond the rows that exist too, with zeros."""
-        for memory in self._memory_of(0, len(self.lengths)):
+        for memory in self._buffers(0, len(self.lengths)):
             memory.zero_()
 
     def drop(self) -> None:
@@ -124,8 +124,10 @@ class Cache:
 
     def expand(self, capacity: int) -> None:
         """Make room for at least this many rows; contents are lost, so only between prompts."""
-        if capacity > self.capacity:
-            self.capacity = max(capacity, 2 * self.capacity)
+        if capacity > (before := self.capacity):
+            self.capacity = 0  # what is lost is let go before other memory is taken
+            self._renew(self._larger)
+            self.capacity = max(capacity, 2 * before)
             self._renew(self._larger)
         self.clear()
 
@@ -156,7 +158,7 @@ class Cache:
         self.apart.add(layer)
         return k.new_zeros(shapes[0]), v.new_zeros(shapes[1])
 
-    def _memory_of(self, lo: int, hi: int) -> list[Tensor]:
+    def _buffers(self, lo: int, hi: int) -> list[Tensor]:
         """The memory of layers lo..hi-1, [.., capacity, head_dim]: all in one where it is joined."""
         if self.memory is not None and self.apart.isdisjoint(range(lo, hi)):
             return [self.memory[lo:hi]]

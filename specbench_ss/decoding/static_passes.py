@@ -270,20 +270,27 @@ class StaticPasses:
         name = held_weakly(name)
         key = (name, rows, _keys(past + rows), id(cache.keys))  # which is held: no other has its number
         form = partial(_form, layers, x, cache, rotary, rows, past)
-        outs = self._again(key, (name, rows), form, (x, mask, rotary, past), counted=_is_step(layer, cache))
+        outs = self._again(key, (name, rows), form, (x, mask, rotary, past), past, counted=_is_step(layer, cache))
         return None if outs is None else tuple(out[:, : x.shape[1]].clone() for out in outs)
 
     def _again(
-        self, key: Hashable, kind: Hashable, form: Callable[[], Form], given: Sequence[Any], counted: bool = True
+        self,
+        key: Hashable,
+        kind: Hashable,
+        form: Callable[[], Form],
+        given: Sequence[Any],
+        past: int | None = None,
+        counted: bool = True,
     ) -> tuple[Tensor, ...] | None:
         """Return what the pass of this key gives, in memory that the next one writes; None where it is not replayed.
 
         form: makes the pass where there is no recording yet. kind: what cannot be replayed once is not tried again.
+        past: rows behind which it is made; None of a pass without a cache.
         """
         if key not in self.kept and kind not in self.refused:
             self._record(key, kind, form(), given)
         kept = self.kept.get(key)
-        if kept is not None and kept.proven is not None and kept.proven != given[-1]:
+        if kept is not None and kept.proven not in (None, past):
             self._prove_elsewhere(key, kind, form(), given)
         if key not in self.kept:
             if counted:

@@ -48,10 +48,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, RunConfig, P
         return read_run(fabricate(folder / "made", labels=labels))
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"STEPS": 2, "ROWS": 2, "LENGTH": 128, "ANCHORS": 4, "TALKS": 60}.items():
+        for name, value in {"SEEDS": 2, "STEPS": 2, "ROWS": 2, "LENGTH": 128, "ANCHORS": 4, "TALKS": 60}.items():
             patch.setattr(ablations, name, value)
         patch.setattr(Ablations, "variants", FEW)
-        patch.setattr(Ablations, "seeds", 2)
         bench = Bench(Request(limit=1), folder, measure, lambda: pytest.fail("each training loads the model itself"))
         return Ablations().run(bench), measured[0], folder
 
