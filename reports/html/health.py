@@ -49,7 +49,10 @@ def _held(row: SummaryRow) -> str:
 def sameness_note(run: Run) -> str:
     """Say how to read the table of verdicts."""
     if run.manifest["config"]["temperature"]:
-        return "Answers were sampled: the methods promise the same distribution, not the same tokens."
+        return (
+            "Answers were sampled: the methods promise the same distribution, not the same tokens. So the tokens of "
+            "all answers of a method are tested together."
+        )
     if run.manifest["config"].get("endpoints"):
         return "Greedy answers, compared as texts. Servers do not promise the same text: a difference is no error."
     return (
@@ -80,6 +83,10 @@ def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> 
 
 
 def _against(row: SummaryRow) -> str:
+    if row.bias and (row.comparison == "reference" or row.reference_of):
+        return "the distribution of its own model"
+    if row.bias:
+        return f"the distribution of {row.reference}"
     if row.comparison == "reference":
         return "its first repeat"
     if row.reference_of:

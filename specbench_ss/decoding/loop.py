@@ -15,7 +15,7 @@ from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.choosing_watch import ChoosingWatch, unusable
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.finite import NotFinite, check_logits, why
-from specbench_ss.decoding.generation import Finish, Generation, Step
+from specbench_ss.decoding.generation import Finish, Generation, Offer, Step
 from specbench_ss.decoding.held import drop_caches, operator_by_operator
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import Clock
@@ -84,6 +84,7 @@ class Session:
         self.prompt = list(prompt)
         self.finish: Finish | None = None
         self.overshoot = 0
+        self.offers: list[Offer] = []
         self.rows = decoder.max_rows()
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
@@ -97,7 +98,8 @@ class Session:
                 on_step(steps[-1].tokens)
         check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
-        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, self.overshoot, state.draft_calls)
+        counts = (self.overshoot, state.draft_calls)
+        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, self.offers)
 
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
@@ -113,6 +115,7 @@ class Session:
         self.decoder.begin(state)
         seconds, _ = self.clock.stop()
         _, self.finish = self.cutter.cut([], first.tokens)
+        self.offers = [] if self.sampling.greedy else [Offer()]
         return state, seconds
 
     def step(self, state: State) -> Step:
@@ -139,6 +142,8 @@ class Session:
         total, (draft, forward, accept, observe) = clock.stop()
         parts = (draft + observe, forward, accept)
         host = max(0.0, total - sum(parts))
+        if not self.sampling.greedy:
+            self.offers += offers(kept, verdict.path)[:new]
         return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
 
     def propose(self, state: State) -> DraftTree:
@@ -211,6 +216,19 @@ class DraftProbe(Session):
         finally:
             if seen.found:
                 raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
+
+
+def offers(tree: DraftTree, path: Sequence[int]) -> list[Offer]:
+    """Return the candidates behind each node of an accepted path; not timed."""
+    children = tree.shape.children()
+    if not children[0]:
+        return [Offer()]
+    tokens, found = tree.tokens.tolist(), []
+    for node in path:
+        own = tuple(tokens[child] for child in children[node])
+        drawn = own and tree.draft_probs is not None
+        found.append(Offer(own, float(tree.draft_probs[node, own[0]]) if drawn else None))
+    return found
 
 
 def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
