@@ -217,7 +217,8 @@ class LocalSession(Session):
         """Compare with the model of the method's reference; where it is one itself, with its own."""
         references = {self.baseline, *map(self.same_as, self.decoders)}
         label = row.method if row.method in references else self.same_as(row.method)
-        found = judge_sampled(self.decoders[label], self._prompt(sample), row, self._sampling(row.seed), self._offers.pop(row.key, ()))
+        offers, sampling = self._offers.pop(row.key, ()), self._sampling(row.seed)
+        found = judge_sampled(self.decoders[label], self._prompt(sample), row, sampling, offers)
         check_device(*self.target.layers_on)
         return found
 

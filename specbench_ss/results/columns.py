@@ -130,7 +130,7 @@ STEPS = _columns(
 SAMENESS = _columns(
     *_KEY,
     _CATEGORY,
-    "verdict | string | | one of `identical`, `near-tie`, `length`, `mismatch`, `other text`, `sampled`, `not compared`",
+    "verdict | string | | `identical`, `near-tie`, `length`, `mismatch`, `other text`, `sampled` or `not compared`",
     "first_difference | Int64 | | index of the first token that differs from the reference's answer",
     "gap | Float64 | logits | there, the model's best logit minus its second best",
     "drop | Float64 | logits | there, the model's best logit minus the lower one of the two tokens chosen",

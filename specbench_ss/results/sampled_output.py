@@ -59,7 +59,9 @@ def sampling_tests(run: Run) -> dict[str, SamplingTest]:
         if of.tokens:
             control = min((p[other] for other in _controls(run, label)), default=1.0)
             counts = (of.pit_counts[-1], of.offered, of.accepted, of.expected)
-            found[label] = SamplingTest(_bias(of, p[label], control), of.tokens, p[label], of.surplus / of.tokens, *counts)
+            found[label] = SamplingTest(
+                _bias(of, p[label], control), of.tokens, p[label], of.surplus / of.tokens, *counts
+            )
     return found
 
 

@@ -188,14 +188,18 @@ ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # log-odds by which the alternatives
 
 @dataclass(slots=True)
 class SampledTokens:
-    """Sums over the tokens of sampled answers, each compared with the distribution p that it should be drawn from.
+    """Sums over the tokens x of sampled answers, each compared with the distribution p that it should be drawn from.
 
-    pit_counts: tokens by their place in the cumulative distribution, the most probable token first; last, those that
-    the filters exclude beyond rounding. log_ratios: for each of `TILTS`, the sum of log p^(1 + tilt)(x) / (Z p(x)).
-    surplus: the sum of log p(x) minus its expectation. variance: the sum of the variances of log p(x). offered: tokens
-    for which something was drafted. accepted: of them, tokens that were drafted. expected: the sum of the probabilities
-    of that. accept_variance: the sum of the variances of that. accept_ratios: for each of `ACCEPT_TILTS`, the sum of the log-likelihood ratios of accepting with so much
-    larger log-odds.
+    pit_counts: tokens by their place in the cumulative distribution, the most probable token first; the last entry is
+    of tokens that the filters exclude, beyond rounding.
+    log_ratios: for each of `TILTS`, the sum of log p^(1 + tilt)(x) / (Z p(x)).
+    surplus: the sum of log p(x) minus its expectation.
+    variance: the sum of the variances of log p(x).
+    offered: tokens for which something was drafted.
+    accepted: of them, tokens that were drafted.
+    expected: the sum of the probabilities of that.
+    accept_variance: the sum of the variances of that.
+    accept_ratios: for each of `ACCEPT_TILTS`, the log-likelihood ratios of accepting with so much larger log-odds.
     """
 
     pit_counts: list[Count] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
