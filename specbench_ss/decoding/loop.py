@@ -223,11 +223,10 @@ def offers(tree: DraftTree, path: Sequence[int]) -> list[Offer]:
     children = tree.shape.children()
     if not children[0]:
         return [Offer()]
-    tokens, found = tree.tokens.tolist(), []
+    tokens, q, found = tree.tokens.tolist(), tree.draft_probs, []
     for node in path:
         own = tuple(tokens[child] for child in children[node])
-        drawn = own and tree.draft_probs is not None
-        found.append(Offer(own, float(tree.draft_probs[node, own[0]]) if drawn else None))
+        found.append(Offer(own, None if q is None or not own else float(q[node, own[0]])))
     return found
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specbench_ss.benchmark.runner import run
 from specbench_ss.benchmark.sampled_tokens import compare, judge_sampled
+from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.commands.fail_on import found
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Offer
@@ -29,11 +30,13 @@ from specbench_ss.results.run_health import checks
 from specbench_ss.results.sampled_output import bound, pool, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.runs.collected import Collected
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, Run, SampledTokens
 from specbench_ss.runs.run_directory import RunDir, read_run
 from specbench_ss.runs.suite import Question, Suite, SuiteData
+from specbench_ss.sharded.shard import shards
 from tests.core.test_runner import Recorder
 from tests.planted_samplers import RULES, Drafting, bigram_target
 
@@ -74,7 +77,7 @@ def suite_data(questions: int) -> SuiteData:
     return SuiteData("asked", "generated", asked)
 
 
-def measured(path: Path, decoders: dict[str, Decoder], sampling: Sampling, questions: int) -> Run:
+def measured(path: Path, decoders: dict[str, Decoder], sampling: Sampling, questions: int, resume: bool = False) -> Run:
     """Return a run of these methods on the small model."""
     data = suite_data(questions)
     decoders = {"ar": Autoregressive(target()), **decoders}
@@ -86,7 +89,7 @@ def measured(path: Path, decoders: dict[str, Decoder], sampling: Sampling, quest
         top_p=sampling.top_p,
         stop=(),
     )
-    where = RunTarget(path, recording=Recording(record_drafts="0", telemetry=0))
+    where = RunTarget(path, resume, recording=Recording(record_drafts="0", telemetry=0))
     with RunDir.open(where, manifest_for(config, target(), data, decoders, []), data.questions) as run_dir:
         run(config, target(), Asked(), data, decoders, run_dir, Recorder(), where)
     return read_run(path)
@@ -172,6 +175,28 @@ def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> 
         assert verdict.verdict == "sampled" and verdict.sampled is not None
         assert verdict.sampled.tokens == tokens[verdict.key] and verdict.sampled.pit_counts[OUTSIDE] == 0
         assert (verdict.sampled.offered > 0) == (verdict.method == "honest")
+
+
+def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
+    decoders: dict[str, Decoder] = {"honest": Drafting(target())}
+    before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
+    file = tmp_path / "r" / "sameness.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:3]))
+    after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).sameness}
+    assert after.keys() == before.keys()
+    for key, verdict in after.items():  # what was drafted is known no more
+        assert verdict.sampled is not None and before[key].sampled is not None
+        assert verdict.sampled.pit_counts == before[key].sampled.pit_counts
+        assert verdict.sampled.offered in (0, before[key].sampled.offered)
+
+
+@pytest.mark.parametrize(("temperature", "missing"), [(1.0, 1), (0.0, 0)])
+def test_workers_compare_the_references_sampled_answers_too(tmp_path: Path, temperature: float, missing: int) -> None:
+    rows = measured(tmp_path / "r", {}, PLAIN, questions=1).rows
+    ledger = Collected(tmp_path, {"config": {"temperature": temperature}})
+    ledger.know(rows, ())
+    sample = Sample(suite_data(1).questions[0], 0, 0, "ar", 0, 0)
+    assert len(list(shards([sample], ledger, "ar", "0", 0))) == missing
 
 
 def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: Path) -> None:
