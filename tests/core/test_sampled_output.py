@@ -245,9 +245,15 @@ def drawn(seed: int, n: int = 120, sampling: Sampling = FILTERED) -> SampledToke
     ],
 )
 def test_filtered_tokens_count_where_rounding_does_not_explain_them(dtype: str, token: int, outside: bool) -> None:
-    p = torch.tensor([[0.80, 0.12, 0.0796, 0.0004]])
+    p = torch.tensor([[0.60, 0.32, 0.0796, 0.0004]])
     found = compare([p.log()], [token], [], Sampling(1.0, top_p=0.9), dtype, 0)
     assert found.pit_counts[OUTSIDE] == int(outside)
+
+
+def test_tokens_that_rounding_may_reorder_are_both_within_top_k() -> None:
+    p = torch.tensor([[0.40, 0.35, 0.25]])
+    for dtype, outside in (("float32", 1), ("bfloat16", 0)):
+        assert compare([p.log()], [1], [], Sampling(1.0, top_k=1), dtype, 0).pit_counts[OUTSIDE] == outside
 
 
 def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
