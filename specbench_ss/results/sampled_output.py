@@ -20,8 +20,8 @@ Bias = Literal["biased", "no bias found", "too few tokens", "not testable"]
 
 BIASED = 1e-6  # the largest p at which a method is called biased; that of one false alarm in a million methods
 CONTROL = 1e-3  # the largest p of its reference at which a method is not testable
-ENOUGH = 300.0  # variance of the log-likelihood: sampling at two thirds of the temperature is found with p = 0.99
-ENOUGH_OFFERED = 75.0  # variance of the accepted tokens: accepting at e times the odds is found with p = 0.99
+ENOUGH = 600.0  # variance of the log-likelihood: sampling at two thirds of the temperature is found with p = 0.99
+ENOUGH_OFFERED = 150.0  # variance of the accepted tokens: accepting at e times the odds is found with p = 0.99
 ROUNDING = 1e-4  # share of tokens that a filter may exclude by more than the rounding that is allowed for
 PRIOR = (*[8.0] * PIT_BINS, 0.1)  # Dirichlet: how unequal the alternatives' histograms are
 

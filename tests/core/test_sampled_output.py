@@ -27,7 +27,7 @@ from specbench_ss.reports.summary_files import MarkdownReport
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.parquet_files import write_parquet
 from specbench_ss.results.run_health import checks
-from specbench_ss.results.sampled_output import bound, pool, sampling_tests
+from specbench_ss.results.sampled_output import BIASED, ENOUGH, bound, pool, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal_table import print_tables
 from specbench_ss.runs.collected import Collected
@@ -127,7 +127,7 @@ def test_a_biased_method_has_no_speedup(
 
 
 def test_an_honest_method_passes(tmp_path: Path) -> None:
-    done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=8)
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=16)
     row = row_of(done, "honest")
     assert verdict_text.output(row, done.manifest["config"]) == f"no bias found ({row.bias_tokens})"
     assert next(check for check in checks(done, summarise(done)) if check.name == "biased").state == "ok"
@@ -261,6 +261,20 @@ def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
     p = torch.tensor([[0.6, 0.3 + 2e-7, 0.1]])
     found = compare([p.log()], [2], [], Sampling(1.0, top_p=0.9), "float32", 0)
     assert found.pit_counts[OUTSIDE] == 0 and found.log_ratios != SampledTokens().log_ratios
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_enough_is_what_it_takes_to_see_another_temperature(scale: float) -> None:
+    rng, missed = torch.Generator().manual_seed(0), 0
+    for seed in range(30):
+        logits = scale * torch.randn(1000, 60, generator=rng)
+        tokens = torch.multinomial(Sampling(2 / 3).probs(logits), 1, generator=rng)[:, 0].tolist()
+        found, at = SampledTokens(), 0
+        while found.variance < ENOUGH:
+            found += compare([logits[at : at + 50]], tokens[at : at + 50], [], PLAIN, "float32", 100 * seed + at)
+            at += 50
+        missed += bound(found) >= BIASED
+    assert missed <= 1
 
 
 def test_one_candidate_that_was_drawn_is_accepted_with_p_over_q() -> None:
