@@ -56,7 +56,6 @@ class ServedLevels(Levels[Messages]):
         self.session.events.on_sample_start(label, f"{concurrency} in flight")
         server, asked = self.servers[label], list(self.asked(label, concurrency, repeat))
         with _in_flight(server, concurrency) as pool:
-            list(pool.map(lambda _: server.touch(), range(concurrency)))  # connections are made before the time begins
             before = server.counters()
             started, began = time.time(), server.clock()
             with quiet_collector():

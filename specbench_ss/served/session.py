@@ -19,7 +19,8 @@ from specbench_ss.runs.environment import busy
 from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
-from specbench_ss.served.client import Answer, Server
+from specbench_ss.served.answer import Answer
+from specbench_ss.served.client import Server
 from specbench_ss.served.filling import filled, grown
 from specbench_ss.served.levels import ServedLevels
 from specbench_ss.served.protocol import AnswerError
@@ -73,8 +74,6 @@ class ServedSession(Session):
     def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
         server, asked = self.servers[sample.method], conversation(sample.question.turns, self.history(sample))
         before = server.counters()
-        if before is None:
-            server.touch()
         blank.started = time.time()
         with quiet_collector():
             answer = self._answer(server, asked, blank.seed)

@@ -87,7 +87,17 @@ def test_a_stream_may_come_in_any_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"null", b"[1]", b'{"choices": 3}', b'{"usage": {"completion_tokens": "3"}}', b"\xff"]
+    "data",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b'{"choices": 3}',
+        b'{"usage": {"completion_tokens": "3"}}',
+        b'{"usage": {"completion_tokens": 3, "prompt_tokens": true}}',
+        b"\xff",
+        b'{"error": ' + b"[" * 200_000,
+    ],
 )
 def test_what_is_no_event_is_told(data: bytes) -> None:
     with pytest.raises(AnswerError) as e:
@@ -98,6 +108,7 @@ def test_what_is_no_event_is_told(data: bytes) -> None:
 def test_what_a_server_says_is_one_printable_line() -> None:
     assert message_of(b'{"error": {"message": "no\\n\\u001b[31mroom"}}') == "no ?[31mroom"
     assert message_of(b'{"detail": [{"loc": 1}]}') == '[{"loc":1}]' and message_of(b"") == "nothing"
+    assert message_of(b'{"error": ' + b"[" * 200_000).startswith('{"error": [[[')
     assert message_of(b"<!doctype html><html>x") == "a page of HTML" and len(message_of(b"x" * 9999)) < 200
 
 
@@ -114,11 +125,11 @@ def test_counters_are_those_of_the_model_and_of_all_engines() -> None:
     def line(name: str, engine: int, model: str, value: str) -> str:
         return f'vllm:spec_decode_num_{name}_total{{engine="{engine}",model_name="{model}"}} {value}\n'
 
-    names = ("drafts", "draft_tokens", "accepted_tokens")
+    names = ("drafts", "accepted_tokens", "draft_tokens")
     text = "".join(line(n, e, "m", f"{10 * i + e}.0") for i, n in enumerate(names) for e in (0, 1))
-    assert read(text + "".join(line(n, 0, "other", "999.0") for n in names), "m") == Counters(1, 21, 41)
+    assert read(text + "".join(line(n, 0, "other", "999.0") for n in names), "m") == Counters(1, 41, 21)
     bare = "".join(f"vllm:spec_decode_num_{n} {i}\n" for i, n in enumerate(names))
-    assert read(bare, "m") == Counters(0, 1, 2)
+    assert read(bare, "m") == Counters(0, 2, 1)
     for text, said in (
         ("a{b 1", "no text that Prometheus reads"),
         ("", "has no vllm:spec_decode"),

@@ -195,7 +195,7 @@ def gone(server: Fake) -> None:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("stall", "gave no sign for 0.5 s"),
+        ("stall", "sent no text within 0.5 s"),
         ("cut", "the connection to .* broke"),
         ("drop", "the connection to .* broke"),
         ("garbage", "no stream of events"),
