@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.benchmark.asked_endpoints import Access, address, in_flight
+from specbench_ss.benchmark.asked_endpoints import Access, access_of, address, in_flight
 from specbench_ss.errors import UserError
 from specbench_ss.served.counters import Counters
 from specbench_ss.served.protocol import AnswerError, event, message_of, payloads
@@ -34,6 +34,12 @@ URL = "http://127.0.0.1:9/v1"
         ("--endpoint http://x:port/v1", "Port could not be cast"),
         ("--endpoint ftp://x/v1", "begins with http:// or https://"),
         ("--endpoint http://x/v1?key=abc", "an address has no ?"),
+        ("--endpoint http://x\ny/v1", "no spaces and no control characters"),
+        ("--endpoint http://x/v1\tz", "no spaces and no control characters"),
+        ("--endpoint http://x/\x01", "no spaces and no control characters"),
+        (f"--endpoint {URL}\n --suite jsonl:QUESTIONS", "cannot reach http://127.0.0.1:9/v1"),
+        ("--endpoint http://a..b/v1 --suite jsonl:QUESTIONS", "is no address of a server"),
+        ("--endpoint http://é..b/v1 --suite jsonl:QUESTIONS", "is no address of a server"),
         (f"--endpoint {URL} --label a --label b", "1 --endpoint and 2 --label"),
         (f"--endpoint {URL} --endpoint {URL} --label a --label a", "is given twice"),
         (f"--endpoint {URL} --label a,b", "has no comma"),
@@ -67,6 +73,14 @@ def test_addresses_and_commands_are_written_down_without_secrets() -> None:
         with pytest.raises(UserError) as e:
             address(url)
         assert "word" not in str(e.value) and "secret" not in str(e.value)
+
+
+@pytest.mark.parametrize("key", ["sec\nret", "sec\u00c0ret"])
+def test_a_key_that_no_header_holds_is_refused_unseen(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", key)
+    with pytest.raises(UserError, match="printable ASCII") as e:
+        access_of({"endpoint": URL, "api_key_env": "SOME_KEY", "endpoint_timeout": None})
+    assert "ret" not in str(e.value)
 
 
 def test_one_in_flight_is_measured_in_any_case() -> None:
