@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import traceback
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from specbench_ss.errors import first_line
-from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, OutOfTime, Subject
+from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, OutOfTime, Subject, Untested
 from specbench_ss.testing.watched_decoder import Unanswered
 from specbench_ss.time_limit import TimeIsOver, time_limit
 
@@ -23,7 +24,9 @@ def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken
     """Try every case of a law. Return the violation with the smallest example, or None where the law holds.
 
     timeout: seconds after which a trial breaks the law, since it has not ended; no smaller example is then looked for.
+    Raises Untested if there were cases, and nothing to test in any of them.
     """
+    untested, tested = "", False
     for case in law.cases(subject):
         over = f"no end within {timeout:g} s" if timeout is not None else ""
         try:
@@ -31,8 +34,14 @@ def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken
                 problem = attempt(law, subject, case)
         except TimeIsOver as error:
             return LawBroken(law, subject, case, f"{over}{_where(error)}")
+        except Untested as reason:
+            untested = untested or str(reason)
+            continue
+        tested = True
         if problem:
             return LawBroken(law, subject, *smallest(law, subject, case, problem, timeout))
+    if untested and not tested:
+        raise Untested(untested)
     return None
 
 
@@ -44,7 +53,7 @@ def attempt(law: Law, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
         return law.test(subject, case)
-    except OutOfTime:
+    except (OutOfTime, Untested):
         raise
     except (Exception, SystemExit) as error:  # whatever a method may raise
         raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
@@ -58,7 +67,11 @@ def smallest(law: Law, subject: Subject, case: Case, problem: str, timeout: floa
         while found:
             found = False
             for smaller in _smaller(case, law.exact_length):
-                with time_limit(timeout, partial(_stuck, law, subject, "no end of a smaller trial")):
+                wrong = ""
+                with (
+                    contextlib.suppress(Untested),
+                    time_limit(timeout, partial(_stuck, law, subject, "no end of a smaller trial")),
+                ):
                     wrong = attempt(law, subject, smaller)
                 if wrong:
                     case, problem, found = smaller, wrong, True
