@@ -38,6 +38,8 @@ def describe(config: RunConfig, where: RunTarget) -> None:
         print(f"dtype      {plan.dtype_choice}")
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
     print(f"questions  {len(data.questions)} ({counted(prompts, 'prompt')}), repeats {config.repeats}")
+    for note in data.notes if config.data is not None else ():
+        print(f"note       {note}")
     print(f"decoding   {decoding_text(config, data)}")
     for label, values in plan.options.items():
         print(f"method     {label}: {options_text(values) or 'no options'}")
@@ -81,8 +83,15 @@ def _shown(ready: Ready) -> Iterator[Events]:
     if ready.plan.dtype_choice:
         console.print(escape(ready.plan.dtype_choice), highlight=False, soft_wrap=True)
     console.print(_title(ready), highlight=False, soft_wrap=True)
+    print_data_notes(console, ready.plan.config, ready.plan.data)
     with Progress(list(ready.labels), console) as progress:
         yield progress
+
+
+def print_data_notes(console: Console, config: RunConfig, data: SuiteData) -> None:
+    """Print what a suite found in data that the user gave."""
+    for note in data.notes if config.data is not None else ():
+        console.print(f"{data.name}: {escape(note)}", highlight=False, soft_wrap=True)
 
 
 def _title(ready: Ready) -> str:
