@@ -151,11 +151,14 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
 
 def _outline(config: RunConfig, loaded: Target | None) -> Outline:
     """The model as far as it is known: loaded already, or by its files."""
+    from specbench_ss.models.devices import device_class, resolve_device
     from specbench_ss.models.loading import outline_of
 
     if loaded is not None:
         return loaded
-    return outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    found = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    found.device_type = device_class(resolve_device(config.device))
+    return found
 
 
 def _dtype(

@@ -23,6 +23,7 @@ class Outline:
         self.name = name
         self.folder = folder
         self.is_lab = False
+        self.device_type = "cpu"  # that it is to run on
         self.companions: Path | None = None  # folder with a folder for each method whose weights came with this model
         self.origin: dict[str, Any] = {}  # where its weights come from, and what was done to them, as far as is known
         self.n_layers: int = config.num_hidden_layers
