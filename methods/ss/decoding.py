@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import msgspec
 import torch
@@ -208,7 +208,7 @@ class SpeculativeStreaming(Decoder):
         s, chain = self.settings, self.options.mode == "chain"
         return worth_trying(self.streams.config.gamma, s.gamma, s.k, s.n_draft, s.n_keep, s.prune, chain)
 
-    def variant(self, options: Any) -> SpeculativeStreaming:
+    def variant(self, options: Any) -> Self:
         """The same streams."""
         options, _ = self.advice.settle(options, self.target.device_type, without=LEARNT)
         other = type(self)(self.target, options, self.streams, self.advice)

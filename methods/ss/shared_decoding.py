@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
@@ -42,7 +42,7 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
     mode = "shared"
     own_reference = "ss-shared-ar"
     model_options = SharedAROptions
-    advisable = ("k", "n_draft", "n_keep", "prune")  # under eq. 3 gamma is part of the model
+    advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune")  # under eq. 3 gamma is part of the model
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""

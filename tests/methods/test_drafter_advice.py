@@ -24,7 +24,7 @@ from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, Shared
 from specbench_ss.models.drafter_advice import Advice, read_advice
 from specbench_ss.models.loading import outline_of
 from specbench_ss.models.model_folder import LAB
-from specbench_ss.runs.run_directory import read_manifest
+from specbench_ss.runs.manifest_reading import read_manifest
 from tests.cli import failing
 
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
@@ -96,8 +96,8 @@ def test_the_folder_of_ss_may_advise_streams_that_know_their_parent(tmp_path: Pa
     folder(tmp_path / "ss-parent", {"cpu": {"n_draft": 2}}, of="ss-parent")
     found = SpeculativeStreaming.load(base, SSOptions())
     assert found.streams.config.parent_rank and found.advised == {"parent": "on", "n_draft": 2}
-    for stated in ({"parent": "off"}, {"root": "off"}):  # both name the same folder
-        papers = SpeculativeStreaming.load(base, SSOptions(**stated))
+    for stated in (SSOptions(parent="off"), SSOptions(root="off")):  # both name the same folder
+        papers = SpeculativeStreaming.load(base, stated)
         assert not papers.streams.config.parent_rank and papers.advised == {"n_draft": 4, "gamma": 1}
     named = SpeculativeStreaming.load(base, SSOptions(weights=str(tmp_path / "ss")))
     assert not named.streams.config.parent_rank

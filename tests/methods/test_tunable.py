@@ -49,7 +49,7 @@ def streams(target: Target) -> SpeculativeStreaming:
     """Advised as the lab's are."""
     module = Streams(StreamConfig(gamma=3, n_msa_layers=2, init_rank=2), target.hidden_size)
     decoders.randomise(module, 2)
-    return SpeculativeStreaming(target, SSOptions(), module, ADVICE)
+    return SpeculativeStreaming(target, SSOptions(), module, ADVICE).variant(SSOptions())
 
 
 def shared(target: Target) -> SharedStreaming:
@@ -57,7 +57,7 @@ def shared(target: Target) -> SharedStreaming:
     shape = {"gamma": 3, "n_msa_layers": 2, "adapter_rank": 0, "mode": "shared", "lora_rank": 4}
     module = Streams(StreamConfig(**shape, main_attends_streams=True), target.hidden_size)  # type: ignore[arg-type]
     decoders.randomise(module, 2)
-    return SharedStreaming(target, SSOptions(), module, ADVICE)
+    return SharedStreaming(target, SSOptions(), module, ADVICE).variant(SSOptions())
 
 
 MAKERS = {"medusa": medusa, "ss": streams, "ss-shared": shared}
