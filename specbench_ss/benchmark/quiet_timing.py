@@ -70,7 +70,7 @@ def warm_up(
 ) -> int:
     """One round per prompt, then the last prompt again until every method has settled; how many rounds it took.
 
-    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or a text.
+    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or messages.
     A method that fails is warned of and left out.
     """
     times: dict[str, list[float]] = {label: [] for label in methods}

@@ -208,7 +208,7 @@ class LocalSession(Session):
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)
 
     def _prompt(self, sample: Sample) -> list[int]:
-        return prompt_ids(self.target, sample.question.turns, self.history(sample))
+        return prompt_ids(self.target, sample.question, self.history(sample))
 
     def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
         return sameness.judge(self.decoders[reference.method], self._prompt(sample), reference, row)

@@ -64,7 +64,8 @@ class Decoder(ABC):
     lossless: its output is that of the method that `reference_for` names; an object whose options give that up sets
     its own to False. remembers: earlier prompts may change its speed, never its output; reports say so. learnt: what is
     known of the training of its weights (`models.drafter_folder.learnt`), set where they are loaded; it goes into the
-    manifest, and reports show it beside the speed.
+    manifest, and reports show it beside the speed. advised: options that are as the folder of the weights advises
+    (`models.drafter_advice`), set where they are loaded; a run says so, and they go into the manifest.
     """
 
     name: ClassVar[str]
@@ -73,6 +74,7 @@ class Decoder(ABC):
     lossless: bool = True
     remembers: bool = False
     learnt: Mapping[str, Any] = MappingProxyType({})
+    advised: Mapping[str, Any] = MappingProxyType({})
 
     Options: ClassVar[type[Any]] = NoOptions
     taps: tuple[int, ...] = ()

@@ -101,6 +101,7 @@ class Target(Outline):
         set_attention(model, self.attention)
         weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
+        self.device_type = self.device.type
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())

@@ -118,7 +118,7 @@ def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
     same = a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]
     if same:
         return
-    old, new = ({question.id: question.turns for question in run.questions} for run in (a, b))
+    old, new = ({question.id: (question.history, question.turns) for question in run.questions} for run in (a, b))
     if not old or not new:
         known = ["known" if texts else "not known" for texts in (old, new)]
         yield Difference("texts of the questions", known[0], known[1], hinders=True)

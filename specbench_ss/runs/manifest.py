@@ -87,6 +87,7 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
         "options": plain(option_values(options)),
         "resolved": plain(decoder.described()),
         "learnt": plain(dict(decoder.learnt)),
+        "advised": plain(dict(decoder.advised)),
         "lossless": decoder.lossless,
         "remembers": decoder.remembers,
         "reference": decoder.reference_for(options).label,

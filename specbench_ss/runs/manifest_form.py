@@ -101,6 +101,7 @@ class _Method(Struct):
     options: dict[str, Any]
     resolved: dict[str, Any] = {}
     learnt: dict[str, Any] = {}
+    advised: dict[str, Any] = {}
     reference: str = ""
 
 

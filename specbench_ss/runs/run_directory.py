@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -39,7 +38,7 @@ from specbench_ss.runs.sameness import FAILED
 from specbench_ss.runs.step_lines import read_step_lines
 from specbench_ss.runs.steps import Steps
 from specbench_ss.runs.stored_steps import PARQUET, stored_steps
-from specbench_ss.runs.suite import Question
+from specbench_ss.runs.suite import Message, Question
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
 JUDGE = "judge.jsonl"
@@ -47,13 +46,14 @@ Record = TypeVar("Record", Row, Sameness)
 
 
 class _StoredQuestion(msgspec.Struct):
-    """An entry of questions.json. It has the fields of `Question`, in their order, and none may be missing."""
+    """An entry of questions.json: `Question.content`, with its fields in their order."""
 
     id: str
     category: str
     turns: tuple[str, ...]
     references: tuple[tuple[str, ...], ...]
     metric: str | None
+    history: tuple[Message, ...] = ()
 
 
 class RunDir:
@@ -88,7 +88,7 @@ class RunDir:
                 crash_safe.write_json(path / MANIFEST, manifest)
                 lacking = True
             if lacking:
-                crash_safe.write_json(path / QUESTIONS, [asdict(q) for q in questions])
+                crash_safe.write_json(path / QUESTIONS, [q.content() for q in questions])
             run_dir = cls(path, manifest, rows, judged, held)
             on_error.pop_all()
         return run_dir

@@ -22,7 +22,6 @@ from specbench_ss.served.client import Server
 from specbench_ss.served.counters import Counters
 from specbench_ss.served.filling import filled, grown
 from specbench_ss.served.protocol import AnswerError
-from specbench_ss.served.request import conversation
 
 Messages = list[dict[str, str]]
 Asked = tuple[Row, Messages]
@@ -49,7 +48,7 @@ class ServedLevels(Levels[Messages]):
 
     def prompt(self, sample: Sample) -> Messages:
         """Return the conversation up to the question."""
-        return conversation(sample.question.turns, self.session.history(sample))
+        return sample.question.messages(self.session.history(sample))
 
     def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Make one level and commit it."""
