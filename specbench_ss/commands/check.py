@@ -92,7 +92,9 @@ def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeo
     for result in kit.results():
         held, seconds = held and result.broken is None, seconds + result.seconds
         partly = f" (some shapes are exempt: {result.exempt})" if result.tried and result.exempt else ""
-        told = f"{result.law.says}{partly}" if result.tried else result.exempt
+        if result.tried and result.untested:
+            partly += f" (not tested on {result.untested})"
+        told = f"{result.law.says}{partly}" if result.tried else result.untested or result.exempt
         print(f"  {result.verdict:<8}{result.law.name:<14}{told}")
         if result.broken is not None:
             print("".join(f"{'':10}{line.strip()}\n" for line in str(result.broken).splitlines()[1:]), end="")

@@ -28,6 +28,7 @@ LENGTH = 16
 LIKELY = 0.85  # probability of what was drafted
 REPEATS = 40  # verdicts on each draft
 MOST = 3000  # verdicts in all; at LIKELY a depth of 14 is then reached often enough
+SAMPLED = 3  # times as many for sampled drafts, in which a rule that accepts too much shows less
 LEAST_ANSWERS, MOST_ANSWERS = 3, 24
 
 
@@ -46,7 +47,7 @@ class Repeated(Designed):
 
     def __init__(self, inner: Decoder, tallies: Tallies, seed: int) -> None:
         super().__init__(inner)
-        self.tallies, self.seed, self.verdicts = tallies, seed, 0
+        self.tallies, self.seed, self.verdicts, self.sampled = tallies, seed, 0, False
 
     def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
         """Tally repeated verdicts, then return the one that counts."""
@@ -54,6 +55,7 @@ class Repeated(Designed):
         children = tree.shape.children()
         probs = state.sampling.probs(logits)
         known = dict[int, Decision]()
+        self.sampled = self.sampled or tree.draft_probs is not None
         for _ in range(REPEATS if len(tree) > 1 else REPEATS // 10):
             self.verdicts += 1
             rng = torch.Generator().manual_seed(self.seed * MOST * 10 + self.verdicts)
@@ -154,7 +156,8 @@ def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
         sampling = replace(case.sampling, seed=first + answer)
         subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
         verdicts += watched.verdicts
-        if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough(subject, tallies) and tallies.fewest >= ENOUGH):
+        wanted = ENOUGH * SAMPLED if watched.sampled else ENOUGH
+        if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough(subject, tallies) and tallies.fewest >= wanted):
             break
     if not enough(subject, tallies):
         raise Untested("too few drafted tokens were decided to test acceptance")
