@@ -26,9 +26,10 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.decoding.loop import decode as decode_once
 from specbench_ss.decoding.loop import looked_into
+from specbench_ss.decoding.references import references
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
-from specbench_ss.errors import UserError, error_text
+from specbench_ss.errors import error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.models.unseen_gpu import unseen_gpu
 from specbench_ss.runs import sameness
@@ -61,20 +62,12 @@ def run(
     that fails leaves a failed row and the run goes on; a device that no longer works ends it. On KeyboardInterrupt,
     which is passed on, and on any other exception the directory stays resumable and its status says why it stopped.
     """
-    for label in (REFERENCE, *map(reference_of, decoders.values())):
-        if label not in decoders:
-            raise UserError(f"the reference method {label!r} must be among the methods")
     check_ids(suite_data)
     if where.timeout is not None:
         check_thread()
     session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
     with contextlib.closing(session.machine):
         session.carry_out()
-
-
-def reference_of(decoder: Decoder) -> str:
-    """The label of the method whose output it must equal."""
-    return decoder.reference_for(decoder.options).label
 
 
 class LocalSession(Session):
@@ -95,6 +88,7 @@ class LocalSession(Session):
         super().__init__(config, data, list(decoders), run_dir, events, where.goal)
         self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, where.recording
+        self.references = references(decoders)
         self.answering = Answering(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         # last, for it has a thread
@@ -105,7 +99,7 @@ class LocalSession(Session):
         return REFERENCE
 
     def same_as(self, label: str) -> str:
-        return reference_of(self.decoders[label])
+        return self.references[label]
 
     def promises(self, label: str) -> bool:
         return self.decoders[label].lossless
@@ -212,3 +206,10 @@ class LocalSession(Session):
 
     def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
         return sameness.judge(self.decoders[reference.method], self._prompt(sample), reference, row)
+
+    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+        """Return the verdict, after a look at what an autoregressive method says of its own model."""
+        decoder = self.decoders[row.method]
+        if row.tokens and type(decoder).autoregressive and not self.config.temperature:
+            return sameness.judge_alone(decoder, self._prompt(sample), row, reason)
+        return super().without_comparison(sample, row, reason)

@@ -130,12 +130,16 @@ class Session(RunLoop):
         label = self.same_as(row.method)
         reference = self.run_dir.rows[(row.question_id, row.turn, label, repeat)]
         if reason := self._why_not(sample, row, reference):
-            self.run_dir.append_sameness(not_compared(row, reason))
+            self.run_dir.append_sameness(self.without_comparison(sample, row, reason))
             return
         verdict = self.verdict(sample, row, reference)
         self.run_dir.append_sameness(verdict)
         if verdict.verdict == "mismatch":
             self.events.on_warning(f"{row.method} differs from {label} on {row.question_id} turn {row.turn + 1}")
+
+    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+        """Return the verdict on an answer that is not compared. reason: why it is not."""
+        return not_compared(row, reason)
 
     def promises(self, label: str) -> bool:
         """Say whether a method promises the output of the one that it is compared with."""

@@ -85,6 +85,7 @@ class Session:
         self.finish: Finish | None = None
         self.overshoot = 0
         self.rows = decoder.max_rows()
+        self.one_token = type(decoder).autoregressive
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
@@ -126,6 +127,7 @@ class Session:
         clock.mark()
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
+        self._check_kept(len(tree), verdict)
         self._look(verdict, output)
         if verdict.root not in (None, state.ids[-1]):
             raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {state.ids[-1]}")
@@ -163,6 +165,14 @@ class Session:
             if unknown:
                 raise ValueError(f"propose drafted token {unknown[0]}, the model has {words:,} tokens") from None
             raise
+
+    def _check_kept(self, nodes: int, verdict: Verdict) -> None:
+        """Raise ValueError for a step that keeps no token, and for drafts of an autoregressive method."""
+        kept, name = len(verdict.tokens), self.decoder.name
+        if not kept:
+            raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
+        if self.one_token and max(nodes, kept) > 1:
+            raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
 
     def _look(self, verdict: Verdict, output: Output) -> None:
         """Keep what `run` looks at when the answer is complete: nothing is waited for here.

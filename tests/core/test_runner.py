@@ -100,6 +100,7 @@ class Changed(FakeDecoder):
 
 
 class Own(FakeDecoder):
+    autoregressive = True
     lossless = False
     asked: ClassVar[list[str]] = []
 
@@ -424,7 +425,7 @@ def test_a_method_that_changes_the_model_is_held_against_its_own_reference(tmp_p
     assert Counter((s.method, s.verdict) for s in done.sameness) == {
         ("m", "identical"): 4, ("m", "near-tie"): 1, ("own", "not compared"): 5,
     }  # fmt: skip
-    assert Own.asked == ["xy"]
+    assert Own.asked.count("xy") and len(Own.asked) == 6  # the one that differs, and one place of each answer
     row = next(r for r in summarise(done) if r.method == "m")
     assert (row.reference, row.reference_speedup) == ("own", pytest.approx(1.0))
     others = [r for r in summarise(done) if r.method != "m"]
