@@ -14,6 +14,7 @@ from specbench_ss.benchmark.schedule import Sample, sample_seed
 from specbench_ss.decoding.generation import Step
 from specbench_ss.errors import error_text
 from specbench_ss.runs.environment import busy
+from specbench_ss.runs.readable import check_readable
 from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.runs.sameness import FAILED, not_compared
 from specbench_ss.runs.suite import Suite
@@ -79,9 +80,12 @@ class Session(RunLoop):
         """Return the sample's row and steps, made and scored; a failed row where it could not be made."""
         row, steps = self.blank(sample), list[Step]()
         try:
-            row, steps = self.made(row, sample)
+            made, made_steps = self.made(row, sample)
+            check_readable(made, made_steps)
+            row, steps = made, made_steps
         except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
             self.failed(e)
+            row = self.blank(sample)
             row.status, row.error = "failed", error_text(e)
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
         else:

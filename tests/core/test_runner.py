@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -322,6 +323,37 @@ def test_counts_that_do_not_add_up_are_a_failed_sample(tmp_path: Path) -> None:
 
     bench.decode = lie  # type: ignore[method-assign]
     assert {r.status for r in bench.run().rows} == {"failed"}
+
+
+@pytest.mark.parametrize("count", [-1, 0.5, math.nan, "many", [1]])
+def test_a_count_that_could_not_be_read_again_fails_the_sample(tmp_path: Path, count: Any) -> None:
+    bench = Bench(tmp_path)
+    honest = bench.decode
+
+    def lie(decoder: Decoder, prompt: list[int], *rest: Any) -> Generation:
+        made = honest(decoder, prompt, *rest)
+        if decoder is bench.decoders["m"]:
+            made.draft_calls = count
+        return made
+
+    bench.decode = lie  # type: ignore[method-assign]
+    done = {(r.method, r.status, bool(r.error)) for r in bench.run().rows}
+    assert done == {("ar", "ok", False), ("m", "failed", True)}
+
+
+@pytest.mark.parametrize(("name", "value"), [("total_s", math.nan), ("depth", 2**40), ("tokens", 1.0)])
+def test_a_step_that_could_not_be_read_again_fails_the_sample(tmp_path: Path, name: str, value: Any) -> None:
+    bench = Bench(tmp_path)
+    honest = bench.decode
+
+    def lie(decoder: Decoder, prompt: list[int], *rest: Any) -> Generation:
+        made = honest(decoder, prompt, *rest)
+        if decoder is bench.decoders["m"]:
+            setattr(made.steps[-1], name, value)
+        return made
+
+    bench.decode = lie  # type: ignore[method-assign]
+    assert {(r.method, r.status) for r in bench.run().rows} == {("ar", "ok"), ("m", "failed")}
 
 
 @pytest.mark.parametrize("after", range(10))
