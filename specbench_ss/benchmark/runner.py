@@ -89,6 +89,9 @@ class LocalSession(Session):
         self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, where.recording
         self.references = references(decoders)
+        # read once, and not where a prompt is at hand: of a plugin, an attribute may be a call
+        self.targets = {label: decoder.target for label, decoder in decoders.items()}
+        self.remembers = {label: bool(decoder.remembers) for label, decoder in decoders.items()}
         self.answering = Answering(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         # last, for it has a thread
@@ -108,7 +111,7 @@ class LocalSession(Session):
         """Keep what the readers of the results should know of the device and of the methods, before all samples."""
         if self.config.device == "auto" and (unseen := unseen_gpu()):
             self.run_dir.keep_warning(unseen)  # whoever watches was told when the device was chosen
-        for label in (label for label, decoder in self.decoders.items() if decoder.remembers):
+        for label in (label for label, remembers in self.remembers.items() if remembers):
             self.warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
 
     def warm_up(self) -> None:
@@ -147,7 +150,7 @@ class LocalSession(Session):
         Each try fills a row of its own, so that none has numbers of another one.
         """
         row, steps = self._decode_once(replace(blank), sample)
-        while self.machine.again(row, self.decoders[sample.method].remembers):
+        while self.machine.again(row, self.remembers[sample.method]):
             try:
                 row, steps = self._decode_once(replace(blank, remade=(row.remade or 0) + 1), sample)
             except (Exception, SystemExit) as e:
@@ -161,26 +164,26 @@ class LocalSession(Session):
         """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
         asked = self.request(sample)
         seen: Seen | None = None
-        decoder, before = asked.decoder, 0
+        target, before = self.targets[sample.method], 0
 
         def measured() -> Generation:
             nonlocal seen, before
-            before, plain, row.started = recorded(decoder), unreplayed(decoder), time.time()
+            before, plain, row.started = recorded(target), unreplayed(target), time.time()
             with quiet_collector(), peak_memory(*self.target.layers_on) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
             row.ended, row.peak_memory_bytes = time.time(), peak() if plain is None else None
             done.check()
             if plain is not None:
-                found = (unreplayed(decoder) or Counter()) - plain
+                found = (unreplayed(target) or Counter()) - plain
                 row.unreplayed, row.unreplayed_why = found.total(), "; ".join(sorted(found))
             return done
 
-        for _ in tries(decoder):
+        for _ in tries(target, self.remembers[sample.method]):
             done = looked_into(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
         self.machine.note(row, seen)
-        if recorded(decoder) != before:
+        if recorded(target) != before:
             row.disturbed = row.disturbed or "a pass was recorded within the answer, to be replayed later"
         return row, done.steps
 

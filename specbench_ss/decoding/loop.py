@@ -18,7 +18,7 @@ from specbench_ss.decoding.finite import NotFinite, check_logits, why
 from specbench_ss.decoding.generation import Finish, Generation, Step
 from specbench_ss.decoding.held import drop_caches, operator_by_operator
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.step_clock import Clock
+from specbench_ss.decoding.step_clock import Clock, now
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict, verify
@@ -71,17 +71,26 @@ class Cutter:
 
 
 class Session:
-    """One request on its way through the loop."""
+    """One request on its way through the loop.
+
+    began: when it was made, by `step_clock.now`; the time since then is part of its prefill. None: from the prefill.
+    """
 
     def __init__(
-        self, decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, cache: Cache
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        limits: Limits,
+        sampling: Sampling,
+        cache: Cache,
+        began: float | None = None,
     ) -> None:
         target = decoder.target
         self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
         self.cutter = Cutter(target, limits, len(prompt))
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
         self.clock = Clock(*target.layers_on)
-        self.prompt = list(prompt)
+        self.prompt, self.began = list(prompt), began
         self.finish: Finish | None = None
         self.overshoot = 0
         self.rows = decoder.max_rows()
@@ -103,6 +112,7 @@ class Session:
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
         self.clock.start()
+        before = 0.0 if self.began is None else self.clock.started - self.began
         self._allow(len(self.prompt))
         state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
@@ -114,7 +124,7 @@ class Session:
         self.decoder.begin(state)
         seconds, _ = self.clock.stop()
         _, self.finish = self.cutter.cut([], first.tokens)
-        return state, seconds
+        return state, before + seconds
 
     def step(self, state: State) -> Step:
         """One verifying forward pass."""
@@ -285,8 +295,9 @@ def decode(
     empty prompt or one that leaves no room in the context, and NotFinite, which is one too, where the target's logits
     or the draft's probabilities are not finite.
     """
+    began = now()  # before anything of the method is read: what it does then is part of its time
     check_prompt(decoder.target, prompt)
-    result = _answer(Session, decoder, prompt, limits, sampling, on_step)
+    result = _answer(Session, decoder, prompt, limits, sampling, on_step, began)
     result.check()
     return result
 
@@ -332,13 +343,14 @@ def _answer(
     limits: Limits,
     sampling: Sampling,
     on_step: Callable[[int], None] | None = None,
+    began: float | None = None,
 ) -> Generation:
     """By the target's own cache, with room for all of the answer."""
     target = decoder.target
     with torch.inference_mode():
         cache = target.request_cache(*room_for(decoder, prompt, limits))
         try:
-            return session(decoder, prompt, limits, sampling, cache).run(on_step)
+            return session(decoder, prompt, limits, sampling, cache, began).run(on_step)
         except BaseException:
             if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
                 drop_caches(decoder)
