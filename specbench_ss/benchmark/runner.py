@@ -29,7 +29,8 @@ from specbench_ss.decoding.loop import looked_into
 from specbench_ss.decoding.references import references
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
-from specbench_ss.errors import error_text
+from specbench_ss.error_place import failure_text
+from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.models.unseen_gpu import unseen_gpu
 from specbench_ss.runs import sameness
@@ -116,9 +117,21 @@ class LocalSession(Session):
 
     def warm_up(self) -> None:
         prompts = warm_prompts(self.target, self.data.questions, self.config.warmup)
-        warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep)
-        for decoder in self.decoders.values():
-            decoder.forget()
+        warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep, self._drop)
+        for label in [label for label in self.decoders if label not in self.dropped]:
+            try:
+                self.decoders[label].forget()
+            except (Exception, SystemExit) as error:
+                self._drop(label, error)
+
+    def _drop(self, label: str, error: BaseException) -> None:
+        """Make no sample of a method that failed in warm-up. Raises UserError for the run's reference."""
+        check_device(*self.target.layers_on)
+        why = f"failed in warm-up: {failure_text(error)}"
+        if label == self.baseline:
+            raise UserError(f"{label} {why}; nothing can be compared without it") from error
+        self.dropped[label] = why
+        self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
         self.second_passes().make(samples, self.config.seed)

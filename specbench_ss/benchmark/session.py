@@ -12,6 +12,7 @@ from itertools import groupby
 from specbench_ss.benchmark.run_loop import RunLoop
 from specbench_ss.benchmark.schedule import Sample, sample_seed
 from specbench_ss.decoding.generation import Step
+from specbench_ss.error_place import failure_text
 from specbench_ss.errors import error_text
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.readable import check_readable
@@ -79,6 +80,9 @@ class Session(RunLoop):
     def tried(self, sample: Sample) -> tuple[Row, list[Step]]:
         """Return the sample's row and steps, made and scored; a failed row where it could not be made."""
         row, steps = self.blank(sample), list[Step]()
+        if sample.method in self.dropped:
+            row.status, row.error = "failed", self.dropped[sample.method]
+            return row, steps
         try:
             made, made_steps = self.made(row, sample)
             check_readable(made, made_steps)
@@ -86,7 +90,7 @@ class Session(RunLoop):
         except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
             self.failed(e)
             row = self.blank(sample)
-            row.status, row.error = "failed", error_text(e)
+            row.status, row.error = "failed", failure_text(e)
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
         else:
             row.quality = self._score(sample, row.text or "")

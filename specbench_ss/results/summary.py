@@ -134,6 +134,13 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     return found
 
 
+def failing(summaries: Sequence[SummaryRow]) -> set[str]:
+    """Return the methods of which more samples failed than of the reference: others are judged without them."""
+    rows = [row for row in summaries if row.category == OVERALL]
+    of_reference = next((row.n_failed for row in rows if row.comparison == "reference"), 0)
+    return {row.method for row in rows if row.n_failed > of_reference}
+
+
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
     """Return how many answers had which verdict, by method and category. Those without were not compared."""
     category_of = {row.key: row.category for row in run.rows}
