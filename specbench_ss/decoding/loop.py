@@ -107,6 +107,7 @@ class Session:
                 on_step(steps[-1].tokens)
         check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
+        self._check_known(answer)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, self.overshoot, state.draft_calls)
 
     def prefill(self) -> tuple[State, float]:
@@ -170,11 +171,21 @@ class Session:
         try:
             return self.decoder.forward(state, tree)
         except IndexError:
-            words = self.target.vocab_size
-            unknown = [token for token in tree.tokens.tolist() if not 0 <= token < words]
+            unknown = self._unknown(tree.tokens.tolist())
             if unknown:
+                words = self.target.vocab_size
                 raise ValueError(f"propose drafted token {unknown[0]}, the model has {words:,} tokens") from None
             raise
+
+    def _check_known(self, answer: Sequence[int]) -> None:
+        """Raise ValueError for an answer with tokens that the model lacks."""
+        if unknown := self._unknown(answer):
+            words = self.target.vocab_size
+            raise ValueError(f"{self.decoder.name} answered with token {unknown[0]}, the model has {words:,} tokens")
+
+    def _unknown(self, tokens: Sequence[int]) -> list[int]:
+        """Return those of the tokens that the model lacks."""
+        return [token for token in tokens if not 0 <= token < self.target.vocab_size]
 
     def _check_kept(self, nodes: int, verdict: Verdict) -> None:
         """Raise ValueError for a step that keeps no token, and for drafts of an autoregressive method."""
