@@ -92,6 +92,7 @@ class SharedAutoregressive(SharedStreaming):
 
     name = "ss-shared-ar"
     summary = "plain decoding of the model of ss-shared, with its streams where rows see them (eq. 3): its reference"
+    autoregressive = True
     lossless = False
     Options = SharedAROptions
     advisable = ()

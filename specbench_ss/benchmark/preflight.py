@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.suite import Suite, SuiteData
 
@@ -126,10 +126,18 @@ def without_unfit(
 
 
 def with_references(config: RunConfig) -> RunConfig:
-    """Every method whose output another one of the run must equal is part of the run, asked for or not."""
+    """Return the configuration with every method whose output another one must equal, asked for or not.
+
+    Raises UserError for a reference that is not autoregressive.
+    """
+    from specbench_ss.decoding.references import check_reference
+
     specs = {spec.label: spec for spec in config.methods}
     for spec in config.methods:
-        reference = registry.method_class(spec.name).reference_for(_options(spec, config))
+        kind = registry.method_class(spec.name)
+        reference = kind.reference_for(_options(spec, config))
+        if reference.name != REFERENCE:
+            check_reference(kind, registry.method_class(reference.name))
         specs.setdefault(reference.label, reference)
     return replace(config, methods=tuple(specs.values()))
 

@@ -133,7 +133,7 @@ def notes(
     own = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
     repeats, baseline = int(config["repeats"]), next((row.baseline for row in rows), "")
     said = {
-        "void: the numbers contradict themselves, or the method answered from memory; see below": any(
+        "void: numbers contradict each other, or the method answered from memory or outside the clock; see below": any(
             row.comparison == "void" for row in rows
         ),
         "≈ not distinguishable from the reference: the interval covers 1": "≈" in marks,

@@ -7,8 +7,9 @@ logits outside the timed part. docs/metrics.md has the definitions and the reaso
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specbench_ss.errors import error_text
@@ -79,12 +80,31 @@ def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> 
     if at == min(len(expected), len(got)):
         reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
         return Sameness(*row.key, verdict="length", first_difference=at, reason=reason)
+    return _explained(decoder, prompt_ids, expected[:at], (expected[at], got[at]), row)
+
+
+def judge_alone(decoder: Decoder, prompt_ids: list[int], row: Row, reason: str) -> Sameness:
+    """Return the verdict on a greedy answer of an autoregressive method that is compared with no other one.
+
+    One of its tokens, drawn by the sample's key, must be the likeliest by the method's own `next_logits`. reason: why
+    the answer is not compared, which is the verdict then.
+    """
+    tokens = list(row.token_ids or ())
+    at = random.Random(repr(row.key)).randrange(len(tokens))
+    found = _explained(decoder, prompt_ids, tokens[:at], (tokens[at], tokens[at]), row)
+    if found.verdict != "mismatch":
+        return not_compared(row, reason)
+    return replace(found, reason=found.reason or "not the likeliest token by its own next_logits")
+
+
+def _explained(decoder: Decoder, prompt: list[int], answer: list[int], chosen: tuple[int, int], row: Row) -> Sameness:
+    """Return a near-tie where both tokens may follow the answer by the decoder's logits, else a mismatch."""
+    at = len(answer)
     try:
-        logits = decoder.next_logits(prompt_ids, expected[:at])
+        gap = gap_between(decoder.next_logits(prompt, answer), *chosen)
     except Exception as e:  # a difference that nothing explains is never called harmless
         reason = f"no logits to explain it: {error_text(e)}"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
-    gap = gap_between(logits, expected[at], got[at])
     if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
         reason = "logits are not finite"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)

@@ -13,7 +13,7 @@ from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.benchmark.session import Session
 from specbench_ss.benchmark.warm_prompts import warm_messages
 from specbench_ss.decoding.generation import Step
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, error_text
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.rows import Row, Sameness
@@ -61,7 +61,11 @@ class ServedSession(Session):
 
     def warm_up(self) -> None:
         prompts = warm_messages(self.data.questions, self.config.warmup)
-        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep)
+        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, self._unwarmed)
+
+    def _unwarmed(self, label: str, error: BaseException) -> None:
+        """Warn of a server that failed; each of its samples is asked for all the same."""
+        self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
 
     def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""

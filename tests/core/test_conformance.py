@@ -18,6 +18,7 @@ from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict, verify, verify_greedy
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.shrink import holds
@@ -311,6 +312,14 @@ class LossyInSilence(Honest):
     accept = AcceptsAnything.accept
 
 
+class OfItself(Honest):
+    """Is compared with its own answers."""
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        return MethodSpec(cls.name)
+
+
 class CribsOfLongPrompts(Honest):
     """Drafts what it answered the last time, and does not say so; only of prompts that the other laws do not ask."""
 
@@ -409,6 +418,7 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("tunable", Tuned, "with width=1: token"),
     ("description", NotJson, r"described\(\) of two"),
     ("description", LossyInSilence, "says 'lossy'"),
+    ("description", OfItself, "reference_for names"),
 )
 
 
