@@ -24,12 +24,15 @@ def manifest_for(
     config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
 ) -> dict[str, Any]:
     """Return the manifest of a run that is about to start, as JSON-ready data."""
+    from specbench_ss.decoding.cuda_settings import cuda_settings
+
     model = {
         "name": target.name,
         "hash": target.weights_hash,
         "parameters": target.parameter_count,
         "dtype": target.number_format,
         "device": target.device_names,
+        **({"cuda_settings": cuda_settings()} if target.device.type == "cuda" else {}),
         **({"layers_on": {str(at): layers for at, layers in target.layers_on.items()}} if target.divided else {}),
         "context_length": target.context_length,
         "attention": getattr(target, "attention", None),
