@@ -108,9 +108,10 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
                 check_draft_probs(edges.q[children[node][0]], edges.total[node], edges.least[node])
             child, left = _drawn(p, tree.draft_probs[node], children[node], edges)
         if child is None:
-            ahead = left is p and edges.ahead is not None
-            token = edges.ahead[node : node + 1] if ahead else sample_categorical(left, rng)
-            tokens = [edges.tokens[i] for i in path[1:]] + [edges.next_tokens[node] if ahead else int(token)]
+            ahead = edges.ahead if left is p else None
+            token = sample_categorical(left, rng) if ahead is None else ahead[node : node + 1]
+            following = int(token) if ahead is None else edges.next_tokens[node]
+            tokens = [*(edges.tokens[i] for i in path[1:]), following]
             return Verdict(path, tokens, token, edges.tokens[0], checked=True)
         path.append(child)
         node = child
@@ -158,7 +159,8 @@ def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _E
         p, own, ahead = probs[at], probs[:, 0], sample_categorical(probs, rng)[:, 0]
     given = (tree.tokens, u, q, p, own, total, least, none if ahead is None else ahead)
     tokens, *numbers, drawn = told(tree.shape, *(x.double() for x in given))
-    return _Edges(list(map(int, tokens)), *numbers, list(map(int, drawn)), ahead)
+    us, qs, ps, owns, totals, leasts = numbers
+    return _Edges([int(x) for x in tokens], us, qs, ps, owns, totals, leasts, [int(x) for x in drawn], ahead)
 
 
 def _deterministic(children: list[int], edges: _Edges) -> tuple[int | None, dict[int, float]]:

@@ -102,9 +102,7 @@ def test_nodes_looked_at_when_they_are_reached_give_the_same_path(sampling: Samp
 class Looks(TorchDispatchMode):
     """Counts transfers to the host."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += func.overloadpacket.__name__ in ("_local_scalar_dense", "multinomial")
