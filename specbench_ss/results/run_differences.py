@@ -77,6 +77,7 @@ def _facts(run: Run) -> dict[str, str]:
         "model hash": model["hash"],
         "number format": model["dtype"],
         "device": model["device"],
+        **{f"CUDA setting, {name}": state for name, state in (model.get("cuda_settings") or {}).items()},
         "chat template": model.get("chat_template"),
         "suite": suite["name"],
         "edition of the suite": suite["edition"],

@@ -28,12 +28,15 @@ def manifest_for(
 
     Raises UserError for a reference that `references` refuses.
     """
+    from specbench_ss.decoding.cuda_settings import cuda_settings
+
     model = {
         "name": target.name,
         "hash": target.weights_hash,
         "parameters": target.parameter_count,
         "dtype": target.number_format,
         "device": target.device_names,
+        **({"cuda_settings": cuda_settings()} if target.device.type == "cuda" else {}),
         **({"layers_on": {str(at): layers for at, layers in target.layers_on.items()}} if target.divided else {}),
         "context_length": target.context_length,
         "attention": getattr(target, "attention", None),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from specbench_ss.decoding.near_ties import near_tie_drop
 from specbench_ss.errors import error_text
 from specbench_ss.runs.rows import Row, Sameness
 
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specbench_ss.decoding.decoder import Decoder
-
-# How far below the target's best logit a chosen token may lie and still be called a tie.
-# Parallel verification sums in another order than one token at a time. float32: 70 times the 1.4e-6 that was measured.
-NEAR_TIE_DROP = {"float64": 1e-10, "float32": 1e-4}
-# Half precision: so many units in the last place of the best logit, taken as SMALLEST at least.
-NEAR_TIE_ULPS, SMALLEST = 4, 16.0
-FRACTION_BITS = {"float16": 10, "bfloat16": 7}
 
 FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
 
@@ -46,20 +40,6 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
         if a[i] != b[i]:
             return i
     return None if len(a) == len(b) else common
-
-
-def near_tie_drop(dtype: str, best: float) -> float:
-    """Return the largest `drop` that still counts as a near-tie. best: the best logit there, a finite number.
-
-    dtype is written `float32` or `torch.float32`. Raises ValueError for a dtype without a bound.
-    """
-    name = dtype.removeprefix("torch.")
-    if name in FRACTION_BITS:
-        exponent = math.frexp(max(abs(best), SMALLEST))[1] - 1
-        return NEAR_TIE_ULPS * 2.0 ** (exponent - FRACTION_BITS[name])
-    if name not in NEAR_TIE_DROP:
-        raise ValueError(f"no near-tie bound for dtype {name}")
-    return NEAR_TIE_DROP[name]
 
 
 def gap_between(logits: Tensor, a: int, b: int) -> Gap:
