@@ -3,11 +3,11 @@
 Each token x of a step is compared with the distribution p [V] of its position, given all tokens before it. Two
 statistics are kept for every position in the draft (root, depth 1, ...):
 
-- drafted tokens: how often x is one of the drafted tokens S, against the sum of p(S). Its tail is bounded by Hoeffding's
-  inequality (1963, theorem 1), so that no approximation can raise a false alarm. It has the most power against rules that
-  accept too much or too little.
-- places: the place of x in the cumulative distribution, which is uniform (Rosenblatt 1952), by chi-square over ten bins.
-  It has power against every other fault: tokens outside top-p or top-k, another temperature, an argmax.
+- drafted tokens: how often x is one of the drafted tokens S, against the sum of p(S). Its tail is bounded by the
+  inequality of Hoeffding (1963, theorem 1), so that no approximation can raise a false alarm. It has the most power
+  against rules that accept too much or too little.
+- places: the place of x in the cumulative distribution, which is uniform (Rosenblatt 1952), by chi-square over ten
+  bins. It has power against every other fault: tokens outside top-p or top-k, another temperature, an argmax.
 """
 
 from __future__ import annotations

@@ -265,7 +265,8 @@ def check_decoder(
     law whatever came of those before it, and return the result of each instead of raising LawBroken.
 
     Warns of laws that had nothing to test. Raises LawBroken for the first law that does not hold, with the smallest
-    example found, and UserError where there is nothing to check, or where no Decoder, no list of laws or an unknown architecture is given.
+    example found, and UserError where there is nothing to check, or where no Decoder, no list of laws or an unknown
+    architecture is given.
     """
     for name, given in (("architectures", architectures), ("laws", laws)):
         if isinstance(given, str) or not isinstance(given, Iterable):

@@ -1,7 +1,7 @@
 """The law of blocks: acceptance is exact at every depth of a draft.
 
-Drafts of random weights are seldom accepted, so the acceptance rule is given logits under which drafted tokens are likely,
-and is called many times for each verified draft, with another seed each time.
+Drafts of random weights are seldom accepted, so the acceptance rule is given logits under which drafted tokens are
+likely, and is called many times for each verified draft, with another seed each time.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
 def designed(logits: Tensor, tree: DraftTree, sampling: Sampling) -> Tensor:
     """Return logits [n, V] of which the temperature makes a stated mixture; nodes without children keep theirs.
 
-    LIKELY is the share of the drafted tokens, or of the distribution that they were drawn from. The rest goes to what is
-    not drafted, by the model's own probabilities; for sampled drafts most of it goes to the token that is drafted least,
-    so that one of seven is refused and not fewer.
+    LIKELY is the share of the drafted tokens, or of the distribution that they were drawn from. The rest goes to what
+    is not drafted, by the model's own probabilities; for sampled drafts most of it goes to the token that is drafted
+    least, so that one of seven is refused and not fewer.
     """
     wanted = torch.zeros_like(logits, dtype=torch.float32)
     parents = tree.parents()[1:]
@@ -165,6 +165,6 @@ def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
 
 
 LAWS = (
-    Law("blocks", "acceptance is exact at every depth of a draft, and so is the token after it (at T=0 the argmax)", long,
-        blocks, not_exact, on=("small", "long")),
+    Law("blocks", "acceptance is exact at every depth of a draft, and so is the token after it (at T=0 the argmax)",
+        long, blocks, not_exact, on=("small", "long")),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The law of the distribution: at T>0 tokens are drawn from the model's own probabilities, given all tokens before them."""
+"""The law of the distribution: at T>0 each token is drawn from the model's own probabilities at its position."""
 
 from __future__ import annotations
 

@@ -96,7 +96,9 @@ class Raised(Chain):
                 p = 0.02 * rest / rest.sum().clamp_min(1e-9)
                 p[token] = 0.98
                 row = state.sampling.temperature * p.clamp_min(1e-30).log()
-                output = replace(output, logits=output.logits.index_copy(1, torch.tensor([self.depth]), row[None, None]))
+                output = replace(
+                    output, logits=output.logits.index_copy(1, torch.tensor([self.depth]), row[None, None])
+                )
         return super().accept(state, tree, output)
 
 
