@@ -122,9 +122,8 @@ def uniformity(places: Sequence[float]) -> float:
     return float(chisquare(np.histogram(places, BINS, (0, 1))[0]).pvalue)
 
 
-def siblings(q: Tensor, count: int, rng: torch.Generator) -> list[int] | None:
-    """Draw tokens from q [V] without replacement, in the order of drawing; None if q has fewer tokens."""
-    if int((q > 0).sum()) < count:
-        return None
+def siblings(q: Tensor, count: int, rng: torch.Generator) -> list[int]:
+    """Draw tokens from q [V] without replacement, in the order of drawing; the first again where q has fewer."""
     keys = q.double() / torch.empty_like(q, dtype=torch.float64).exponential_(generator=rng)
-    return keys.topk(count).indices.tolist()
+    drawn: list[int] = keys.topk(min(count, int((q > 0).sum()))).indices.tolist()
+    return [*drawn, *drawn[:1] * (count - len(drawn))]

@@ -86,9 +86,8 @@ def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
         return tree
     tokens = tree.tokens.clone()
     for node, children in enumerate(tree.shape.children()):
-        drawn = siblings(tree.draft_probs[node], len(children), rng) if children else None
-        if drawn is not None:
-            tokens[children] = torch.tensor(drawn)
+        if children:
+            tokens[children] = torch.tensor(siblings(tree.draft_probs[node], len(children), rng))
     return replace(tree, tokens=tokens)
 
 

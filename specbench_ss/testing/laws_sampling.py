@@ -110,14 +110,16 @@ def position(depth: int, drafted: list[int]) -> str:
 
 
 def add_draws(tallies: Tallies, seen: Seen) -> None:
-    """Tally the sampled tokens of a draft: siblings are drawn from draft_probs of their parent without replacement."""
+    """Tally the sampled tokens of a draft: siblings are drawn from draft_probs of their parent without replacement.
+
+    A token that is repeated among siblings stands for one that is missing, where draft_probs has fewer tokens.
+    """
     tree = seen.drafted
     if tree.draft_probs is None:
         return
     for node, children in enumerate(tree.shape.children()):
         left = tree.draft_probs[node].double()
-        for child in children:
-            token = int(tree.tokens[child])
+        for token in dict.fromkeys(tree.tokens[children].tolist()):
             tallies.add("draws from draft_probs", Decision(left / left.sum()), token)
             left = left.clone()
             left[token] = 0
