@@ -162,6 +162,18 @@ def check_out(where: RunTarget) -> bool:
     return bool(content)
 
 
+def run_around(path: Path) -> Path | None:
+    """Return the run directory that a path is or lies in, links followed; None where there is none."""
+    whole = path.resolve()
+    return next((at for at in (whole, *whole.parents) if all((at / name).exists() for name in (MANIFEST, ROWS))), None)
+
+
+def is_of_run(path: Path) -> bool:
+    """Return True for a file that a run directory consists of, links followed."""
+    whole = path.resolve()
+    return whole.name in (MANIFEST, QUESTIONS, ROWS, STEPS, SAMENESS, JUDGE) and run_around(whole) == whole.parent
+
+
 def check_place(path: Path) -> None:
     """Raise UserError where a folder cannot be made or written to. This leaves nothing behind."""
     with _writing(path):
