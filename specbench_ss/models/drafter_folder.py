@@ -15,6 +15,7 @@ import torch
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.crash_safe import write_text
 from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.files.user_files import read_json
 
@@ -130,7 +131,7 @@ def write_checkpoint(
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write a drafter's config.json."""
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
 
 
 def load_into(
