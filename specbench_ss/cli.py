@@ -31,7 +31,7 @@ from specbench_ss.commands import (
 )
 from specbench_ss.commands.shared import literal
 from specbench_ss.deferred_imports import deferred_imports
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, error_text, innermost
 
 app = typer.Typer(
     name="ssbench",
@@ -108,6 +108,10 @@ def main(args: list[str] | None = None) -> int:
             return _fail(error.format_message(), error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", 130)
+        except (Exception, SystemExit):
+            raise
+        except BaseException as error:  # of a plugin: nothing here raises another kind
+            return _fail(f"{error_text(error)} ({innermost(error)})")
     return code if isinstance(code, int) else 0
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError
+from specbench_ss.files.user_files import read_bytes
 from specbench_ss.runs.rows import Row, Run
 
 FAILED = "ERROR"  # what Spec-Bench writes as the text of a turn that failed, beside numbers of the turn before
@@ -48,10 +49,7 @@ def read_answers(file: Path) -> list[Answer]:
 
     Raises UserError for a line that is none.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as e:
-        raise UserError(f"cannot read {file}: {os_reason(e)}") from None
+    lines = read_bytes(file).splitlines()
     answers = [_answer(f"{file}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not answers:
         raise UserError(f"{file} holds no answers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import zipfile
@@ -15,9 +16,11 @@ import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 
 from specbench_ss import load_model, registry
+from specbench_ss.cli import main
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.files import user_files
 from specbench_ss.models.model_folder import LAB
 from specbench_ss.testing import tiny_tokenizer
 from tests.cli import failing
@@ -44,6 +47,73 @@ RUN = ["run", "--methods", "pld", "--limit", "1"]
 )
 def test_arguments(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in failing([*RUN, *words], capsys)
+
+
+READERS = [
+    ["import-specbench", "{file}", "--baseline", "file"],
+    [*RUN, "--data", "{file}"],
+    [*RUN, "--config", "{file}"],
+    [*RUN, "--plugin", "{file}"],
+    [*RUN, "--preset", "{file}"],
+    [*RUN, "--methods", "medusa", "--set", "medusa.tree={file}"],
+]
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_a_pipe_and_a_device_in_place_of_a_file(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reading either would never end."""
+    pipe, device = tmp_path / "file", tmp_path / "device" / "file"
+    os.mkfifo(pipe)
+    device.parent.mkdir()
+    device.symlink_to("/dev/zero")
+    for file, kind in ((pipe, "pipe"), (device, "device")):
+        assert f"it is a {kind}" in failing([word.format(file=file) for word in words], capsys)
+
+
+def test_a_file_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ar.jsonl").write_text("{}\n" * 99)
+    monkeypatch.setattr(user_files, "MOST_BYTES", 99)
+    assert "more than" in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
+
+
+@pytest.mark.parametrize("option", ["--config", "--preset"])
+@pytest.mark.parametrize("text", ["methods: " + "[" * 3000, "{a: " * 3000, "- " * 3000])
+def test_yaml_that_is_nested_deeply(option: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep.yaml").write_text(text)
+    told = failing(["run", "--methods", "pld", option, str(tmp_path / "deep.yaml")], capsys)
+    assert "nested too deeply" in told
+
+
+HOOKS = {  # where a plugin raises, and what is found in the last line
+    "propose": ("def propose(self, state): raise KIND('no luck')", 1),
+    "max_rows": ("def max_rows(self): raise KIND('no luck')", 1),
+    "described": ("def described(self): raise KIND('no luck')", 2),
+    "load": ("@classmethod\n    def load(cls, target, options): raise KIND('no luck')", 2),
+}
+
+
+@pytest.mark.parametrize("kind", ["GeneratorExit", "type('Mine', (BaseException,), {})"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_plugin_that_raises_what_is_no_exception(
+    kind: str, hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, exit_code = HOOKS[hook]
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from specbench_ss import Decoder, DraftTree\n"
+        "class Odd(Decoder):\n"
+        "    name, summary = 'odd', 'odd'\n"
+        "    def propose(self, state): return DraftTree.root_only(state.root)\n"
+        f"    {code.replace('KIND', kind)}\n"
+    )
+    words = ["run", "--methods", "odd", "--plugin", str(file), "--limit", "1", "--categories", "qa", "--warmup", "0"]
+    limits = ["--max-new-tokens", "4", "--telemetry", "0", "--record-drafts", "0", "--out", str(tmp_path / "run")]
+    assert main([*words, *limits]) == exit_code
+    assert ": no luck" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_half_of_a_surrogate_pair_in_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
