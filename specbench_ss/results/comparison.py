@@ -16,7 +16,6 @@ from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import Interval, mean_interval, ratio_interval
 from specbench_ss.results.paired_times import PairedTimes, paired
-from specbench_ss.results.regression import METRICS
 from specbench_ss.results.resampling import Floats
 from specbench_ss.results.run_differences import Difference, conditions_apart, differences
 from specbench_ss.results.summary import OVERALL, disbelieved
@@ -24,6 +23,7 @@ from specbench_ss.runs.rows import Row, Run
 
 OTHER_MACHINE, OTHER_THREADS, FAILED = "other machine", "other threads", "failed"
 TOO_FEW, SAME, VOID = "too few", "not distinguishable", "void"
+FIGURES = ("speedup", "tokens_per_s", "tau", "quality")
 UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, VOID)
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
 Rows = list[Row]
@@ -142,7 +142,7 @@ class _Pair:
 
     def _changes(self, apart: Mapping[str, str]) -> dict[str, Change]:
         if self.failed:
-            return dict.fromkeys(METRICS, _nothing(FAILED, self.failed))
+            return dict.fromkeys(FIGURES, _nothing(FAILED, self.failed))
         rates = self._rates()
         if apart:
             rates = Change(rates.a, rates.b, None, None, *_unmeasured(apart))
