@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,24 @@ def test_a_plugin_that_raises_what_is_no_exception(
     limits = ["--max-new-tokens", "4", "--telemetry", "0", "--record-drafts", "0", "--out", str(tmp_path / "run")]
     assert main([*words, *limits]) == exit_code
     assert ": no luck" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["methods"], 0), (["methods", "nothing"], 2)])
+def test_a_thread_that_does_not_end_does_not_keep_the_process(arguments: list[str], code: int, tmp_path: Path) -> None:
+    file = tmp_path / "threads.py"
+    file.write_text(
+        "import threading\n"
+        "from specbench_ss import Decoder, DraftTree\n"
+        "class Threads(Decoder):\n"
+        "    name, summary = 'threads', 'threads'\n"
+        "    def propose(self, state): return DraftTree.root_only(state.root)\n"
+        "threading.Thread(target=threading.Event().wait, name='endless').start()\n"
+    )
+    words = [sys.executable, "-m", "specbench_ss", *arguments, "--plugin", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1] == "ssbench: these threads did not end and are left: endless"
+    assert code or "threads" in done.stdout
 
 
 def test_half_of_a_surrogate_pair_in_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
