@@ -67,7 +67,7 @@ def conditions_apart(a: Run, b: Run) -> dict[str, str]:
 def _both(old: Any, new: Any) -> str:
     """Return two values as text; of two mappings the entries that differ."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        names = [name for name in old | new if old.get(name) != new.get(name)]
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         return ", ".join(f"{name} {_both(old.get(name), new.get(name))}" for name in names)
     return f"{_text(old)} → {_text(new)}"
 

@@ -38,7 +38,9 @@ TRACE = {
     "what": "operators", "tokens": 4, "wall_s": 0.1, "busy_share": 0.5, "launches_per_token": 2.0, "span_s": 0.1,
     "gaps": {"number": 1, "mean_s": 0.1, "longest_s": 0.1}, "timeline": [0.5, 0.4], "file": "ss.json",
 }  # fmt: skip
-READERS = {  # besides the report: what reads a manifest, by the words of the command
+READERS: dict[
+    str, Callable[[Path, Path], list[str]]
+] = {  # besides the report: what reads a manifest, by the words of the command
     "compare": lambda run, other: ["compare", str(other), str(run), "--anyway"],
     "export": lambda run, other: ["export", str(run), "--form", "markdown"],
     "answers": lambda run, other: ["export", str(run), "--form", "specbench", "--out", str(other / "out")],
@@ -144,8 +146,8 @@ def test_a_part_of_another_type_is_one_line_for_every_reader(
         part = part[key]
     part[keys[-1]] = value
     (run / MANIFEST).write_text(json.dumps(changed))
-    for words in (*READERS.values(), lambda run, _: ["report", str(run)]):
-        assert "manifest.json is damaged: " in failing(words(run, other), capsys)
+    for words in (["report", str(run)], *(words(run, other) for words in READERS.values())):
+        assert "manifest.json is damaged: " in failing(words, capsys)
 
 
 def test_whatever_became_of_a_manifest_every_reader_ends_in_one_line(
