@@ -14,7 +14,7 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, probe_drafts
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.time_limit import TimeIsOver, time_limit
+from specbench_ss.time_limit import TimeIsOver, exceptions_alone, time_limit
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -91,7 +91,8 @@ class Answering:
         over = f"no answer within {longest:g} s" if longest is not None else ""
         resumable = f"what is in {self.place} is whole, and --resume goes on"
         try:
-            with time_limit(longest, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
+            told = f"{label}: {over}, and it cannot be interrupted; {resumable}"
+            with time_limit(longest, lambda: told), exceptions_alone():
                 yield
         except TimeIsOver:
             self.target.drop_cache()  # it may have been left half-written

@@ -118,8 +118,13 @@ def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
 
 def write_json(file: Path, content: Any) -> None:
     """Write a JSON file so that a reader sees either the old content or the new, and nothing in between."""
+    write_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file as `write_json` does its own."""
     with replacing(file) as f:
-        f.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+        f.write(text.encode())
 
 
 @contextmanager
