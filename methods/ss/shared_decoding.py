@@ -6,7 +6,7 @@ the output of `ss-shared` must equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -17,7 +17,7 @@ from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.own_work import OwnWork
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Output, Target
+from specbench_ss.decoding.target import MOST_LOGITS, Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.fine_tuned import OwnModel
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specbench_ss.methods.ss.streams import Streams
+
+MOST_ROWS = 256  # of an answer that one pass with streams has
 
 
 class SharedStreaming(OwnModel, SpeculativeStreaming):
@@ -55,16 +57,28 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
         """As the model decodes: answer rows with their streams, prompt rows without, but for the last."""
         if not self.streams.config.main_attends_streams:
             return super().next_logits(prompt, answer, cache)
+        return self._fresh(prompt, answer, cache)[-1].float()
+
+    def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the same at successive tokens of an answer, of a long one at its first ones."""
+        if not self.streams.config.main_attends_streams:
+            yield from self.target.answer_logits(prompt, answer)
+            return
+        most = max(1, min(MOST_ROWS, MOST_LOGITS // self.target.vocab_size))
+        yield self._fresh(prompt, answer[: min(most, len(answer)) - 1]).float()
+
+    def _fresh(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
+        """Return logits [len(answer) + 1, V] after the prompt and after each token of the answer."""
         s, device = self.settings, self.target.device
         options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
         whole = SharedStreaming(self.target, options, self.streams, self.advice)
         cache = cache or self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
         state = State([*prompt, *answer], len(prompt), torch.empty(0), cache, Sampling())
-        output = whole.prefill(state, torch.tensor([list(prompt)], device=device))
-        if answer:
-            tokens = torch.tensor(list(answer), device=device)
-            output = whole.forward(state, DraftTree.chain(tokens[:1], tokens[1:]))
-        return output.logits[0, -1].float()
+        first = whole.prefill(state, torch.tensor([list(prompt)], device=device)).logits[0, -1:]
+        if not answer:
+            return first
+        tokens = torch.tensor(list(answer), device=device)
+        return torch.cat((first, whole.forward(state, DraftTree.chain(tokens[:1], tokens[1:])).logits[0]))
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

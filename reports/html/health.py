@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specbench_ss.reports.html.page_parts import Column, Notice, Table, figure, plain
+from specbench_ss.reports.html.page_parts import Cell, Column, Notice, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.samples import VERDICTS
+from specbench_ss.results.number_text import number, scientific
 from specbench_ss.results.run_health import Check, State, worst_first
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.rows import Run
 
 SHOWN = 12  # lines of a list; the rest is counted
+SAMPLED = ("tokens", "p at most", "nats a token", "drafted tokens kept", "expected")  # columns at temperatures above 0
+LOW = 1e-3  # smaller p are shown by their exponent
 LEVELS: dict[State, str] = {"wrong": "error", "warning": "warning", "not checked": "unknown", "ok": "ok"}
 
 
@@ -49,7 +52,10 @@ def _held(row: SummaryRow) -> str:
 def sameness_note(run: Run) -> str:
     """Say how to read the table of verdicts."""
     if run.manifest["config"]["temperature"]:
-        return "Answers were sampled: the methods promise the same distribution, not the same tokens."
+        return (
+            "Answers were sampled: the methods promise the same distribution, not the same tokens. So the tokens of "
+            "all answers of a method are tested together."
+        )
     if run.manifest["config"].get("endpoints"):
         return "Greedy answers, compared as texts. Servers do not promise the same text: a difference is no error."
     return (
@@ -60,11 +66,13 @@ def sameness_note(run: Run) -> str:
 
 def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Table:
     """Return the table of verdicts by method."""
+    sampled = any(row.bias for row in overall.values())
     columns = [
         Column("method", False),
         Column("against", False),
         *(Column(text) for text, _ in VERDICTS.values()),
         Column("failed"),
+        *(Column(text) for text in SAMPLED if sampled),
     ]
     rows = [
         [
@@ -72,6 +80,7 @@ def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> 
             plain(_against(overall[label])),
             *(figure(overall[label].sameness.get(v, 0), 0) for v in VERDICTS),
             figure(overall[label].n_failed, 0),
+            *(_sampled(overall[label]) if sampled else ()),
         ]
         for label, style in styles.items()
         if overall[label].comparison != "reference" or overall[label].sameness
@@ -79,7 +88,23 @@ def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> 
     return Table("sameness", columns, rows)
 
 
+def _sampled(row: SummaryRow) -> tuple[Cell, ...]:
+    """Return the cells of `SAMPLED`."""
+    p = scientific(row.bias_p, 1) if row.bias_p is not None and row.bias_p < LOW else number(row.bias_p, 3)
+    return (
+        figure(row.bias_tokens, 0),
+        Cell(p, row.bias_p),
+        figure(row.bias_surplus, 3),
+        figure(row.bias_accepted, 0),
+        figure(row.bias_expected, 0),
+    )
+
+
 def _against(row: SummaryRow) -> str:
+    if row.bias and (row.comparison == "reference" or row.reference_of):
+        return "the distribution of its own model"
+    if row.bias:
+        return f"the distribution of {row.reference}"
     if row.comparison == "reference":
         return "its first repeat"
     if row.reference_of:

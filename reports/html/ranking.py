@@ -45,6 +45,7 @@ LEGEND = {  # tags that need a word more, in the order in which they are explain
     RESTS_ON["poor"][0]: "without the tasks whose answers are poor it would be called something else",
     "quality not settled": "too few answers to say whether quality is worse",
 }
+BIAS = {"biased": "bad", "no bias found": "good", "too few tokens": "note", "not testable": "note"}  # kinds of pill
 PILLS: dict[str, Badge] = {
     "faster": ("faster", "good"),
     "slower": ("slower", "bad"),
@@ -191,6 +192,8 @@ def badges(row: SummaryRow, config: Mapping[str, Any], near: bool = False) -> li
 def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
     """Say how the answers compare with those that they must equal."""
     said = verdict_text.short_output(row, config)
+    if row.bias:
+        return said, BIAS[row.bias] if row.lossless else "flat"
     if row.sameness.get("mismatch"):
         return f"differs: {said}", "bad"
     if row.sameness.get("near-tie") or row.sameness.get("length"):

@@ -23,6 +23,7 @@ VERDICTS = {
     "length": ("other length", "note"),
     "mismatch": ("mismatch", "bad"),
     "other text": ("other text", "note"),
+    "sampled": ("sampled", ""),
     "not compared": ("not compared", ""),
 }
 REFERENCE_PILL = ("reference", "")

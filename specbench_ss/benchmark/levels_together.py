@@ -10,6 +10,7 @@ from specbench_ss.benchmark.answering import Answering, Request
 from specbench_ss.benchmark.levels import Levels
 from specbench_ss.benchmark.out_of_memory import told
 from specbench_ss.benchmark.quiet_timing import quiet_collector
+from specbench_ss.benchmark.sampled_tokens import judge_sampled
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.benchmark.session import Session
 from specbench_ss.benchmark.telemetry.disturbance import disturbed_by
@@ -18,6 +19,7 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.decoding.together import Answered, Asked, Together
+from specbench_ss.results.sampled_output import BIASED, bound, pool
 from specbench_ss.runs.level import Level
 from specbench_ss.runs.readable import check_readable
 from specbench_ss.runs.rows import Row
@@ -84,6 +86,7 @@ class LevelsTogether(Levels[Request]):
         level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
         self.run_dir.append_level(level, rows)
         self._compare(label, concurrency, good)
+        self._test(label, concurrency, [(row, asked, answers[i]) for i, (row, asked) in enumerate(sent) if row.ok])
         if seen is not None and (why := disturbed_by(seen)):
             session.warn_and_keep(f"{label} with {concurrency} requests at a time was disturbed: {why}")
 
@@ -119,6 +122,22 @@ class LevelsTogether(Levels[Request]):
         if differ:
             self.session.warn_and_keep(
                 f"{label}: {differ} of {len(pairs)} answers made {concurrency} at a time differ from those made alone"
+            )
+
+    def _test(self, label: str, concurrency: int, good: list[tuple[Row, Request, Answered]]) -> None:
+        """Warn where sampled answers of a method that promises its reference's distribution are biased."""
+        if self.session.config.temperature == 0 or not self.decoders[label].lossless:
+            return
+        own = self.decoders[self.session.same_as(label)]
+        verdicts = [
+            judge_sampled(own, asked.prompt, row, asked.sampling, done.generation.offers).sampled
+            for row, asked, done in good
+            if done.generation is not None
+        ]
+        pooled = pool(one for one in verdicts if one is not None)
+        if bound(pooled) < BIASED:
+            self.session.warn_and_keep(
+                f"{label}: {pooled.tokens:,} sampled tokens of answers made {concurrency} at a time are biased"
             )
 
 

@@ -17,13 +17,14 @@ from specbench_ss.benchmark.answering import Answering, Decode, Request, recorde
 from specbench_ss.benchmark.events import Events as Events
 from specbench_ss.benchmark.quiet_timing import peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
+from specbench_ss.benchmark.sampled_tokens import judge_sampled
 from specbench_ss.benchmark.schedule import Sample, sample_seed
 from specbench_ss.benchmark.second_passes import SecondPasses
 from specbench_ss.benchmark.session import Session
 from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.benchmark.warm_prompts import warm_prompts
 from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.decoding.generation import Generation, Offer, Step
 from specbench_ss.decoding.loop import decode as decode_once
 from specbench_ss.decoding.loop import looked_into
 from specbench_ss.decoding.references import references
@@ -36,7 +37,7 @@ from specbench_ss.models.unseen_gpu import unseen_gpu
 from specbench_ss.runs import sameness
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.ledger import Ledger
-from specbench_ss.runs.rows import Row, Sameness
+from specbench_ss.runs.rows import Key, Row, Sameness
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
 from specbench_ss.time_limit import check_thread
@@ -95,6 +96,7 @@ class LocalSession(Session):
         self.remembers = {label: bool(decoder.remembers) for label, decoder in decoders.items()}
         self.answering = Answering(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
+        self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled answers that are not judged yet
         # last, for it has a thread
         self.machine = MachineRecord(self.recording, [*target.layers_on], run_dir, self.warn_and_keep)
 
@@ -195,6 +197,7 @@ class LocalSession(Session):
             done = looked_into(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
+        self._offers[row.key] = done.offers
         self.machine.note(row, seen)
         if recorded(target) != before:
             row.disturbed = row.disturbed or "a pass was recorded within the answer, to be replayed later"
@@ -219,6 +222,15 @@ class LocalSession(Session):
 
     def _prompt(self, sample: Sample) -> list[int]:
         return prompt_ids(self.target, sample.question, self.history(sample))
+
+    def sampled(self, sample: Sample, row: Row) -> Sameness:
+        """Compare with the model of the method's reference; where it is one itself, with its own."""
+        references = {self.baseline, *map(self.same_as, self.decoders)}
+        label = row.method if row.method in references else self.same_as(row.method)
+        offers, sampling = self._offers.pop(row.key, ()), self._sampling(row.seed)
+        found = judge_sampled(self.decoders[label], self._prompt(sample), row, sampling, offers)
+        check_device(*self.target.layers_on)
+        return found
 
     def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
         return sameness.judge(self.decoders[reference.method], self._prompt(sample), reference, row)

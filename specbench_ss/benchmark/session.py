@@ -38,6 +38,10 @@ class Session(RunLoop):
     def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
         """Compare two good answers."""
 
+    def sampled(self, sample: Sample, row: Row) -> Sameness | None:
+        """Compare a good answer at a temperature above 0 with its distribution; None where nothing can be asked."""
+        return None
+
     def after_failure(self, row: Row) -> None:
         """End the run where a failure says that nothing more can be made. The failed row is committed already."""
         return
@@ -129,10 +133,18 @@ class Session(RunLoop):
         return answers
 
     def _judge(self, sample: Sample) -> None:
-        """Commit the sample's sameness verdict, once; the reference's repeats are held against its first."""
+        """Commit the sample's sameness verdict, once; the reference's repeats are held against its first.
+
+        Sampled answers are each compared with their distribution, those of the reference too.
+        """
         row = self.run_dir.rows[sample.key]
+        if row.key in self.run_dir.judged:
+            return
+        if self.config.temperature > 0 and row.ok and (tested := self.sampled(sample, row)):
+            self.run_dir.append_sameness(tested)
+            return
         first = row.method == self.baseline and row.repeat == 0
-        if first or row.key in self.run_dir.judged:
+        if first:
             return
         repeat = 0 if row.method == self.baseline else row.repeat
         label = self.same_as(row.method)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from specbench_ss.runs.rows import Run
 
 KINDS = (
-    "failed", "mismatch", "impossible", "void", "unstable", "disturbed", "near-tie", "length", "unjudged", "incomplete",
-    "warnings",
+    "failed", "mismatch", "biased", "untestable", "impossible", "void", "unstable", "disturbed", "near-tie", "length",
+    "unjudged", "incomplete", "warnings",
 )  # fmt: skip
 NOT_CHECKED = "not-checked"  # whatever could not be checked
 NAMES = (*KINDS, NOT_CHECKED)

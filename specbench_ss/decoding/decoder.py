@@ -7,7 +7,7 @@ stopping, cutting and every count. Knows no method by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +20,8 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.options import NoOptions, option_values
+
+ONE_BY_ONE = 16  # positions of an answer whose logits take a pass each
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,6 +122,18 @@ class Decoder(ABC):
         cache: an empty one to use, in which the keys and values of prompt and answer come first in every layer.
         """
         return self.target.next_logits([*prompt, *answer], cache)
+
+    def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
+        """Yield float32 logits [n, V] of this method's model at successive tokens of an answer; untimed.
+
+        They come from a fresh pass, and may end before the answer does. A method that overrides `next_logits` gives
+        the first few positions, with a pass each, unless it overrides this too.
+        """
+        if type(self).next_logits is Decoder.next_logits:
+            yield from self.target.answer_logits(prompt, answer)
+            return
+        for n in range(min(len(answer), ONE_BY_ONE)):
+            yield self.next_logits(prompt, answer[:n])[None]
 
     def described(self) -> dict[str, Any]:
         """What this object measures, JSON-ready: settings as resolved and, where it has weights, their hash.

@@ -31,6 +31,18 @@ class Step:
     total_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Drafted tokens that were offered for one token of an answer.
+
+    tokens: of the candidates, in order of proposal. q: the draft probability that the first was drawn with; None where
+    the candidates were chosen, not drawn.
+    """
+
+    tokens: tuple[int, ...] = ()
+    q: float | None = None
+
+
 @dataclass(slots=True)
 class Generation:
     """The answer to one prompt.
@@ -38,6 +50,7 @@ class Generation:
     tokens: kept ids, the end token included when it ended the answer. The first one comes from prefill, the
     others from steps: len(tokens) == prefill_tokens + sum(step.tokens).
     overshoot: accepted tokens beyond the cut, counted nowhere else.
+    offers: at a temperature above 0, the candidates for each token, for the test of what was accepted.
     """
 
     tokens: list[int]
@@ -48,6 +61,7 @@ class Generation:
     steps: list[Step] = field(default_factory=list)
     overshoot: int = 0
     draft_calls: int = 0
+    offers: list[Offer] = field(default_factory=list)
 
     @property
     def decode_s(self) -> float:

@@ -15,7 +15,7 @@ from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.choosing_watch import ChoosingWatch, unusable
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.finite import NotFinite, check_logits, why
-from specbench_ss.decoding.generation import Finish, Generation, Step
+from specbench_ss.decoding.generation import Finish, Generation, Offer, Step
 from specbench_ss.decoding.held import drop_caches, operator_by_operator
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import Clock, now
@@ -93,6 +93,7 @@ class Session:
         self.prompt, self.began = list(prompt), began
         self.finish: Finish | None = None
         self.overshoot = 0
+        self.offers: list[Offer] = []
         self.rows = decoder.max_rows()
         self.one_token = type(decoder).autoregressive
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
@@ -108,7 +109,8 @@ class Session:
         check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
         self._check_known(answer)
-        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, self.overshoot, state.draft_calls)
+        counts = (self.overshoot, state.draft_calls)
+        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, self.offers)
 
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
@@ -125,6 +127,7 @@ class Session:
         self.decoder.begin(state)
         seconds, _ = self.clock.stop()
         _, self.finish = self.cutter.cut([], first.tokens)
+        self.offers = [] if self.sampling.greedy else [Offer()]
         return state, before + seconds
 
     def step(self, state: State) -> Step:
@@ -152,6 +155,8 @@ class Session:
         total, (draft, forward, accept, observe) = clock.stop()
         parts = (draft + observe, forward, accept)
         host = max(0.0, total - sum(parts))
+        if not self.sampling.greedy:
+            self.offers += offers(kept, verdict.path)[:new]
         return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
 
     def propose(self, state: State) -> DraftTree:
@@ -242,6 +247,18 @@ class DraftProbe(Session):
         finally:
             if seen.found:
                 raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
+
+
+def offers(tree: DraftTree, path: Sequence[int]) -> list[Offer]:
+    """Return the candidates behind each node of an accepted path; not timed."""
+    children = tree.shape.children()
+    if not children[0]:
+        return [Offer()]
+    tokens, q, found = tree.tokens.tolist(), tree.draft_probs, []
+    for node in path:
+        own = tuple(tokens[child] for child in children[node])
+        found.append(Offer(own, None if q is None or not own else float(q[node, own[0]])))
+    return found
 
 
 def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:

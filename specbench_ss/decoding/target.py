@@ -6,7 +6,7 @@ Knows forward passes over prompts and draft trees; knows no method, no sampling 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
 
+MOST_LOGITS = 1 << 22  # that `answer_logits` has at a time: 16 MiB
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
 AnyCache = Cache | StreamCache | PartsCache | None
@@ -446,6 +447,17 @@ class Target(Outline):
             return Output(self.logits(final), tree, tapped)
         logits = self.logits(torch.cat((final, beside(final[0])[None]), 1))
         return Output(logits[:, :n], tree, tapped, extra=logits[0, n:])
+
+    def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
+        """Yield float32 logits [n, V] at successive tokens of an answer, from one fresh pass, not timed.
+
+        A few positions at a time: those of a long answer over a large vocabulary would take much memory.
+        """
+        ids = torch.tensor([[*prompt, *answer[:-1]]], device=self.device)
+        output = self.prefill(ids, self.new_cache(ids.shape[1]), every=True)
+        states = output.taps[FINAL][:, len(prompt) - 1 :]
+        for part in states.split(max(1, MOST_LOGITS // self.vocab_size), dim=1):
+            yield self.logits(part)[0].float()
 
     def next_logits(self, ids: Sequence[int], cache: Cache | None = None) -> Tensor:
         """float32 logits [V] after these ids, from a fresh forward pass, not timed. cache: an empty one to use."""

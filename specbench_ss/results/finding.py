@@ -17,6 +17,7 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, failing
 DISBELIEVE = (
     "impossible",
     "void",
+    "biased",
     "mismatch",
     "failed",
     "incomplete",

@@ -30,7 +30,21 @@ VERDICTS = {  # column -> what it counts
     "n_length": "length",
     "n_mismatch": "mismatch",
     "n_other_text": "other text",
+    "n_sampled": "sampled",
     "n_not_compared": "not compared",
+}
+
+OF_SAMPLED = {  # column -> field of `SampledTokens`
+    "sampled_tokens": "tokens",
+    "sampled_pit": "pit_counts",
+    "sampled_ratios": "log_ratios",
+    "sampled_surplus": "surplus",
+    "sampled_variance": "variance",
+    "sampled_offered": "offered",
+    "sampled_accepted": "accepted",
+    "sampled_expected": "expected",
+    "sampled_accept_variance": "accept_variance",
+    "sampled_accept_ratios": "accept_ratios",
 }
 
 
@@ -89,6 +103,8 @@ def sameness(run: Run) -> pd.DataFrame:
     category = _categories(run)
 
     def value(row: Sameness, name: str) -> Any:
+        if name in OF_SAMPLED:
+            return None if row.sampled is None else getattr(row.sampled, OF_SAMPLED[name])
         return category.get(row.key) if name == "category" else getattr(row, name)
 
     return frame(SAMENESS, run.sameness, value)

@@ -96,6 +96,8 @@ def sameness(verdicts: Mapping[str, int]) -> str:
 
     What was not compared is counted behind them: 'identical, 1 not compared'.
     """
+    if verdicts.get("sampled"):
+        return "sampled"
     left = verdicts.get("not compared", 0)
     total = sum(verdicts.values()) - left
     if not total:

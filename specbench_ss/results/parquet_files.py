@@ -35,6 +35,9 @@ from specbench_ss.runs.stored_steps import (
 ARROW = {"Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 LISTS = {  # of `object` columns, what their lists hold; texts where nothing is said here
     "token_ids": pa.int64(),
+    "sampled_pit": pa.int64(),
+    "sampled_ratios": pa.float64(),
+    "sampled_accept_ratios": pa.float64(),
     "acceptance_at": pa.float64(),
     "acceptance_at_n": pa.int64(),
     "acceptance_given": pa.float64(),

@@ -39,6 +39,8 @@ NUMBERS = re.compile(r"[\d.,]*\d")
 FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how bad it is, and what is said
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
     "void": ("wrong", "Results that must not be used."),
+    "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
+    "untestable": ("warning", "Plain decoding fails the test of sampled tokens itself: it cannot be used here."),
     "failed": ("wrong", "Samples failed; no number includes them."),
     "mismatch": ("wrong", "Answers differ from their reference's in a way that no near-tie explains."),
     "length": ("warning", "Answers end earlier or later than their reference's."),
@@ -199,7 +201,7 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         yield Check("failed", "ok", "No sample failed.")
     else:
         yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
-    yield _same(rows)
+    yield _sampled(rows) if any(row.bias for row in rows) else _same(rows)
     yield _timing(run, rows)
     yield from _remembered(run)
 
@@ -224,6 +226,20 @@ def _same(rows: Sequence[SummaryRow]) -> Check:
         return Check("mismatch", "not checked", "No answer was compared with its reference's.")
     others = f" Not compared: {', '.join(rest)}." if rest else ""
     return Check("mismatch", "ok", f"No answer that was compared differs without a near-tie.{others}")
+
+
+def _sampled(rows: Sequence[SummaryRow]) -> Check:
+    """Say of which methods the sampled tokens were tested, where no bias was found."""
+    rest: dict[str, list[str]] = {}
+    promised = [row for row in rows if row.lossless and row.comparison != "reference"]
+    for row in (row for row in promised if row.bias not in ("biased", "no bias found")):
+        rest.setdefault(row.bias or "no tokens", []).append(row.method)
+    if promised and not rest:
+        return Check("biased", "ok", "No bias was found in sampled tokens.")
+    if not promised:
+        return Check("biased", "not checked", "No method promises a distribution that its sampled tokens could follow.")
+    which = "; ".join(f"of {', '.join(methods)}: {why}" for why, methods in rest.items())
+    return Check("biased", "not checked", f"Whether sampled tokens are biased was not checked {which}.")
 
 
 def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:

@@ -20,6 +20,7 @@ from specbench_ss.results.outside_time import passed_seconds
 from specbench_ss.results.paired_times import PairedTimes, over, paired, total
 from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
 from specbench_ss.results.remembering import remembering
+from specbench_ss.results.sampled_output import Bias, SamplingTest, bias_found, sampling_tests, unsuited_control
 from specbench_ss.results.served_counts import served_columns
 from specbench_ss.results.step_tally import tally
 from specbench_ss.runs.losses import unjudged, without_verdict
@@ -43,6 +44,7 @@ class SummaryRow:
     acceptance_given[i] belong to draft position i + 1; the _n are their denominators. target_calls, draft_calls,
     tokens, prefill_s: means over samples. peak_memory_bytes: of the sample that took most. quality_verdict,
     quality_margin: only of methods that may change the answers. baseline: the run's reference, which speedup is over.
+    bias and what begins with it: as in `SamplingTest`, of sampled tokens over all tasks, whatever the category.
     """
 
     category: str
@@ -107,6 +109,14 @@ class SummaryRow:
     unstable: bool | None
     health: tuple[str, ...]
     baseline: str = REFERENCE
+    bias: Bias | None = None
+    bias_tokens: int | None = None
+    bias_p: float | None = None
+    bias_surplus: float | None = None
+    bias_outside: int | None = None
+    bias_offered: int | None = None
+    bias_accepted: int | None = None
+    bias_expected: float | None = None
 
     @property
     def step_cost(self) -> float | None:
@@ -123,14 +133,14 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
-    chosen, without = [OVERALL, *run.categories], unjudged(run)
-    void = {label: [*health.changed_target(run), *remembering(run, label)] for label in run.labels}
+    chosen, without, tests = [OVERALL, *run.categories], unjudged(run), sampling_tests(run)
+    void = {label: _void(run, label, tests) for label in run.labels}
     verdicts, found = _verdicts(run), []
     for category in chosen:
         rows = [row for row in run.rows if category in (OVERALL, row.category)]
         for label in run.labels:
             here = _Compared(run, label, rows, verdicts[label, category])
-            found.append(_summary(here, category, quality_margin, without, void[label]))
+            found.append(_summary(here, category, quality_margin, without, void[label], tests.get(label)))
     return found
 
 
@@ -139,6 +149,11 @@ def failing(summaries: Sequence[SummaryRow]) -> set[str]:
     rows = [row for row in summaries if row.category == OVERALL]
     of_reference = next((row.n_failed for row in rows if row.comparison == "reference"), 0)
     return {row.method for row in rows if row.n_failed > of_reference}
+
+
+def _void(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
+    """Return the findings over all tasks for which a method's numbers must not be used."""
+    return [*health.changed_target(run), *remembering(run, label), *bias_found(run, label, tests)]
 
 
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
@@ -158,10 +173,17 @@ def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
 def disbelieved(run: Run, label: str) -> tuple[str, ...]:
     """Return the findings over all tasks for which a method has no speedup. The reference is never without."""
     row = _Compared(run, label, run.rows)
-    return row.disbelieved([*health.changed_target(run), *remembering(run, label)]) if label != run.baseline else ()
+    return row.disbelieved(_void(run, label, sampling_tests(run))) if label != run.baseline else ()
 
 
-def _summary(here: _Compared, category: str, margin: float, without: Sequence[Row], void: Sequence[str]) -> SummaryRow:
+def _summary(
+    here: _Compared,
+    category: str,
+    margin: float,
+    without: Sequence[Row],
+    void: Sequence[str],
+    test: SamplingTest | None,
+) -> SummaryRow:
     run, label = here.run, here.label
     disbelieved = here.disbelieved(void)
     own, spread = here.own, health.spread(here.own, label == run.baseline)
@@ -192,8 +214,10 @@ def _summary(here: _Compared, category: str, margin: float, without: Sequence[Ro
             *here.differences(),
             *health.unjudged(here.all_own, without),
             *health.unsteady(spread),
+            *unsuited_control(run, label, test),
         ),
         baseline=run.baseline,
+        **(test.columns() if test else {}),
     )
 
 

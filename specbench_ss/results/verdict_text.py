@@ -8,12 +8,20 @@ from typing import Any
 from specbench_ss.results.intervals import FEWEST, Comparison, Interval, compare
 from specbench_ss.results.number_text import MISSING, interval, sameness, times
 from specbench_ss.results.quality import measures
+from specbench_ss.results.sampled_output import BIASED
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.runs.rows import Run
 
 NOT_COMPARED, SAMPLED = "not compared", "sampled"
 PROMISED = f"{SAMPLED}: the method promises the same distribution, not the same text; quality may differ by chance"
 NO_MEAN = "quality over all tasks is left out: the tasks are scored by different measures"
+BIAS = {
+    "no bias found": "no bias found: so many sampled tokens are not distinguishable from draws of the target's "
+    "distribution; texts, and quality, differ by chance",
+    "biased": f"biased: so many sampled tokens are no draws of the target's distribution (p < {BIASED:g})",
+    "too few tokens": "too few tokens: the test cannot see a clear bias in so many sampled tokens",
+    "not testable": "not testable: plain decoding fails the test of sampled tokens itself; see below",
+}
 MARKS = {"not distinguishable": "≈", "too few": "?"}
 
 
@@ -43,12 +51,19 @@ def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
         return "reference"
     if row.reference_of:
         return f"reference of {', '.join(row.reference_of)}"
-    said = sameness(row.sameness)
+    said = _sampled(row) if row.bias else sameness(row.sameness)
     if said == NOT_COMPARED:
         return SAMPLED if row.lossless and config["temperature"] else said
     if row.reference == row.baseline or said == MISSING:
         return said
     return f"{said} {'to' if said == 'identical' else 'against'} {row.reference}"
+
+
+def _sampled(row: SummaryRow) -> str:
+    """Return the test of sampled tokens in words: 'no bias found (1,480 tokens)'."""
+    if not row.lossless:
+        return f"not promised, {row.bias}"
+    return f"{row.bias} ({row.bias_tokens:,})" if row.bias != "not testable" else row.bias
 
 
 def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
@@ -133,9 +148,8 @@ def notes(
     own = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
     repeats, baseline = int(config["repeats"]), next((row.baseline for row in rows), "")
     said = {
-        "void: numbers contradict each other, or the method answered from memory or outside the clock; see below": any(
-            row.comparison == "void" for row in rows
-        ),
+        "void: numbers contradict each other, sampled tokens are biased, or the method answered from memory or outside "
+        "the clock; see below": any(row.comparison == "void" for row in rows),
         "≈ not distinguishable from the reference: the interval covers 1": "≈" in marks,
         f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
             "?" in marks
@@ -145,6 +159,7 @@ def notes(
         f"every method answered every prompt {repeats} times; a prompt counts once in n, with its mean": repeats > 1,
         f"{NO_MEAN} ({measured_by})": any(row.quality is not None and quality(row, config) is None for row in rows),
         PROMISED: (SAMPLED, True) in shown,
+        **{text: outputs and any(bias in output(row, config) for row in rows) for bias, text in BIAS.items()},
         f"{NOT_COMPARED}: the method does not promise the output of its reference": (NOT_COMPARED, False) in shown,
         f"{dagger}a method that changes the model must give that model's plain output ({', '.join(own)}); in "
         f"every row speedup and quality are relative to {baseline}": bool(own),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specbench_ss.runs.level import Level
     from specbench_ss.runs.steps import Steps, StepsBySample
 
-Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "not compared"]
+Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -179,12 +179,66 @@ class StepRow(OfSample):
         return cls(*place.key, index=place.index, step=_read_step(line))
 
 
+PIT_BINS = 10  # of the histogram of PIT values
+OUTSIDE = PIT_BINS  # the place behind these bins: tokens that the sampling filters exclude
+TILTS = (-1 / 4, -1 / 16, 1 / 16, 1 / 4, 1.0)  # exponents of the alternatives p^(1 + tilt)
+
+ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # log-odds by which the alternatives accept more often
+
+
+@dataclass(slots=True)
+class SampledTokens:
+    """Sums over the tokens x of sampled answers, each compared with the distribution p that it should be drawn from.
+
+    pit_counts: tokens by their place in the cumulative distribution, the most probable token first; the last entry is
+    of tokens that the filters exclude, beyond rounding.
+    log_ratios: for each of `TILTS`, the sum of log p^(1 + tilt)(x) / (Z p(x)).
+    surplus: the sum of log p(x) minus its expectation.
+    variance: the sum of the variances of log p(x).
+    offered: tokens for which something was drafted.
+    accepted: of them, tokens that were drafted.
+    expected: the sum of the probabilities of that.
+    accept_variance: the sum of the variances of that.
+    accept_ratios: for each of `ACCEPT_TILTS`, the log-likelihood ratios of accepting with so much larger log-odds.
+    """
+
+    pit_counts: list[Count] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
+    log_ratios: list[float] = field(default_factory=lambda: [0.0] * len(TILTS))
+    surplus: float = 0.0
+    variance: Seconds = 0.0
+    offered: Count = 0
+    accepted: Count = 0
+    expected: Seconds = 0.0
+    accept_variance: Seconds = 0.0
+    accept_ratios: list[float] = field(default_factory=lambda: [0.0] * len(ACCEPT_TILTS))
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens were compared."""
+        return sum(self.pit_counts)
+
+    def __add__(self, other: SampledTokens) -> SampledTokens:
+        """Return the sums over the tokens of both."""
+        return SampledTokens(
+            [a + b for a, b in zip(self.pit_counts, other.pit_counts, strict=True)],
+            [a + b for a, b in zip(self.log_ratios, other.log_ratios, strict=True)],
+            self.surplus + other.surplus,
+            self.variance + other.variance,
+            self.offered + other.offered,
+            self.accepted + other.accepted,
+            self.expected + other.expected,
+            self.accept_variance + other.accept_variance,
+            [a + b for a, b in zip(self.accept_ratios, other.accept_ratios, strict=True)],
+        )
+
+
 @dataclass(slots=True)
 class Sameness(OfSample):
     """One answer compared with the reference's; docs/metrics.md says what the verdicts mean.
 
     first_difference: index of the first token that differs. gap: at that place, the target's best logit minus its
     second best. drop: at that place, the target's best logit minus the lower logit of the two tokens that were chosen.
+    sampled: of an answer at a temperature above 0, its tokens compared with the target's distribution.
     """
 
     verdict: Agreement
@@ -192,6 +246,7 @@ class Sameness(OfSample):
     gap: float | None = None
     drop: float | None = None
     reason: str = ""
+    sampled: SampledTokens | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON-ready data."""

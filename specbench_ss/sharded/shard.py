@@ -65,8 +65,9 @@ def shards(samples: Sequence[Sample], ledger: Ledger, baseline: str, drafts: str
 
 
 def _complete(sample: Sample, ledger: Ledger, baseline: str) -> bool:
-    """Say whether a sample is there with its verdict; the reference's first answer has none."""
-    first = sample.method == baseline and sample.repeat == 0
+    """Say whether a sample is there with its verdict; the reference's first answer has none where it is greedy."""
+    greedy = not ledger.manifest["config"]["temperature"]
+    first = greedy and sample.method == baseline and sample.repeat == 0
     return sample.key in ledger.rows and (first or sample.key in ledger.judged)
 
 

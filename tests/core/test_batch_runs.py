@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import run
+from specbench_ss.benchmark import levels_together
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
@@ -53,6 +54,20 @@ def test_requests_at_a_time_are_measured_beside_the_samples(asked: Path, tmp_pat
         assert line["token_ids"] == alone[line["question_id"], line["turn"], line["method"], line["repeat"]]
         assert line["wall_s"] == pytest.approx(line["prefill_s"] + line["decode_s"])
     assert not [warning for warning in made.manifest.get("warnings") or () if "at a time differ" in warning]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_sampled_answers_at_a_time_are_tested(
+    asked: Path, tmp_path: Path, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if biased:
+        monkeypatch.setattr(levels_together, "bound", lambda pooled: 0.0 if pooled.offered else 1.0)
+    made = run(
+        "pld", suite="mtbench", data=asked, batch_size=3, max_new_tokens=12, warmup=0, telemetry=0, record_drafts=0,
+        dtype="float32", temperature=1.0, out=tmp_path / "r",
+    )  # fmt: skip
+    said = [text for text in made.manifest.get("warnings") or () if "biased" in text]
+    assert [text.partition(":")[0] for text in said] == ["pld"] * biased
 
 
 def test_a_level_that_was_not_finished_is_made_again(asked: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import specbench_ss
 from specbench_ss import load_run
 from specbench_ss.decoding.generation import Step
 from specbench_ss.results.columns import LEVELS, MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
+from specbench_ss.results.frames import OF_SAMPLED
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.runs.rows import Row, Sameness
+from specbench_ss.runs.rows import Row, Sameness, SampledTokens
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 MakeRun = Callable[..., Path]
@@ -60,7 +61,8 @@ def _names(kind: Any) -> set[str]:
 def test_no_field_that_is_recorded_is_missing_from_the_frames() -> None:
     names = {columns: {c.name for c in columns} for columns in (SAMPLES, STEPS, SAMENESS, SUMMARY)}
     assert _names(Row) | {"judged"} == names[SAMPLES]  # which another file holds
-    assert _names(Step) <= names[STEPS] and _names(Sameness) <= names[SAMENESS]
+    assert _names(Step) <= names[STEPS] and _names(Sameness) - {"sampled"} <= names[SAMENESS]
+    assert _names(SampledTokens) <= set(OF_SAMPLED.values()) and set(OF_SAMPLED) <= names[SAMENESS]
     elsewhere = {
         "speedup_interval",
         "reference_interval",

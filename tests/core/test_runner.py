@@ -471,7 +471,7 @@ def test_a_method_is_not_run_without_its_reference(tmp_path: Path) -> None:
         bench.run()
 
 
-@pytest.mark.parametrize(("options", "reason"), [({"lossy": True}, "promise"), ({"temperature": 0.5}, "sampled")])
+@pytest.mark.parametrize(("options", "reason"), [({"lossy": True}, "promise"), ({"temperature": 0.5}, "no logits")])
 def test_where_equality_is_not_promised_it_is_not_compared(tmp_path: Path, options: Any, reason: str) -> None:
     done = Bench(tmp_path, **options).run()
     assert {s.verdict for s in done.sameness} == {"not compared"}

@@ -80,6 +80,8 @@ def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> 
     tokens = generate(own, PROMPT, Limits(12), Sampling()).tokens
     with torch.inference_mode():
         assert [int(own.next_logits(PROMPT, tokens[:i]).argmax()) for i in range(len(tokens))] == tokens
+        every = torch.cat(list(own.answer_logits(PROMPT, tokens)))
+        assert every.argmax(-1).tolist() == tokens
         if attends:  # and without their streams the rows say something else
             after = own.next_logits(PROMPT, tokens[:6])
             assert (after - own.target.next_logits([*PROMPT, *tokens[:6]])).abs().max() > 1e-2

@@ -1,0 +1,176 @@
+"""Statistics of one sampled answer under its model's distribution: log-likelihood ratios and PIT values.
+
+Each token x of an answer is a draw from p, the model's distribution behind the tokens before it. The functions here
+compare x with p; `results/sampled_output.py` pools what they return. docs/design/sampled-output.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from specbench_ss.benchmark.out_of_memory import told
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Offer
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.runs.rows import ACCEPT_TILTS, OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
+from specbench_ss.runs.sameness import near_tie_drop, not_compared
+
+SUMMED = 1e-5  # what float32 may lose in the cumulative sum of a row of probabilities, many times over
+
+
+def judge_sampled(
+    decoder: Decoder, prompt: Sequence[int], row: Row, sampling: Sampling, offers: Sequence[Offer] = ()
+) -> Sameness:
+    """Return the verdict on a sampled answer: its tokens compared with what the model of `decoder` gives them.
+
+    decoder: of the method whose distribution the answer should follow, for a fresh pass of its model.
+    offers: what was drafted for each token; none where that is not known.
+    """
+    answer, dtype = list(row.token_ids or ()), str(decoder.target.dtype)
+    try:
+        with torch.inference_mode():
+            found = compare(decoder.answer_logits(prompt, answer), answer, offers, sampling, dtype, _seed(row))
+    except Exception as e:  # the sample stands: it was not compared
+        return not_compared(row, f"no logits to test it: {told(e, decoder)}")
+    return Sameness(*row.key, verdict="sampled", sampled=found)
+
+
+def _seed(row: Row) -> int:
+    """Return a seed that only this sample has, other than that of its sampling."""
+    return int.from_bytes(hashlib.sha256(repr((row.seed, row.key)).encode()).digest()[:8], "big") >> 1
+
+
+class NotFiniteLogits(ValueError):  # noqa: N818
+    """Raised where a fresh pass gives NaN or infinity."""
+
+
+def compare(
+    logits: Iterable[Tensor],
+    answer: Sequence[int],
+    offers: Sequence[Offer],
+    sampling: Sampling,
+    dtype: str,
+    seed: int,
+) -> SampledTokens:
+    """Compare the tokens of an answer with the distributions that they should be drawn from.
+
+    logits: float32 [n, V] each, at successive tokens of the answer; they may end before the answer does.
+    offers: what was drafted for each token; none where that is not known.
+    dtype: of the model, for what rounding may change.
+    seed: of the uniform numbers that make the PIT values continuous, other than the sample's own.
+    """
+    rng, at = torch.Generator().manual_seed(seed), 0
+    total = SampledTokens()
+    for part in logits:
+        if not bool(part.isfinite().all()):
+            raise NotFiniteLogits("the logits of a fresh pass are not finite")
+        tokens = torch.tensor(answer[at : at + len(part)], device=part.device)
+        uniform = torch.rand(len(tokens), generator=rng, dtype=torch.float64)
+        p = sampling.probs(part)
+        total += _compare(part, p, tokens, uniform, sampling, dtype)
+        total += _acceptance(p, tokens.tolist(), offers[at : at + len(tokens)])
+        at += len(tokens)
+    return total
+
+
+def _compare(
+    logits: Tensor, p: Tensor, tokens: Tensor, uniform: Tensor, sampling: Sampling, dtype: str
+) -> SampledTokens:
+    """Compare tokens [n] with logits and their distributions [n, V]. uniform: [n], in [0, 1)."""
+    p_x = p.gather(1, tokens[:, None])
+    places = torch.arange(p.shape[1], device=p.device)
+    before = (p > p_x) | ((p == p_x) & (places < tokens[:, None]))  # the more probable first; of those alike the first
+    above = (p * before).sum(1).double().cpu()
+    drawn = p_x[:, 0].double().cpu()
+    bins = ((above + uniform * drawn) * PIT_BINS).long().clamp(0, PIT_BINS - 1)
+    log_p_x = p_x[:, 0].log()
+    for i in (drawn == 0).nonzero()[:, 0].tolist():
+        outside = _clearly_outside(logits[i], int(tokens[i]), sampling, dtype)
+        bins[i] = OUTSIDE if outside else PIT_BINS - 1
+        if not outside:
+            log_p_x[i] = _as_though_kept(logits[i], p[i], int(tokens[i]), sampling)
+    inside = bins != OUTSIDE
+    log_p_x = log_p_x.double().cpu()[inside]
+    norms = [norm.double().cpu()[inside].sum() for norm in _norms(p)]
+    ratios = [tilt * log_p_x.sum() - norm for tilt, norm in zip(TILTS, norms, strict=True)]
+    entropy = torch.special.entr(p).sum(1).double().cpu()
+    squares = (p * p.log().nan_to_num(neginf=0.0).square()).sum(1).double().cpu()
+    return SampledTokens(
+        pit_counts=torch.bincount(bins, minlength=PIT_BINS + 1).tolist(),
+        log_ratios=[float(ratio) for ratio in ratios],
+        surplus=float(log_p_x.sum() + entropy[inside].sum()),
+        variance=float((squares - entropy.square()).clamp_min(0).sum()),
+    )
+
+
+def _acceptance(p: Tensor, tokens: Sequence[int], offers: Sequence[Offer]) -> SampledTokens:
+    """Compare how often drafted tokens became tokens of the answer with p [n, V].
+
+    One of chosen candidates becomes the token with their probability under p. The first of drawn ones does with
+    min(1, p / q), whatever the others are: where it is refused, nothing is left of its probability.
+    """
+    places = [(i, x) for i, offer in enumerate(offers) for x in dict.fromkeys(offer.tokens)]
+    if not places:
+        return SampledTokens()
+    rows, columns = (torch.tensor(part, device=p.device) for part in zip(*places, strict=True))
+    chances = dict(zip(places, p[rows, columns].tolist(), strict=True))
+    found = SampledTokens()
+    for i, (token, offer) in enumerate(zip(tokens, offers, strict=False)):
+        if offer.tokens:
+            own = offer.tokens if offer.q is None else offer.tokens[:1]
+            total = sum(chances[i, x] for x in dict.fromkeys(own))
+            found += _offered(min(1.0, total / (offer.q or 1.0)), token in own)
+    return found
+
+
+def _offered(chance: float, accepted: bool) -> SampledTokens:
+    ratios = [tilt * accepted - math.log1p(chance * math.expm1(tilt)) for tilt in ACCEPT_TILTS]
+    return SampledTokens(
+        offered=1,
+        accepted=int(accepted),
+        expected=chance,
+        accept_variance=chance * (1 - chance),
+        accept_ratios=ratios,
+    )
+
+
+def _norms(p: Tensor) -> list[Tensor]:
+    """Return log sum p^(1 + tilt) of each row, for each of `TILTS`, by square roots: powers of a row cost more."""
+    half = p.sqrt()
+    quarter = half.sqrt()
+    eighth = quarter.sqrt()
+    sixteenth = eighth.sqrt()
+    powers = (half * quarter, half * quarter * eighth * sixteenth, p * sixteenth, p * quarter, p * p)
+    return [power.sum(1).log() for power in powers]
+
+
+def _as_though_kept(logits: Tensor, p: Tensor, token: int, sampling: Sampling) -> float:
+    """Return the log of p(token) as though the filters had kept it besides the others."""
+    whole = (logits / sampling.temperature).log_softmax(-1)
+    return float(whole[token] - whole[p > 0].logsumexp(-1))
+
+
+def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str) -> bool:
+    """Say whether top-k or top-p leave a token out, whatever rounding does to the logits [V].
+
+    Only tokens whose logit is larger by more than a near-tie count as before it. A near-tie also bounds how far
+    rounding can shift probability between these tokens and the rest.
+    """
+    tie = near_tie_drop(dtype, float(logits.max()))
+    before = logits > logits[token] + tie
+    if sampling.top_k and int(before.sum()) >= sampling.top_k:
+        return True
+    if sampling.top_p >= 1:
+        return not sampling.top_k  # its probability is 0 in float32 without any filter
+    mass = float(Sampling(sampling.temperature, top_k=sampling.top_k).probs(logits)[before].sum())
+    limit = sampling.top_p + SUMMED
+    return limit < 1 and mass > 0 and _log_odds(mass) - tie / sampling.temperature >= _log_odds(limit)
+
+
+def _log_odds(p: float) -> float:
+    return math.inf if p >= 1 else math.log(p / (1 - p))

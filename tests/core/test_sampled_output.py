@@ -1,0 +1,291 @@
+"""The test of sampled tokens: biased methods are void in a run, honest ones are not, and false alarms are rare."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from specbench_ss.benchmark.runner import run
+from specbench_ss.benchmark.sampled_tokens import compare, judge_sampled
+from specbench_ss.benchmark.schedule import Sample
+from specbench_ss.commands.fail_on import found
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Offer
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.reports.summary_files import MarkdownReport
+from specbench_ss.results import frames, verdict_text
+from specbench_ss.results.parquet_files import write_parquet
+from specbench_ss.results.run_health import checks
+from specbench_ss.results.sampled_output import bound, pool, sampling_tests
+from specbench_ss.results.summary import SummaryRow, summarise
+from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.runs.collected import Collected
+from specbench_ss.runs.config import Recording, RunConfig, RunTarget
+from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, Run, SampledTokens
+from specbench_ss.runs.run_directory import RunDir, read_run
+from specbench_ss.runs.suite import Question, Suite, SuiteData
+from specbench_ss.sharded.shard import shards
+from tests.core.test_runner import Recorder
+from tests.planted_samplers import RULES, Drafting, bigram_target
+
+TOKENS = 100  # of an answer
+PLAIN, FILTERED = Sampling(1.0), Sampling(0.7, top_p=0.9)
+
+
+class Lossy(Drafting):
+    """Promise nothing."""
+
+    lossless = False
+
+
+class Asked(Suite):
+    """Ask questions of one letter."""
+
+    name, summary, categories = "asked", "one letter each", ("x",)
+
+    def load(self, request: Any) -> SuiteData:
+        return suite_data(1)
+
+    def score(self, question: Question, turn: int, answer: str) -> float | None:
+        return None
+
+
+@cache
+def target() -> Target:
+    made: Any = bigram_target()
+    made.encode_chat = lambda messages: [3 + len(messages[-1]["content"])]
+    made.decode_text = lambda ids: ""
+    made.eos_ids = frozenset()
+    return made  # type: ignore[no-any-return]
+
+
+@cache
+def suite_data(questions: int) -> SuiteData:
+    asked = tuple(Question(f"q{i}", "x", ("x" * i,)) for i in range(questions))
+    return SuiteData("asked", "generated", asked)
+
+
+def measured(path: Path, decoders: dict[str, Decoder], sampling: Sampling, questions: int, resume: bool = False) -> Run:
+    """Return a run of these methods on the small model."""
+    data = suite_data(questions)
+    decoders = {"ar": Autoregressive(target()), **decoders}
+    config = RunConfig(
+        tuple(map(MethodSpec, decoders)),
+        warmup=0,
+        max_new_tokens=TOKENS,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop=(),
+    )
+    where = RunTarget(path, resume, recording=Recording(record_drafts="0", telemetry=0))
+    with RunDir.open(where, manifest_for(config, target(), data, decoders, []), data.questions) as run_dir:
+        run(config, target(), Asked(), data, decoders, run_dir, Recorder(), where)
+    return read_run(path)
+
+
+def row_of(done: Run, label: str) -> SummaryRow:
+    return next(row for row in summarise(done) if row.method == label and row.category == "overall")
+
+
+CASES = (  # what is planted, how answers are sampled, questions: at least the tokens of docs/design/sampled-output.md
+    (("everything", "greedy", "doubled"), PLAIN, 6),
+    (("everything", "greedy", "doubled", "unseen"), FILTERED, 6),
+    (("best_of_two", "unseen"), PLAIN, 16),
+    (("best_of_two", "warm_bonus"), FILTERED, 20),
+)
+
+
+@pytest.mark.parametrize(("names", "sampling", "questions"), CASES)
+def test_a_biased_method_has_no_speedup(
+    tmp_path: Path, names: tuple[str, ...], sampling: Sampling, questions: int
+) -> None:
+    decoders: dict[str, Decoder] = {name: Drafting(target(), RULES[name]) for name in names}
+    done = measured(tmp_path / "r", decoders, sampling, questions)
+    bias = {label: test.bias for label, test in sampling_tests(done).items()}
+    assert bias.pop("ar") in ("no bias found", "too few tokens")
+    assert set(bias.values()) == {"biased"}
+    made = checks(done, summarise(done))
+    said = next(check for check in made if check.name == "biased")
+    assert said.state == "wrong" and {line.partition(":")[0] for line in said.lines} == set(names)
+    assert len(found(made, ["biased"])) == 1
+    for name in names:
+        row = row_of(done, name)
+        assert row.comparison == "void" and row.speedup is None
+        assert verdict_text.output(row, done.manifest["config"]).startswith("biased")
+
+
+def test_an_honest_method_passes(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=8)
+    row = row_of(done, "honest")
+    assert verdict_text.output(row, done.manifest["config"]) == f"no bias found ({row.bias_tokens})"
+    assert next(check for check in checks(done, summarise(done)) if check.name == "biased").state == "ok"
+
+
+def test_a_method_that_promises_nothing_is_not_void(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"lossy": lossy()}, PLAIN, questions=4)
+    row = row_of(done, "lossy")
+    assert row.bias == "biased" and row.comparison != "void" and row.speedup is not None
+    assert verdict_text.output(row, done.manifest["config"]) == "not promised, biased"
+
+
+def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
+    page = page_of(done)
+    badges = next(row for row in page["ranking"] if row.label == "greedy").badges
+    assert {("void", "bad"), ("biased (400)", "bad")} <= set(badges)
+    names = [column.title for column in page["sameness"].columns]
+    cells = dict(zip(names, page["sameness"].rows[1], strict=True))
+    assert cells["tokens"].text == "400" and float(cells["p at most"].sort) < 1e-6
+    console = Console(width=120)
+    with console.capture() as told:
+        print_tables(done, console)
+    assert "biased (400)" in told.get() and "no draws of the target's distribution" in told.get()
+    assert "biased (400)" in MarkdownReport().content(done, summarise(done)).decode()
+    table = frames.summary(done).query("category == 'overall' and method == 'greedy'").iloc[0]
+    assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "void")
+    assert write_parquet(done.path) == ""
+    assert pd.read_parquet(done.path / "sameness.parquet")["sampled_pit"].map(sum).sum() == 800
+
+
+def test_few_tokens_are_no_pass(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=1)
+    row = row_of(done, "honest")
+    assert verdict_text.output(row, done.manifest["config"]) == f"too few tokens ({row.bias_tokens})"
+    made = checks(done, summarise(done))
+    assert next(check for check in made if check.name == "biased").state == "not checked"
+
+
+def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, FILTERED, questions=2)
+    assert {v.key for v in done.sameness} == {row.key for row in done.rows}
+    tokens = {row.key: row.tokens for row in done.rows}
+    for verdict in done.sameness:
+        assert verdict.verdict == "sampled" and verdict.sampled is not None
+        assert verdict.sampled.tokens == tokens[verdict.key] and verdict.sampled.pit_counts[OUTSIDE] == 0
+        assert (verdict.sampled.offered > 0) == (verdict.method == "honest")
+
+
+def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
+    decoders: dict[str, Decoder] = {"honest": Drafting(target())}
+    before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
+    file = tmp_path / "r" / "sameness.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:3]))
+    after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).sameness}
+    assert after.keys() == before.keys()
+    for key, verdict in after.items():  # what was drafted is known no more
+        assert verdict.sampled is not None and before[key].sampled is not None
+        assert verdict.sampled.pit_counts == before[key].sampled.pit_counts
+        assert verdict.sampled.offered in (0, before[key].sampled.offered)
+
+
+@pytest.mark.parametrize(("temperature", "missing"), [(1.0, 1), (0.0, 0)])
+def test_workers_compare_the_references_sampled_answers_too(tmp_path: Path, temperature: float, missing: int) -> None:
+    rows = measured(tmp_path / "r", {}, PLAIN, questions=1).rows
+    ledger = Collected(tmp_path, {"config": {"temperature": temperature}})
+    ledger.know(rows, ())
+    sample = Sample(suite_data(1).questions[0], 0, 0, "ar", 0, 0)
+    assert len(list(shards([sample], ledger, "ar", "0", 0))) == missing
+
+
+def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
+    for verdict in done.sameness:  # as where a fresh pass gives other logits than the steps
+        if verdict.method == "ar" and verdict.sampled is not None:
+            verdict.sampled.pit_counts = [TOKENS, *[0] * PIT_BINS]
+    assert row_of(done, "greedy").bias == "not testable" and row_of(done, "greedy").comparison != "void"
+    said = next(check for check in checks(done, summarise(done)) if check.name == "untestable")
+    assert said.state == "warning" and "greedy" in said.lines[0]
+
+
+def test_false_alarms_are_as_rare_as_stated() -> None:
+    """The bound holds at every level: of 400 honest methods at most a share p has evidence of p."""
+    p = [bound(drawn(seed)) for seed in range(200)]
+    assert sum(x <= 0.1 for x in p) / len(p) <= 0.1 and sum(x <= 0.02 for x in p) / len(p) <= 0.02
+
+
+def test_the_parts_of_the_test_are_distributed_as_they_should_be() -> None:
+    from scipy.stats import chisquare, kstest
+
+    made = [drawn(1000 + seed) for seed in range(200)]
+    assert kstest([one.surplus / one.variance**0.5 for one in made], "norm").pvalue > 1e-4
+    counts = pool(made).pit_counts
+    assert counts[OUTSIDE] == 0 and chisquare(counts[:PIT_BINS]).pvalue > 1e-4
+    z = [(one.accepted - one.expected) / one.accept_variance**0.5 for one in made]
+    assert kstest(z, "norm").pvalue > 1e-4
+
+
+def drawn(seed: int, n: int = 120, sampling: Sampling = FILTERED) -> SampledTokens:
+    """Return the comparison of exact draws from random distributions, each with a deterministic candidate."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, 30, generator=rng)
+    tokens = torch.multinomial(sampling.probs(logits), 1, generator=rng)[:, 0].tolist()
+    offers = [Offer((int(x),)) for x in (logits + torch.randn(n, 30, generator=rng)).argmax(1)]
+    return compare([logits[:50], logits[50:]], tokens, offers, sampling, "float32", seed)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token", "outside"),
+    [
+        ("float32", 1, False),  # kept
+        ("float32", 2, True),  # the mass before it is 0.92
+        ("bfloat16", 2, False),  # which rounding may shift below 0.9
+        ("bfloat16", 3, True),
+    ],
+)
+def test_filtered_tokens_count_where_rounding_does_not_explain_them(dtype: str, token: int, outside: bool) -> None:
+    p = torch.tensor([[0.80, 0.12, 0.0796, 0.0004]])
+    found = compare([p.log()], [token], [], Sampling(1.0, top_p=0.9), dtype, 0)
+    assert found.pit_counts[OUTSIDE] == int(outside)
+
+
+def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
+    """Where the mass before a token is top-p up to rounding, it may be kept or not."""
+    p = torch.tensor([[0.6, 0.3 + 2e-7, 0.1]])
+    found = compare([p.log()], [2], [], Sampling(1.0, top_p=0.9), "float32", 0)
+    assert found.pit_counts[OUTSIDE] == 0 and found.log_ratios != SampledTokens().log_ratios
+
+
+def test_one_candidate_that_was_drawn_is_accepted_with_p_over_q() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    chances = {Offer((0,)): 0.5, Offer((0, 1)): 0.75, Offer((0, 1), 0.8): 0.625, Offer((0,), 0.1): 1.0}
+    for offer, expected in chances.items():
+        assert compare([logits], [0], [offer], PLAIN, "float32", 0).expected == pytest.approx(expected)
+
+
+def test_logits_that_are_missing_or_not_finite_are_no_verdict(tmp_path: Path) -> None:
+    row = measured(tmp_path / "r", {}, PLAIN, questions=1).rows[0]
+
+    class Broken(Autoregressive):
+        def answer_logits(self, prompt: Any, answer: Any) -> Any:
+            yield torch.full((len(answer), 61), torch.nan)
+
+    verdict = judge_sampled(Broken(target()), [3], row, PLAIN)
+    assert verdict.verdict == "not compared" and "finite" in verdict.reason
+
+
+def test_a_method_with_another_model_gives_a_few_positions() -> None:
+    class Own(Autoregressive):
+        def next_logits(self, prompt: Any, answer: Any, cache: Any = None) -> Tensor:
+            return 2 * self.target.next_logits([*prompt, *answer])
+
+    with torch.inference_mode():
+        parts = torch.cat(list(Own(target()).answer_logits([3], list(range(3, 40)))))
+        plain = torch.cat(list(Autoregressive(target()).answer_logits([3], list(range(3, 40)))))
+    assert len(parts) == 16 and len(plain) == 37
+    torch.testing.assert_close(parts, 2 * plain[:16])
+
+
+def lossy() -> Lossy:
+    return Lossy(target(), RULES["everything"])
