@@ -1,7 +1,7 @@
 """How long it takes to load and report a large run, and how much memory: `python benchmarks/big_run.py [FOLDER]`.
 
-The run is made up: 480 questions, 12 methods, 3 repeats, 104 steps a sample on average. Its steps are those of the
-run in tests/before, copied with variation, so its numbers say nothing of any method. It is written to a temporary
+The run is made up: 480 questions, 12 methods, 3 repeats, 104 steps a sample on average. Its steps are those of a
+short run on the lab, copied with variation, so its numbers say nothing of any method. It is written to a temporary
 folder, or to FOLDER, where it is kept and used again.
 Each line is a process of its own: CPU seconds (user and system), seconds, and
 the most memory that it had.
@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from specbench_ss.cli import main as main_command
 from specbench_ss.runs.rows import Row, Sameness
 
-SOURCE = Path(__file__).parents[1] / "tests" / "before" / "run"
+SOURCE = ["run", "--methods", "pld,ss", "--suite", "specbench", "--limit", "1", "--max-new-tokens", "12"]
 QUESTIONS, CATEGORIES, METHODS, REPEATS, STEPS = 480, 12, 12, 3, 104
 ACTS = {
     "load": "from specbench_ss import load_run; run = load_run({path!r}); assert not run.unfinished, run.unfinished",
@@ -38,13 +39,21 @@ ACTS = {
 
 def make(path: Path) -> None:
     """Write the run directory of a made-up, synthetic run."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        assert main_command([*SOURCE, "--out", str(source)]) == 0
+        _make(path, source)
+
+
+def _make(path: Path, folder: Path) -> None:
+    """Write the made-up run. folder: the run directory that its steps are taken from."""
     path.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    source = [json.loads(line) for line in (SOURCE / "rows.jsonl").read_text().splitlines()]
-    steps = [json.loads(line) for line in (SOURCE / "steps.jsonl").read_text().splitlines()]
+    source = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     of_method = {row["method"]: [s for s in steps if s["method"] == row["method"]] for row in source}
     labels = ["ar", *(f"{('pld', 'ss')[i % 2]}-synthetic-{i}" for i in range(1, METHODS))]
-    _write_manifest(path, labels)
+    _write_manifest(path, folder, labels)
     names = ("rows", "steps", "sameness")
     with ExitStack() as stack:
         rows, lines, verdicts = (stack.enter_context(open(path / f"{name}.jsonl", "w")) for name in names)
@@ -57,8 +66,8 @@ def make(path: Path) -> None:
                 verdicts.write(json.dumps(asdict(Sameness(**key, verdict="identical"))) + "\n")
 
 
-def _write_manifest(path: Path, labels: list[str]) -> None:
-    manifest = json.loads((SOURCE / "manifest.json").read_text())
+def _write_manifest(path: Path, source: Path, labels: list[str]) -> None:
+    manifest = json.loads((source / "manifest.json").read_text())
     known = {method["name"]: method for method in manifest["methods"]}
     manifest["methods"] = [{**known[label.partition("-")[0]], "label": label} for label in labels]
     manifest["suite"] |= {"name": "synthetic", "size": QUESTIONS, "prompts": QUESTIONS}
@@ -88,8 +97,9 @@ def _row(key: dict[str, Any], index: int, made: list[dict[str, Any]]) -> dict[st
     number = int(key["question_id"].rpartition("-")[2])
     row = Row(
         **key, category=f"category-{number % CATEGORIES}", index=index, position=index % METHODS, seed=number,
-        suite_edition="synthetic", suite_hash="synthetic", status="ok", started=0.0, ended=1.0, prompt_tokens=100,
-        tokens=tokens, prefill_tokens=1, steps=len(made), drafted=sum(s["nodes"] for s in made), **sums, overshoot=0,
+        suite_edition="synthetic", suite_hash="synthetic", status="ok", started=0.0,
+        ended=0.02 + decode_s, prompt_tokens=100, tokens=tokens, prefill_tokens=1, steps=len(made),
+        drafted=sum(s["nodes"] for s in made), **sums, overshoot=0,
         draft_calls=0, finish="length", prefill_s=0.02, decode_s=decode_s, wall_s=0.02 + decode_s,
         text="synthetic words " * (tokens // 4), token_ids=[(number * 31 + j) % 32000 for j in range(tokens)],
     )  # fmt: skip

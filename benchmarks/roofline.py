@@ -138,7 +138,7 @@ def decoder_of(method: str, target: Target, width: int) -> Decoder | None:
         options = SSOptions(k=4, n_draft=width - 1, prune="off")
         if method == "ss-pruned":
             options = SSOptions(k=3, n_draft=DRAFTED, n_keep=width)
-        return SpeculativeStreaming(target, options, Streams(config, target.hidden_size), {})
+        return SpeculativeStreaming(target, options, Streams(config, target.hidden_size))
     raise SystemExit(f"no method {method!r}: verify, medusa, eagle, ss, ss-pruned")
 
 

@@ -11,6 +11,7 @@ class Autoregressive(Decoder):
 
     name = "ar"
     summary = "autoregressive decoding, the reference"
+    autoregressive = True
 
     def max_rows(self) -> int:
         """Only the root."""

@@ -11,7 +11,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from specbench_ss import moved
 from specbench_ss.quiet_imports import quiet_imports
 from specbench_ss.version import __version__
 
@@ -87,5 +86,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-moved.install()
 quiet_imports()

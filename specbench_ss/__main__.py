@@ -1,8 +1,6 @@
 """`python -m specbench_ss` is `ssbench`."""
 
-import sys
-
-from specbench_ss.cli import main
+from specbench_ss.cli import console
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 import warnings
 from functools import cache
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -31,7 +34,9 @@ from specbench_ss.commands import (
 )
 from specbench_ss.commands.shared import literal
 from specbench_ss.deferred_imports import deferred_imports
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, error_text, innermost
+
+LEFT_S = 2.0  # for threads to end after the command
 
 app = typer.Typer(
     name="ssbench",
@@ -94,6 +99,28 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"ssbench: warning: {message}", file=sys.stderr)
 
 
+def console() -> NoReturn:
+    """Run the command line as a process, which ends with its exit code whatever threads a plugin has left."""
+    code = 1
+    try:
+        code = main()
+    finally:
+        threading.Thread(target=_end, args=(code,), daemon=True).start()
+    sys.exit(code)
+
+
+def _end(code: int) -> None:
+    """End the process where threads keep it alive for LEFT_S seconds after the main thread, and name them."""
+    threading.main_thread().join()
+    time.sleep(LEFT_S)
+    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
+    if left:
+        print(f"ssbench: these threads did not end and are left: {', '.join(left)}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def main(args: list[str] | None = None) -> int:
     """Run the command line; what the user can mend is one line on stderr and exit code 2."""
     registry.clear_file_methods()
@@ -108,6 +135,10 @@ def main(args: list[str] | None = None) -> int:
             return _fail(error.format_message(), error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", 130)
+        except (Exception, SystemExit):
+            raise
+        except BaseException as error:  # of a plugin: nothing here raises another kind
+            return _fail(f"{error_text(error)} ({innermost(error)})")
     return code if isinstance(code, int) else 0
 
 

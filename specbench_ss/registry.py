@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.options import options_problem, parse_options
+from specbench_ss.time_limit import exceptions_alone
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.decoder import Decoder
@@ -99,7 +100,8 @@ def load(group: Group, name: str) -> type[Any]:
 
 def _loaded(group: Group, point: EntryPoint) -> type[Any]:
     try:
-        return _checked(group, point)
+        with exceptions_alone():
+            return _checked(group, point)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
@@ -130,7 +132,8 @@ def load_commands(taken: Collection[str]) -> dict[str, Any]:
             _warn(f"command {point.name!r} of {point.value} is left out: there is one of that name already")
             continue
         try:
-            found = point.load()
+            with exceptions_alone():
+                found = point.load()
         except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
             _warn(f"command {point.name!r} does not load: {first_line(error)}")
             continue

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, error_text
 
 GRACE_S = 20.0  # for code outside Python to return once its time is over
 AGAIN_S = 1.0  # the alarm is repeated: somebody may have caught the first
@@ -54,6 +54,20 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
         over.join()
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
         _give_back(others, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def exceptions_alone() -> Iterator[None]:
+    """Within: what a plugin raises that is no Exception, such as GeneratorExit, becomes a RuntimeError.
+
+    Ctrl-C, SystemExit and a time that is over pass.
+    """
+    try:
+        yield
+    except (Exception, SystemExit, KeyboardInterrupt, TimeIsOver):
+        raise
+    except BaseException as error:
+        raise RuntimeError(error_text(error)).with_traceback(error.__traceback__) from error
 
 
 @contextlib.contextmanager

@@ -133,7 +133,7 @@ def fabricate(
                     continue
                 generation = _generation(label.partition("[")[0], length, pace, rng)
                 row.fill(generation)
-                row.text, row.quality, row.started, row.ended = f"{EVIL} #{position}", rng.random(), 0.0, 1.0
+                row.text, row.quality, row.started, row.ended = f"{EVIL} #{position}", rng.random(), 0.0, row.wall_s
                 run_dir.append(row, generation.steps)
                 promised = label not in (references or {}).values() and not temperature
                 if label != "ar" or repeat:

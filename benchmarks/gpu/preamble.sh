@@ -10,6 +10,7 @@ if [ ! -f benchmarks/gpu/preamble.sh ]; then
 fi
 WORK=$(realpath -m "${WORK:-runs/gpu}")
 export WORK DEVICE=${DEVICE:-cuda} DTYPE=${DTYPE:-bfloat16} TINY=${TINY:-} CALL=${CALL:-0}
+export TORCH_CUDNN_SDPA_DEPRIORITIZED=1 # where no target is loaded, which switches cuDNN's attention off
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} SSBENCH_CACHE=${SSBENCH_CACHE:-$WORK/cache}
 if [ -z "${GPU_READY:-}" ]; then
     site=$WORK/site

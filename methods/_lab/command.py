@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from specbench_ss.commands.shared import interrupted
+from specbench_ss.files.write_errors import writing
 
 app = typer.Typer(help="Train ssbench's own small models again.", no_args_is_help=True)
 
@@ -52,13 +53,14 @@ def train(
     from specbench_ss.models.devices import resolve_device
 
     try:
-        pipeline.train(
-            size=size,
-            stages=tuple(name.strip() for name in stages.split(",") if name.strip()),
-            out=out,
-            device=resolve_device(device),
-            seed=seed,
-            budget_scale=budget_scale,
-        )
+        with writing(out, "make room: the same command goes on"):
+            pipeline.train(
+                size=size,
+                stages=tuple(name.strip() for name in stages.split(",") if name.strip()),
+                out=out,
+                device=resolve_device(device),
+                seed=seed,
+                budget_scale=budget_scale,
+            )
     except KeyboardInterrupt as stop:
         raise interrupted(f" {stop}") from None

@@ -50,6 +50,7 @@ class OwnModel(Decoder):
 class OwnAutoregressive(Decoder):
     """Plain decoding of the model of such a method: its reference, itself another model than the target."""
 
+    autoregressive = True
     lossless = False
 
     @classmethod

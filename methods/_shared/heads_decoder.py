@@ -30,6 +30,7 @@ from specbench_ss.methods._shared.static_trees import (
     read_measured,
     tree_of,
 )
+from specbench_ss.methods._shared.tree_advice import with_advice
 from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
@@ -60,6 +61,7 @@ class TreeHeads(Decoder):
     """Heads on a fixed tree, drafted from the last state. At T=0 every rule of acceptance is greedy."""
 
     Options: ClassVar[type[Any]] = HeadsOptions
+    advisable: ClassVar[tuple[str, ...]] = ("nodes", "heads")
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class TreeHeads(Decoder):
         base = cls.outline_of(base, path)
         with torch.device("meta"):
             heads, config = cls.read(path, base, read_shapes)
+        options, _ = with_advice(cls, options, config, base, path)
         check_tree(tree_of(cls.choices(options, config, heads.count), cls.name), heads.count, base.vocab_size, cls.name)
 
     @classmethod
@@ -114,10 +117,14 @@ class TreeHeads(Decoder):
         own = cls.model_of(target, path)
         heads, config = cls.read(path, own, read_tensors)
         check_base(config, target, cls.name)
-        return cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
+        options, advised = with_advice(cls, options, config, target, path)
+        found = cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
+        found.advised = advised
+        return found
 
     def variant(self, options: Any) -> Self:
         """The same heads on another tree."""
+        options, _ = with_advice(self, options, self.config, self.target, Path("config.json"))
         tree = tree_of(self.choices(options, self.config, self.heads.count), self.name)
         other = type(self)(self.target, options, self.heads, tree, self.config)
         other.heads_hash = self.heads_hash

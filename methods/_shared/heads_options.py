@@ -26,7 +26,7 @@ class HeadsOptions(Bounded):
         },
     )
     nodes: int = field(
-        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the heads' configuration says."}
+        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the heads' folder advises."}
     )
     heads: int = field(default=0, metadata={"help": "How many of the heads are used, the first ones. 0: all."})
     accept: Literal["exact", "typical", "nucleus"] = field(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench_ss.decoding.finite import check_probs
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.sampling import Sampling, sample_categorical
 from specbench_ss.decoding.tree import DraftTree, TreeShape
 from specbench_ss.decoding.verify import Verdict, verify_greedy
 
@@ -60,7 +60,7 @@ def accept_rows(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.
     row = matches.argmax()
     path = torch.cat((rows.new_zeros(1), rows[row]))
     node = path[matches[row]]
-    return _verdict(tree, p, node, _drawn(p[node], rng))
+    return _verdict(tree, p, node, sample_categorical(p[node], rng))
 
 
 def accept_resampled(logits: Tensor, tree: DraftTree, q: Tensor, sampling: Sampling, rng: torch.Generator) -> Verdict:
@@ -77,12 +77,7 @@ def accept_resampled(logits: Tensor, tree: DraftTree, q: Tensor, sampling: Sampl
     while (child := next((c for c in children[node] if accepted[c]), None)) is not None:
         node = child
     last = torch.tensor(node, device=p.device)
-    return _verdict(tree, p, last, _drawn(p[node], rng))
-
-
-def _drawn(p: Tensor, rng: torch.Generator) -> Tensor:
-    """A token [1] of p [V]. Of a row with NaN it is any: `_verdict` tells, where drawing would end a CUDA device."""
-    return torch.multinomial(p.nan_to_num(1.0), 1, generator=rng)
+    return _verdict(tree, p, last, sample_categorical(p[node], rng))
 
 
 def _verdict(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) -> Verdict:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specbench_ss.decoding.sampling import exponential_race, sample_categorical
 from specbench_ss.decoding.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -113,11 +114,10 @@ def with_root(drafted: Tensor) -> Tensor:
 def draw(q: Tensor, rng: torch.Generator, count: int = 1) -> Tensor:
     """`count` tokens [.., count] in the order in which they are drawn from q [.., V], without replacement.
 
-    An exponential race: what torch.multinomial does, without its check of q, for which a GPU has to be waited for.
+    An exponential race, for which the device is not waited for.
     Where q has fewer tokens than that, the first one stands for those missing: verification never accepts it twice.
     """
-    arrivals = q / torch.empty_like(q).exponential_(generator=rng).clamp_min_(1e-30)  # 0 / 0 would win
     if count == 1:
-        return arrivals.argmax(-1, keepdim=True)
-    first = arrivals.topk(count, dim=-1).indices
+        return sample_categorical(q, rng)
+    first = exponential_race(q, rng).topk(count, dim=-1).indices
     return torch.where(q.gather(-1, first) > 0, first, first[..., :1])

@@ -21,6 +21,7 @@ from specbench_ss.decoding.tree import indices
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_pass import pass_drafter
+from specbench_ss.methods._shared.tree_advice import with_advice
 from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
@@ -40,6 +41,8 @@ class FeatureDrafting(Decoder):
     """One decoder layer drafts features, and tokens from them. config: what came with the weights."""
 
     companion: ClassVar[str]  # the folder beside a model that has the weights
+    advisable: ClassVar[tuple[str, ...]]  # options that the folder may advise
+    tree_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k")  # of all that use a folder
 
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
@@ -103,6 +106,7 @@ class FeatureDrafting(Decoder):
         layers = cls._layers_here(options, config, base, path)[0]
         with torch.device("meta"):
             drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes_and_words)
+        options, _ = with_advice(cls, options, config, base, path, cls.tree_options)
         cls.settle(options, config, drafter.draft_vocab or base.vocab_size)
 
     @classmethod
@@ -114,16 +118,21 @@ class FeatureDrafting(Decoder):
         path = drafter_folder(options.weights, cls.name, target, cls.companion)
         config = drafter_config(path, cls.name)
         check_base(config, target, cls.name)
+        options, advised = with_advice(cls, options, config, target, path, cls.tree_options)
         candidates = cls._layers_here(options, config, target, path)
         drafter = read_drafter(path, target, cls.name, cls.levels(candidates[0]), read_tensors)
-        if len(candidates) == 1:
-            return cls(target, options, drafter, config, candidates[0])
-        from specbench_ss.methods.eagle.examples import best_layers
+        layers = candidates[0]
+        if len(candidates) > 1:
+            from specbench_ss.methods.eagle.examples import best_layers
 
-        return cls(target, options, drafter, config, best_layers(target, drafter, config, candidates))
+            layers = best_layers(target, drafter, config, candidates)
+        found = cls(target, options, drafter, config, layers)
+        found.advised = advised
+        return found
 
     def variant(self, options: Any) -> FeatureDrafting:
         """The same drafter with another tree."""
+        options, _ = with_advice(self, options, self.config, self.target, Path("config.json"), self.tree_options)
         return type(self)(self.target, options, self.drafter, self.config, self.layers)
 
     def described(self) -> dict[str, Any]:

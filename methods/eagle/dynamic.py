@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import msgspec
 from annotated_types import Ge, Le
 
 from specbench_ss.decoding.decoder import Decoder, State
@@ -33,7 +32,7 @@ DEPTHS = (0, 1, 2, 3, 4, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class DynamicOptions(Bounded):
-    """Options of `eagle2`, and the advice in a checkpoint's configuration. Raises UserError for impossible values."""
+    """Options of `eagle2`. Raises UserError for impossible values."""
 
     owner: ClassVar[str] = "eagle2"
     weights: str = field(
@@ -41,17 +40,15 @@ class DynamicOptions(Bounded):
     )
     total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
         default=0,
-        metadata={"help": "How many nodes are verified, the root included. 0: as the checkpoint advises, else 60."},
+        metadata={"help": "How many nodes are verified, the root included. 0: as the folder advises, else 60."},
     )
     depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = field(
         default=-1,
-        metadata={
-            "help": "How many levels are drafted after the first. -1: as the checkpoint advises, else as published."
-        },
+        metadata={"help": "How many levels are drafted after the first. -1: as the folder advises, else as published."},
     )
     top_k: Annotated[int, Ge(0), Le(64)] = field(
         default=0,
-        metadata={"help": "Beams of a level, and candidates of each. 0: as the checkpoint advises, else 10."},
+        metadata={"help": "Beams of a level, and candidates of each. 0: as the folder advises, else 10."},
     )
 
     def check_together(self) -> None:
@@ -74,18 +71,6 @@ class Eagle3Options(DynamicOptions):
     )
 
 
-class _Advice(msgspec.Struct):
-    total_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    depth: int | msgspec.UnsetType = msgspec.UNSET
-    top_k: int | msgspec.UnsetType = msgspec.UNSET
-
-
-class _Config(msgspec.Struct):
-    """What config.json says of the tree."""
-
-    advice: _Advice = msgspec.field(default_factory=_Advice)
-
-
 @dataclass(frozen=True, slots=True)
 class Size:
     """A dynamic tree as it is drafted. drafted: nodes kept, without the root; levels: depth + 1."""
@@ -103,6 +88,7 @@ class Eagle2(FeatureDrafting):
     summary = "EAGLE-2: EAGLE's drafter, dynamic tree"
     paper = "Li et al. 2024, arXiv:2406.16858"
     Options = DynamicOptions
+    advisable = ("total_tokens", "depth", "top_k")
     published_depth: ClassVar[int] = 5
 
     def __init__(
@@ -119,16 +105,9 @@ class Eagle2(FeatureDrafting):
     @classmethod
     def settle(cls, options: DynamicOptions, config: dict[str, Any], vocab: int) -> Size:
         """The tree's size, no wider than the vocabulary."""
-        try:
-            advice = records.convert(config, _Config).advice
-            given = type(options)(**msgspec.to_builtins(advice))  # without what is unset
-        except ValueError as problem:
-            raise UserError(f"{cls.name}: config.json: {problem}") from None
-        except UserError as error:
-            raise UserError(f"{cls.name}: advice in config.json: {error}") from None
-        depth = next((d for d in (options.depth, given.depth) if d >= 0), cls.published_depth)
-        k = min(options.top_k or given.top_k or 10, vocab)
-        total = options.total_tokens or given.total_tokens or 60
+        depth = cls.published_depth if options.depth < 0 else options.depth
+        k = min(options.top_k or 10, vocab)
+        total = options.total_tokens or 60
         return Size(min(total - 1, k + depth * k * k), depth, k)
 
     @classmethod

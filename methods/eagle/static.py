@@ -50,7 +50,7 @@ class EagleOptions(Bounded):
         },
     )
     nodes: int = field(
-        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the drafter's configuration says."}
+        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the drafter's folder advises."}
     )
     depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = field(
         default=0, metadata={"help": "How many levels are drafted at most. 0: as many as the tree has."}
@@ -69,6 +69,7 @@ class Eagle(FeatureDrafting):
     summary = "EAGLE: one layer drafts features, static tree"
     paper = "Li et al. 2024, arXiv:2401.15077"
     Options = EagleOptions
+    advisable = ("nodes",)
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,6 @@ SHORT_SEPARATOR = 0xFFFF  # the same in 16 bits
 PROBES, PROBED = 64, 32  # suffixes of a chunk that are looked at when it is opened, and tokens of each
 
 
-class _Advice(msgspec.Struct):
-    draft: int = 0
-
-
 class _Header(msgspec.Struct):
     """What a datastore's header says. chunks: tokens of each. hash: of all tokens as int32."""
 
@@ -51,7 +47,7 @@ class _Header(msgspec.Struct):
     hash: str
     made_of: str
     stored_suffixes: bool = True
-    advice: _Advice = msgspec.field(default_factory=_Advice)
+    advice: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +63,14 @@ class Datastore:
     """Chunks, each with a suffix array of its own, and what is known of them.
 
     about: what results say of it, JSON-ready. vocabulary: hash of the tokenizer's, "" where the file does not say.
+    advice: of its header, as `models.drafter_advice` reads it. place: the header's file.
     """
 
     chunks: tuple[Chunk, ...]
     about: dict[str, Any]
     vocabulary: str = ""
-    advised_draft: int = 0
+    advice: Mapping[str, Any] | None = None
+    place: str = HEADER
 
     def check_fits(self, base: Outline, place: Path | str) -> None:
         """Raises UserError where these are not ids of the base's tokenizer."""
@@ -128,7 +126,7 @@ def _open_folder(folder: Path) -> Datastore:
     if not header.stored_suffixes and hash_tokens(chunks) != header.hash:
         raise _damaged(folder, f"is damaged: its tokens are not those that {HEADER} tells of")
     about = {name: getattr(header, name) for name in ("hash", "tokens", "documents", "made_of")}
-    return Datastore(chunks, about, header.vocabulary, header.advice.draft)
+    return Datastore(chunks, about, header.vocabulary, header.advice, str(folder / HEADER))
 
 
 def _damaged(file: Path, how: str) -> UserError:

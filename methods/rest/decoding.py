@@ -20,6 +20,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows
 from specbench_ss.methods.rest.datastore import Datastore, open_datastore
 from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
+from specbench_ss.models.drafter_advice import read_advice
 from specbench_ss.options import Bounded
 
 if TYPE_CHECKING:
@@ -81,20 +82,28 @@ class REST(Decoder):
     def __init__(self, target: Target, options: RESTOptions, store: Datastore) -> None:
         super().__init__(target, options)
         self.store = store
-        self.draft = options.draft or store.advised_draft or PUBLISHED_DRAFT
+        self.draft = options.draft or PUBLISHED_DRAFT
         self.lossless = options.accept == "exact"
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
         """The datastore, and whether its ids are the base's."""
-        cls.opened(options, base)
+        cls.with_advice(options, base, cls.opened(options, base))
 
     @classmethod
     def load(cls, target: Target, options: Any) -> REST:
         """The datastore that the user named, or the one that came with the model; its memory is the files'."""
-        found = cls(target, options, cls.opened(options, target))
-        found.learnt = {"searched": found.store.about}
+        store = cls.opened(options, target)
+        options, advised = cls.with_advice(options, target, store)
+        found = cls(target, options, store)
+        found.learnt, found.advised = {"searched": found.store.about}, advised
         return found
+
+    @classmethod
+    def with_advice(cls, options: Any, base: Outline, store: Datastore) -> tuple[Any, dict[str, Any]]:
+        """Return the options with the datastore's advice in place of defaults, and what was taken."""
+        advice = read_advice(store.advice, cls.Options, ("draft",), cls.name, store.place)
+        return advice.settle(options, base.device_type)
 
     @classmethod
     def opened(cls, options: RESTOptions, base: Outline) -> Datastore:
@@ -137,6 +146,7 @@ class REST(Decoder):
 
     def variant(self, options: Any) -> REST:
         """The same datastore."""
+        options, _ = self.with_advice(options, self.target, self.store)
         return type(self)(self.target, options, self.store)
 
     def max_rows(self) -> int:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.files.conversations import read_conversation
 from specbench_ss.files.user_files import read_text
 from specbench_ss.models.chat_templates import check_template
-from specbench_ss.training.text.conversations import read_conversation
 from specbench_ss.training.text.loading import load_rows
 from specbench_ss.training.text.own_answers import OwnAnswers
 from specbench_ss.training.text.sources import open_source

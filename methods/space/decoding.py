@@ -16,6 +16,7 @@ import torch
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.own_work import OwnWork, of_layers
+from specbench_ss.decoding.sampling import sample_categorical
 from specbench_ss.decoding.target import FINAL, Output, Target
 from specbench_ss.decoding.tree import DraftTree, visibility
 from specbench_ss.decoding.verify import Verdict
@@ -175,7 +176,7 @@ class SPACE(OwnModel):
         if self.lossless or state.sampling.greedy:
             return DraftTree.chain(state.root, logits.argmax(-1))
         q = state.sampling.probs(logits)
-        drawn = torch.multinomial(q, 1, generator=state.rng)  # [k, 1]
+        drawn = sample_categorical(q, state.rng)  # [k, 1]
         self.q = torch.cat((q.new_ones(1), q.gather(1, drawn)[:, 0]))
         return DraftTree.chain(state.root, drawn[:, 0])
 

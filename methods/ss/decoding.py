@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import msgspec
 import torch
@@ -29,6 +29,7 @@ from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, 
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.token_maps import TokenMaps
 from specbench_ss.methods.ss.worth_tuning import worth_trying
+from specbench_ss.models.drafter_advice import KEY, Advice, read_advice
 from specbench_ss.models.drafter_folder import (
     check_base,
     drafter_folder,
@@ -49,17 +50,13 @@ if TYPE_CHECKING:
 WEIGHTS = "model.safetensors"
 
 
-class _Advice(msgspec.Struct):
-    k: int = 0
-    n_draft: int = 0
-    n_keep: int = 0
+LEARNT = ("root", "parent")  # of the streams: which of the folders beside a model has them
 
 
 class _Config(msgspec.Struct):
-    """What config.json says of streams."""
+    """The part of config.json about streams."""
 
     streams: StreamConfig
-    advice: _Advice = msgspec.field(default_factory=_Advice)
 
 
 class SpeculativeStreaming(Decoder):
@@ -72,13 +69,14 @@ class SpeculativeStreaming(Decoder):
     companion: ClassVar[str] = "ss"  # the method whose folder beside a model has the weights
     mode: ClassVar[str] = "lossless"
     most_fused: ClassVar[int] = MOST_FUSED
+    advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", *LEARNT)
 
-    def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: dict[str, int]) -> None:
+    def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: Advice | None = None) -> None:
         super().__init__(target, options)
         target.check_taken_apart(self.name)
         self.lo = streams.config.check_layers(target.n_layers, self.name)
-        self.settings = self.settle(options, streams.config, advice, target)
-        self.advice = advice
+        self.settings = self.settle(options, streams.config, target)
+        self.advice = advice or Advice()  # of the folder, for variants
         self.streams = target.adopt(streams, self.name)
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
@@ -91,6 +89,7 @@ class SpeculativeStreaming(Decoder):
     def check(cls, options: Any, base: Outline) -> None:
         """The streams' file and shapes, and the settings."""
         base.check_taken_apart(cls.name)
+        options, _ = cls.with_kind(options, base)
         folder = drafter_here(options.weights, cls.name, base, cls.companion_of(options))
         if folder is None:
             return
@@ -100,17 +99,21 @@ class SpeculativeStreaming(Decoder):
                 base.check_square(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
             cls.read_streams(folder, shape, base, read_shapes)
-        cls.settle(cls.step_options(options), shape, config.get("advice", {}), base)
+        options, _ = cls.advice_of(folder, config).settle(options, base.device_type, without=LEARNT)
+        cls.settle(cls.step_options(options), shape, base)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
         """Streams from the folder that the user named, or those that came with the model."""
+        options, kind = cls.with_kind(options, target)
         folder = drafter_folder(options.weights, cls.name, target, cls.companion_of(options))
         config, shape = cls.read_shape(folder)
         check_base(config, target, cls.name)
         streams = cls.read_streams(folder, shape, target, read_tensors)
-        found = cls(cls.model_of(target, folder), options, streams, config.get("advice", {}))
-        found.learnt = learnt(config)
+        advice = cls.advice_of(folder, config)
+        options, advised = advice.settle(options, target.device_type, without=LEARNT)
+        found = cls(cls.model_of(target, folder), options, streams, advice)
+        found.learnt, found.advised = learnt(config), kind | advised
         found.maps.prepare()
         return found
 
@@ -129,6 +132,25 @@ class SpeculativeStreaming(Decoder):
         return "ss-parent" if options.parent == "on" else "ss-root"
 
     @classmethod
+    def with_kind(cls, options: Any, base: Outline) -> tuple[Any, dict[str, Any]]:
+        """Return the options with `root` and `parent` as advised, and those of them that were taken.
+
+        They name one folder beside the model, so that advice on both is left aside where either is stated, or weights.
+        """
+        beside = base.companion(cls.companion)
+        stated = options.weights or any(getattr(options, name, "auto") != "auto" for name in LEARNT)
+        if beside is None or stated or not set(LEARNT) & set(cls.advisable):
+            return options, {}
+        others = [name for name in cls.advisable if name not in LEARNT]
+        return cls.advice_of(beside, read_config(beside)).settle(options, base.device_type, without=others)
+
+    @classmethod
+    def advice_of(cls, folder: Path, config: Mapping[str, Any]) -> Advice:
+        """Return the advice of a folder. Raises UserError for options that it may not advise."""
+        others = SpeculativeStreaming.advisable
+        return read_advice(config.get(KEY), cls.Options, cls.advisable, cls.name, folder / "config.json", others)
+
+    @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:
         """The model that these streams decode with."""
         return target
@@ -139,11 +161,11 @@ class SpeculativeStreaming(Decoder):
         return cast("SSOptions", options)
 
     @classmethod
-    def settle(cls, options: SSOptions, config: StreamConfig, advice: dict[str, int], base: Outline) -> Settings:
+    def settle(cls, options: SSOptions, config: StreamConfig, base: Outline) -> Settings:
         """What a step does. Raises UserError where that cannot be."""
         lo = config.check_layers(base.n_layers, cls.name)
         check_trained(options, config, cls.name)
-        settings = resolve(options, config, advice, base, cls.name)
+        settings = resolve(options, config, base, cls.name)
         if config.main_attends_streams and any(base.windows[lo:]):
             raise UserError(f"{cls.name}: main_attends_streams is not defined for layers with a sliding window")
         return settings
@@ -175,7 +197,7 @@ class SpeculativeStreaming(Decoder):
         return streams
 
     def described(self) -> dict[str, Any]:
-        """The settings as resolved with the checkpoint's advice, and the streams."""
+        """The settings as resolved, and the streams."""
         resolved = asdict(self.settings) | {"prune": "on" if self.settings.prune else "off"}
         if resolved.pop("sample"):  # which runs of before there was a choice do not have
             resolved["sample"] = "on"
@@ -183,12 +205,12 @@ class SpeculativeStreaming(Decoder):
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """The size and the form of the tree."""
-        chain, pruned = self.options.mode == "chain", self.options.prune == "on"
-        s = self.settings
-        return worth_trying(self.streams.config.gamma, s.gamma, s.k, s.n_draft, s.n_keep, pruned, chain)
+        s, chain = self.settings, self.options.mode == "chain"
+        return worth_trying(self.streams.config.gamma, s.gamma, s.k, s.n_draft, s.n_keep, s.prune, chain)
 
-    def variant(self, options: Any) -> SpeculativeStreaming:
+    def variant(self, options: Any) -> Self:
         """The same streams."""
+        options, _ = self.advice.settle(options, self.target.device_type, without=LEARNT)
         other = type(self)(self.target, options, self.streams, self.advice)
         other.maps = self.maps
         return other

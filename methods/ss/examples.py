@@ -22,9 +22,8 @@ BESIDE_MLP = StreamConfig(gamma=3, n_msa_layers=2, keep_mlp=True)
 EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
 SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
 ATTENDING = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
-ADVICE = {"k": 2, "n_keep": 6}
 D = TypeVar("D", bound=Decoder)
-Made = Callable[..., D]  # a class of methods/ss, which takes target, options, streams, advice
+Made = Callable[..., D]  # a class of methods/ss, which takes target, options, streams
 
 
 def random_streams(target: Target, config: StreamConfig) -> Streams:
@@ -36,7 +35,7 @@ def random_streams(target: Target, config: StreamConfig) -> Streams:
 
 def streaming(method: Made[D], target: Target, config: StreamConfig, options: SSOptions) -> D:
     """Lossless mode."""
-    return method(target, options, random_streams(target, config), {})
+    return method(target, options, random_streams(target, config))
 
 
 def shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
@@ -71,7 +70,7 @@ def shared_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]
     tuned, attending = fine_tuned(target), not any(target.windows)
 
     def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
-        return lambda: method(tuned, SSOptions(**options), random_streams(tuned, config), ADVICE)
+        return lambda: method(tuned, SSOptions(k=2, n_keep=6, **options), random_streams(tuned, config))
 
     shapes = {"tree": made(SHARED), "chain": made(SHARED, mode="chain")}
     if not attending:
@@ -84,6 +83,6 @@ def shared_ar_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], 
     tuned, attending = fine_tuned(target), not any(target.windows)
 
     def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
-        return lambda: method(tuned, SharedAROptions(**options), random_streams(tuned, config), ADVICE)
+        return lambda: method(tuned, SharedAROptions(**options), random_streams(tuned, config))
 
     return ({"eq-3": made(ATTENDING)} if attending else {}) | {"plain": made(SHARED)}

@@ -20,30 +20,35 @@ TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
 class SSOptions(Bounded):
     """Options of `ss` and `ss-shared`. Raises UserError for values beyond their bounds.
 
-    0, -1 or auto mean: as the streams were trained, or as their checkpoint advises.
+    0, -1 or auto mean: as the streams' folder advises, else as they were trained.
     """
 
     weights: str = field(
         default="", metadata={"help": "Folder with the streams. Empty: those that came with the model."}
     )
     gamma: Annotated[int, Ge(0)] = field(
-        default=0, metadata={"help": "How many streams a step uses, at most as many as were trained. 0: all of them."}
+        default=0,
+        metadata={
+            "help": "How many streams a step uses, at most as many as were trained. 0: as the folder advises, else all."
+        },
     )
     k: Annotated[int, Ge(0)] = field(
-        default=0, metadata={"help": "Candidates of a stream; 1 drafts a chain. 0: as the checkpoint advises."}
+        default=0, metadata={"help": "Candidates of a stream; 1 drafts a chain. 0: as the folder advises, else 3."}
     )
     n_draft: Annotated[int, Ge(-1)] = field(
         default=-1,
         metadata={
-            "help": "How many nodes are drafted, the best by joint probability. 0: all. -1: as the checkpoint advises."
+            "help": "How many nodes are drafted, the best by joint probability. 0: all. -1: as the folder advises, "
+            "else all."
         },
     )
     n_keep: Annotated[int, Ge(0)] = field(
         default=0,
-        metadata={"help": "How many nodes stay after pruning, the root included. 0: as the checkpoint advises."},
+        metadata={"help": "How many nodes stay after pruning, the root included. 0: as the folder advises, else 32."},
     )
-    prune: Literal["on", "off"] = field(
-        default="on", metadata={"help": "Whether the tree is pruned at the pruning layer."}
+    prune: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={"help": "Whether the tree is pruned at the pruning layer. auto: as the folder advises, else on."},
     )
     prune_layer: Annotated[int, Ge(-1)] = field(
         default=-1, metadata={"help": "Layer before which the tree is pruned. -1: as trained."}
@@ -92,14 +97,15 @@ class SSOptions(Bounded):
         default="auto",
         metadata={
             "help": "Whether streams learn the token that the main stream has decided, which is not in the papers. on: "
-            "the weights of that kind that came with the model. Only as trained, else an error. auto: as trained."
+            "the weights of that kind that came with the model. Only as trained, else an error. auto: as the folder "
+            "advises that came with the model, else as trained."
         },
     )
     parent: Literal["auto", "on", "off"] = field(
         default="auto",
         metadata={
             "help": "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
-            "that kind that came with the model. Only as trained, else an error. auto: as trained.",
+            "that kind that came with the model. Only as trained, else an error. auto: as of root.",
             "later": True,
         },
     )
@@ -126,7 +132,7 @@ def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options, checkpoint and its advice made one: what a step does."""
+    """Options and checkpoint made one: what a step does."""
 
     gamma: int
     k: int
@@ -146,15 +152,18 @@ class Settings:
         return max(nodes, kept * (1 + self.gamma))
 
 
-def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], base: Outline, name: str) -> Settings:
-    """Raises UserError, naming the method, for what cannot be: gamma or k of zero or too large, pruning too high up."""
+def resolve(options: SSOptions, config: StreamConfig, base: Outline, name: str) -> Settings:
+    """Return what a step does. Raises UserError, naming the method, for gamma or k too large, or pruning too high up.
+
+    options: with the folder's advice taken.
+    """
     lo = config.check_layers(base.n_layers, name)
     if not 0 <= options.gamma <= config.gamma:
         raise UserError(f"{name}: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
     gamma = options.gamma or config.gamma
-    k = 1 if options.mode == "chain" else options.k or advice.get("k", 3)
-    n_draft = options.n_draft if options.n_draft >= 0 else advice.get("n_draft", 0)
-    n_keep = options.n_keep or advice.get("n_keep", 32)
+    k = 1 if options.mode == "chain" else options.k or 3
+    n_draft = max(options.n_draft, 0)
+    n_keep = options.n_keep or 32
     trained_at = lo if config.prune_layer < 0 else config.prune_layer
     layer = trained_at if options.prune_layer < 0 else options.prune_layer
     if min(k, n_keep) < 1:
@@ -164,7 +173,7 @@ def resolve(options: SSOptions, config: StreamConfig, advice: dict[str, int], ba
     if layer > lo:
         raise UserError(f"{name}: the pruning layer {layer} is above layer {lo}, where streams begin")
     return Settings(
-        gamma, k, n_draft, n_keep, options.prune == "on", layer, options.prune_threshold,
+        gamma, k, n_draft, n_keep, options.prune != "off", layer, options.prune_threshold,
         options.stream_attention_top_p, options.sample == "on",
     )  # fmt: skip
 

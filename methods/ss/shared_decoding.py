@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from specbench_ss.methods._shared.fine_tuned import OwnModel
 from specbench_ss.methods._shared.lora import check_lora, merged_target
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
+from specbench_ss.models.drafter_advice import Advice
 from specbench_ss.models.drafter_folder import drafter_here
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
     mode = "shared"
     own_reference = "ss-shared-ar"
     model_options = SharedAROptions
+    advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune")  # under eq. 3 gamma is part of the model
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""
@@ -104,11 +106,13 @@ class SharedAutoregressive(SharedStreaming):
 
     name = "ss-shared-ar"
     summary = "plain decoding of the model of ss-shared, with its streams where rows see them (eq. 3): its reference"
+    autoregressive = True
     lossless = False
     Options = SharedAROptions
+    advisable = ()
     most_fused = 0  # nothing is drafted
 
-    def __init__(self, target: Target, options: Any, streams: Streams, advice: dict[str, int]) -> None:
+    def __init__(self, target: Target, options: Any, streams: Streams, advice: Advice | None = None) -> None:
         super().__init__(target, self.step_options(options), streams, advice)
         self.options = options
         self.attending = streams.config.main_attends_streams

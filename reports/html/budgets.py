@@ -20,7 +20,7 @@ COLUMNS = (
     Column("steps of training"),
     Column("peak learning rate"),
     Column("text", False, help="What the drafter learnt from, or what is searched"),
-    Column("settings of this run", False, help="Options that the command gave; else the method's or its weights' own"),
+    Column("settings of this run", False, help="Options that the command gave, or the weights' folder advises"),
 )
 
 
@@ -40,8 +40,13 @@ def _row(budget: Budget, style: Style) -> list[Cell]:
         *(figure(learnt.get(name), 0) for name in ("parameters", "tokens", "steps")),
         Cell(f"{learnt['lr']:g}", learnt["lr"]) if "lr" in learnt else plain(MISSING),
         plain(_text(budget.learnt)),
-        plain(budget.given + (" (a preset)" if budget.preset else "")),
+        plain(_settings(budget)),
     ]
+
+
+def _settings(budget: Budget) -> str:
+    given = budget.given + (" (a preset)" if budget.preset else "")
+    return "; ".join(filter(None, (given, f"advised: {budget.advised}" if budget.advised else "")))
 
 
 def _text(learnt: Mapping[str, Any] | None) -> str:

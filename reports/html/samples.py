@@ -103,7 +103,7 @@ def samples(
             "id": [visible(id) for id, _ in prompts],
             "turn": [turn for _, turn in prompts],
             "task": [visible(title(_category(of, prompt, ranked))) for prompt in prompts],
-            "asked": [texts(_shown(_turn(asked, prompt, "turns"))) for prompt in prompts],
+            "asked": [texts(_shown(_asked(asked, prompt))) for prompt in prompts],
             "expected": [texts(_shown(_expected(asked, prompt))) for prompt in prompts],
         },
         "repeats": run.repeats,
@@ -144,6 +144,15 @@ def _turn(asked: Mapping[str, Any], prompt: Prompt, name: str) -> str:
     id, turn = prompt
     values = getattr(asked[id], name) if id in asked else ()
     return values[turn] if turn < len(values) else ""
+
+
+def _asked(asked: Mapping[str, Any], prompt: Prompt) -> str:
+    """Return what a turn asks, the first one with the messages before it and all their roles."""
+    id, turn = prompt
+    text = _turn(asked, prompt, "turns")
+    history = asked[id].history if id in asked and turn == 0 else ()
+    said = [f"{message.role}: {message.content}" for message in history]
+    return "\n\n".join([*said, f"user: {text}"]) if said else text
 
 
 def _expected(asked: Mapping[str, Any], prompt: Prompt) -> str:

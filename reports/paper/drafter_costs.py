@@ -52,8 +52,8 @@ def streaming(target: Target, top_p: int = 0) -> Overhead:
     top_p: number of tokens that streams attend to (ACL H.1); 0 means all.
     """
     streams = meta_streams(target.hidden_size)
-    options = SSOptions(prune="off", stream_attention_top_p=top_p)
-    decoder = SpeculativeStreaming(target, options, streams, {"k": K})
+    options = SSOptions(k=K, prune="off", stream_attention_top_p=top_p)
+    decoder = SpeculativeStreaming(target, options, streams)
     logits = torch.empty(GAMMA, target.vocab_size, device=META)
     root = torch.empty(1, dtype=torch.long, device=META)
     full = draft_tree(root, logits, K, 0)

@@ -94,6 +94,20 @@ def as_published(request: Request, methods: Sequence[str]) -> Request:
     return replace(request, settings=(*trees, *request.settings)) if request.published else request
 
 
+def papers_streams(request: Request, methods: Sequence[str]) -> tuple[str, ...]:
+    """Return the setting by which `ss` has the papers' streams, where a model's folder may advise others.
+
+    The lab's advises none. What the user gives with --set comes first.
+    """
+    from specbench_ss.models.model_folder import is_lab
+
+    drafts = any(MethodSpec.parse(text).name == "ss" for text in methods)
+    given = any(text.startswith(("ss.parent=", "ss.root=", "ss.weights=")) for text in request.settings)
+    if not drafts or given or is_lab(request.model) or not comes_along(request.model, "ss"):
+        return ()
+    return ("ss.parent=off",)
+
+
 def told_trees(request: Request) -> list[str]:
     """Return the note that a table made so carries; nothing for the trees that came with the weights."""
     return ["ours: with the papers' draft trees"] if request.published else []
@@ -106,7 +120,8 @@ def config_for(request: Request, methods: Sequence[str], **settings: Any) -> Run
     """
     from specbench_ss.benchmark.asked import method_specs
 
-    specs = method_specs(",".join([REFERENCE, *dict.fromkeys(m for m in methods if m != REFERENCE)]), request.settings)
+    asked = ",".join([REFERENCE, *dict.fromkeys(m for m in methods if m != REFERENCE)])
+    specs = method_specs(asked, (*papers_streams(request, methods), *request.settings))
     given = {name: getattr(request, name) for name in ("model", "device", "dtype", "seed", "data", "chat_template")}
     limit = settings.pop("limit", None) if request.limit is None else request.limit
     settings.pop("limit", None)

@@ -20,4 +20,4 @@ def questions(request: Request, suite: str, category: str, limit: int) -> tuple[
 
 def first_turn(target: Target, question: Question) -> list[int]:
     """Return the token ids of the conversation that asks the first turn."""
-    return target.encode_chat([{"role": "user", "content": question.turns[0]}])
+    return target.encode_chat(question.messages())

@@ -14,7 +14,7 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, probe_drafts
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.time_limit import TimeIsOver, time_limit
+from specbench_ss.time_limit import TimeIsOver, exceptions_alone, time_limit
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
@@ -24,30 +24,30 @@ OnTokens = Callable[[int], None] | None
 Decode = Callable[[Decoder, list[int], Limits, Sampling, OnTokens], Generation]
 
 
-def recorded(decoder: Decoder) -> int:
-    """How often a pass of a method's model was recorded so far, or proven: that takes time within an answer."""
-    passes = getattr(decoder.target, "passes", None)
+def recorded(target: Target) -> int:
+    """Return how often a pass of a model was recorded so far, or proven: that takes time within an answer."""
+    passes = getattr(target, "passes", None)
     return 0 if passes is None else int(passes.tried)
 
 
-def tries(decoder: Decoder) -> Iterator[None]:
+def tries(target: Target, remembers: bool) -> Iterator[None]:
     """Yield before each try of an answer that is measured: again, a few times at most, while a pass is recorded in it.
 
-    A method that remembers prompts has one try: the next would be of a prompt that it has seen.
+    target: the method's model. A method that remembers prompts has one try: it would have seen the next one's prompt.
     """
-    for _ in range(1 if decoder.remembers else TRIES):
-        before = recorded(decoder)
+    for _ in range(1 if remembers else TRIES):
+        before = recorded(target)
         yield
-        if recorded(decoder) == before:
+        if recorded(target) == before:
             return
 
 
-def unreplayed(decoder: Decoder) -> Counter[str] | None:
-    """How many passes of a method's model were made operator by operator so far, where others are replayed, by reason.
+def unreplayed(target: Target) -> Counter[str] | None:
+    """Return how many passes of a model were made operator by operator so far, where others are replayed, by reason.
 
     None where nothing is replayed.
     """
-    passes = getattr(decoder.target, "passes", None)
+    passes = getattr(target, "passes", None)
     return None if passes is None else Counter(passes.declined)
 
 
@@ -91,7 +91,8 @@ class Answering:
         over = f"no answer within {longest:g} s" if longest is not None else ""
         resumable = f"what is in {self.place} is whole, and --resume goes on"
         try:
-            with time_limit(longest, lambda: f"{label}: {over}, and it cannot be interrupted; {resumable}"):
+            told = f"{label}: {over}, and it cannot be interrupted; {resumable}"
+            with time_limit(longest, lambda: told), exceptions_alone():
                 yield
         except TimeIsOver:
             self.target.drop_cache()  # it may have been left half-written

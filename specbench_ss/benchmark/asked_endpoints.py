@@ -76,6 +76,8 @@ def access_of(values: Mapping[str, Any]) -> Access:
     for name in names:
         if name is not None and not os.environ.get(name):
             raise UserError(f"--api-key-env {name}: there is no such variable in the environment, or it is empty")
+        if name is not None and not (os.environ[name].isascii() and os.environ[name].isprintable()):
+            raise UserError(f"--api-key-env {name}: the key has characters that no header holds; use printable ASCII")
     for url, name in zip(urls, names, strict=True):
         if name and "@" in urlsplit(url).netloc:
             raise UserError(f"--endpoint {_shown(url)} has a user, and --api-key-env a key: a request has room for one")
@@ -104,6 +106,8 @@ def address(url: str) -> str:
         host, _ = parts.hostname, parts.port
     except ValueError as e:
         raise UserError(f"--endpoint {_shown(url)}: {e}") from None
+    if any(c.isspace() or not c.isprintable() for c in url.strip()):
+        raise UserError(f"--endpoint {_shown(url)}: an address has no spaces and no control characters")
     if parts.scheme not in ("http", "https") or not host:
         raise UserError(f"--endpoint {_shown(url)}: an address begins with http:// or https:// and names a host")
     if parts.query or parts.fragment:

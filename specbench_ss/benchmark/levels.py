@@ -53,7 +53,8 @@ class Levels(ABC, Generic[Prompt]):
         for repeat in range(repeats):
             for concurrency in config.concurrency:
                 for label in method_order(self.session.labels, block, config.seed):
-                    yield label, concurrency, repeat
+                    if label not in self.session.dropped:
+                        yield label, concurrency, repeat
                 block += 1
 
     def asked(self, label: str, concurrency: int, repeat: int) -> Iterator[tuple[Row, Prompt | None]]:

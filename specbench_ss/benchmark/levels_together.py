@@ -16,10 +16,12 @@ from specbench_ss.benchmark.session import Session
 from specbench_ss.benchmark.telemetry.disturbance import disturbed_by
 from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.decoding.together import Answered, Asked, Together
 from specbench_ss.results.sampled_output import BIASED, bound, pool
 from specbench_ss.runs.level import Level
+from specbench_ss.runs.readable import check_readable
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.run_directory import RunDir
 
@@ -76,9 +78,9 @@ class LevelsTogether(Levels[Request]):
             session.warn_and_keep(f"{label} with {concurrency} requests at a time: {why}")
             return
         check_device(*self.target.layers_on)  # its answers would all be failed ones
-        for place, answered in answers.items():
-            self._fill(sent[place][0], answered)
-        rows = sorted((row for row, _ in wanted), key=lambda row: row.index)
+        unasked = [row for row, asked in wanted if asked is None]
+        made = [self._filled(sent[place][0], answered) for place, answered in answers.items()]
+        rows = sorted((*made, *unasked), key=lambda row: row.index)
         good = [row for row in rows if row.ok]
         counts = (sum(getattr(row, name) or 0 for row in good) for name in ("steps", "drafted", "accepted"))
         level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
@@ -88,18 +90,27 @@ class LevelsTogether(Levels[Request]):
         if seen is not None and (why := disturbed_by(seen)):
             session.warn_and_keep(f"{label} with {concurrency} requests at a time was disturbed: {why}")
 
-    def _fill(self, row: Row, answered: Answered) -> None:
-        """Take an answer. Its times are those that passed since it was begun, waiting for the others included."""
-        if answered.generation is None:
-            error = answered.error or RuntimeError("no answer")
-            row.status, row.error = "failed", told(error, self.decoders[row.method])
+    def _filled(self, blank: Row, answered: Answered) -> Row:
+        """Return the row of an answer, a failed one where there is none or where the row could not be read again."""
+        try:
+            if answered.generation is None:
+                raise answered.error or RuntimeError("no answer")
+            row = self._taken(blank, answered.generation, answered)
+            check_readable(row, ())
+        except (Exception, SystemExit) as error:
+            row = replace(blank, status="failed", error=told(error, self.decoders[blank.method]))
             self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
-            return
-        row.fill(answered.generation)
-        row.text = self.target.decode_text(answered.generation.tokens)
+        return row
+
+    def _taken(self, blank: Row, generation: Generation, answered: Answered) -> Row:
+        """Return a row with the answer. Its times are those since it was begun, waiting for the others included."""
+        row = replace(blank)
+        row.fill(generation)
+        row.text = self.target.decode_text(generation.tokens)
         row.started, row.ended = answered.started, answered.started + answered.wall_s
         row.prefill_s, row.wall_s = answered.first_s, answered.wall_s
         row.decode_s = answered.wall_s - answered.first_s
+        return row
 
     def _compare(self, label: str, concurrency: int, good: list[Row]) -> None:
         """Say how many greedy answers differ from those made alone: other rows beside them are other roundings."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.suite import Suite, SuiteData
 
@@ -48,7 +48,7 @@ def check(
 
     note: told at once what the user should know, also where a later check fails.
     """
-    from specbench_ss.benchmark.requests import check_ids, check_room, check_texts, stop_ids
+    from specbench_ss.benchmark.requests import check_history, check_ids, check_room, check_texts, stop_ids
     from specbench_ss.decoding.engines import check_engine
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.devices import resolve_device, resolve_dtype
@@ -87,6 +87,7 @@ def check(
     data = _questions(config, suite, outline)
     check_ids(data)
     check_texts(data)
+    check_history(outline, data)
     check_room(outline, data)
     prompts = sum(len(q.turns) for q in data.questions)
     if config.concurrency and max(config.concurrency) > prompts:
@@ -125,10 +126,18 @@ def without_unfit(
 
 
 def with_references(config: RunConfig) -> RunConfig:
-    """Every method whose output another one of the run must equal is part of the run, asked for or not."""
+    """Return the configuration with every method whose output another one must equal, asked for or not.
+
+    Raises UserError for a reference that is not autoregressive.
+    """
+    from specbench_ss.decoding.references import check_reference
+
     specs = {spec.label: spec for spec in config.methods}
     for spec in config.methods:
-        reference = registry.method_class(spec.name).reference_for(_options(spec, config))
+        kind = registry.method_class(spec.name)
+        reference = kind.reference_for(_options(spec, config))
+        if reference.name != REFERENCE:
+            check_reference(kind, registry.method_class(reference.name))
         specs.setdefault(reference.label, reference)
     return replace(config, methods=tuple(specs.values()))
 
@@ -150,11 +159,14 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
 
 def _outline(config: RunConfig, loaded: Target | None) -> Outline:
     """The model as far as it is known: loaded already, or by its files."""
+    from specbench_ss.models.devices import device_class, resolve_device
     from specbench_ss.models.loading import outline_of
 
     if loaded is not None:
         return loaded
-    return outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    found = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    found.device_type = device_class(resolve_device(config.device))
+    return found
 
 
 def _dtype(

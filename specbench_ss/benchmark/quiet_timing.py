@@ -9,8 +9,6 @@ from typing import TypeVar
 
 import torch
 
-from specbench_ss.errors import error_text
-
 P = TypeVar("P")
 
 
@@ -67,11 +65,12 @@ def warm_up(
     prompts: Sequence[P],
     sample: Callable[[str, P, int], float],
     warn: Callable[[str], None],
+    failed: Callable[[str, BaseException], None],
 ) -> int:
-    """One round per prompt, then the last prompt again until every method has settled; how many rounds it took.
+    """Make one round per prompt, then the last prompt again until every method has settled; return how many rounds.
 
-    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or a text.
-    A method that fails is warned of and left out.
+    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or messages. failed(label, error):
+    called for a method that fails, which is left out of what follows.
     """
     times: dict[str, list[float]] = {label: [] for label in methods}
 
@@ -79,9 +78,9 @@ def warm_up(
         for label in list(labels):
             try:
                 times[label].append(sample(label, prompt, MAX_NEW_TOKENS))
-            except (Exception, SystemExit) as e:  # the run itself will record it, sample by sample
-                warn(f"{label} failed during warm-up: {error_text(e)}")
+            except (Exception, SystemExit) as e:
                 del times[label]
+                failed(label, e)
 
     for prompt in prompts:
         for own in times.values():

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.errors import UserError
 from specbench_ss.options import encodable
-from specbench_ss.runs.suite import SuiteData, SuiteRequest
+from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.outline import Outline
     from specbench_ss.decoding.target import Target
 
 
-def prompt_ids(target: Outline, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
-    """Prompt ids of the turn after these answers: the earlier turns, each with its answer, then what is asked now."""
-    messages: list[dict[str, str]] = []
-    for turn, answer in zip(turns, answers, strict=False):
-        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-    return target.encode_chat([*messages, {"role": "user", "content": turns[len(answers)]}])
+def prompt_ids(target: Outline, question: Question, answers: Sequence[str] = ()) -> list[int]:
+    """Return the prompt ids of the turn after these answers, with all that was said before it."""
+    return target.encode_chat(question.messages(answers))
 
 
 def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: Outline) -> SuiteRequest:
@@ -51,8 +48,24 @@ def check_ids(data: SuiteData) -> None:
 def check_texts(data: SuiteData) -> None:
     """Raises UserError for a question that holds what is no character: it could be neither asked nor written down."""
     for q in data.questions:
-        if not encodable("".join((q.id, q.category, *q.turns, *(text for texts in q.references for text in texts)))):
+        said = (*q.turns, *(text for texts in q.references for text in texts), *(m.content for m in q.history))
+        if not encodable("".join((q.id, q.category, *said))):
             raise UserError(f"question {ascii(q.id)} of suite {data.name!r} holds half of a surrogate pair")
+
+
+def check_history(target: Outline, data: SuiteData) -> None:
+    """Raise UserError where the chat template refuses or leaves out messages that stand before a question."""
+    for q in (q for q in data.questions if q.history):
+        try:
+            text = target.chat_text(q.messages())
+        except UserError as error:
+            raise UserError(f"question {q.id!r}: {error}") from None
+        lost = next((m for m in q.messages() if m["role"] != "assistant" and m["content"].strip() not in text), None)
+        if lost is not None:
+            raise UserError(
+                f"question {q.id!r}: the chat template of {target.name!r} leaves out its {lost['role']} message; "
+                "remove the message, or give another --chat-template"
+            )
 
 
 def check_room(target: Outline, data: SuiteData) -> None:
@@ -61,7 +74,7 @@ def check_room(target: Outline, data: SuiteData) -> None:
     How long later turns are depends on the answers before them; one that is too long fails by itself.
     """
     room = target.context_length
-    long = [(q, n) for q in data.questions if (n := len(prompt_ids(target, q.turns[:1]))) >= room]
+    long = [(q, n) for q in data.questions if (n := len(prompt_ids(target, q))) >= room]
     if long:
         question, tokens = long[0]
         others = f" ({len(long)} of {len(data.questions)} questions are too long)" if len(long) > 1 else ""

@@ -31,6 +31,7 @@ class RunLoop(ABC):
     ) -> None:
         self.config, self.data, self.labels = config, data, list(labels)
         self.run_dir, self.events, self.goal = run_dir, events, goal
+        self.dropped: dict[str, str] = {}  # method -> why none of its samples is made
         self._told: set[str] = set()  # what is told once
 
     @property
@@ -105,7 +106,8 @@ class RunLoop(ABC):
             return
         from specbench_ss.benchmark.narrowing import reached, why_stop
 
-        labels = sorted(self.labels, key=lambda label: label != self.baseline)
+        answering = {row.method for row in self.run_dir.rows.values() if row.ok}
+        labels = [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]
         made = self.run_dir.manifest.get("repeats_made") or self.config.repeats
         while not (why := why_stop(list(self.run_dir.rows.values()), labels, made, self.goal)):
             made += 1

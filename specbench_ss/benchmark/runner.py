@@ -27,8 +27,10 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Offer, Step
 from specbench_ss.decoding.loop import decode as decode_once
 from specbench_ss.decoding.loop import looked_into
+from specbench_ss.decoding.references import references
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
+from specbench_ss.error_place import failure_text
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
 from specbench_ss.models.unseen_gpu import unseen_gpu
@@ -62,20 +64,12 @@ def run(
     that fails leaves a failed row and the run goes on; a device that no longer works ends it. On KeyboardInterrupt,
     which is passed on, and on any other exception the directory stays resumable and its status says why it stopped.
     """
-    for label in (REFERENCE, *map(reference_of, decoders.values())):
-        if label not in decoders:
-            raise UserError(f"the reference method {label!r} must be among the methods")
     check_ids(suite_data)
     if where.timeout is not None:
         check_thread()
     session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
     with contextlib.closing(session.machine):
         session.carry_out()
-
-
-def reference_of(decoder: Decoder) -> str:
-    """The label of the method whose output it must equal."""
-    return decoder.reference_for(decoder.options).label
 
 
 class LocalSession(Session):
@@ -96,6 +90,10 @@ class LocalSession(Session):
         super().__init__(config, data, list(decoders), run_dir, events, where.goal)
         self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, where.recording
+        self.references = references(decoders)
+        # read once, and not where a prompt is at hand: of a plugin, an attribute may be a call
+        self.targets = {label: decoder.target for label, decoder in decoders.items()}
+        self.remembers = {label: bool(decoder.remembers) for label, decoder in decoders.items()}
         self.answering = Answering(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled answers that are not judged yet
@@ -107,7 +105,7 @@ class LocalSession(Session):
         return REFERENCE
 
     def same_as(self, label: str) -> str:
-        return reference_of(self.decoders[label])
+        return self.references[label]
 
     def promises(self, label: str) -> bool:
         return self.decoders[label].lossless
@@ -116,14 +114,26 @@ class LocalSession(Session):
         """Keep what the readers of the results should know of the device and of the methods, before all samples."""
         if self.config.device == "auto" and (unseen := unseen_gpu()):
             self.run_dir.keep_warning(unseen)  # whoever watches was told when the device was chosen
-        for label in (label for label, decoder in self.decoders.items() if decoder.remembers):
+        for label in (label for label, remembers in self.remembers.items() if remembers):
             self.warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
 
     def warm_up(self) -> None:
         prompts = warm_prompts(self.target, self.data.questions, self.config.warmup)
-        warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep)
-        for decoder in self.decoders.values():
-            decoder.forget()
+        warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep, self._drop)
+        for label in [label for label in self.decoders if label not in self.dropped]:
+            try:
+                self.decoders[label].forget()
+            except (Exception, SystemExit) as error:
+                self._drop(label, error)
+
+    def _drop(self, label: str, error: BaseException) -> None:
+        """Make no sample of a method that failed in warm-up. Raises UserError for the run's reference."""
+        check_device(*self.target.layers_on)
+        why = f"failed in warm-up: {failure_text(error)}"
+        if label == self.baseline:
+            raise UserError(f"{label} {why}; nothing can be compared without it") from error
+        self.dropped[label] = why
+        self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
         self.second_passes().make(samples, self.config.seed)
@@ -155,7 +165,7 @@ class LocalSession(Session):
         Each try fills a row of its own, so that none has numbers of another one.
         """
         row, steps = self._decode_once(replace(blank), sample)
-        while self.machine.again(row, self.decoders[sample.method].remembers):
+        while self.machine.again(row, self.remembers[sample.method]):
             try:
                 row, steps = self._decode_once(replace(blank, remade=(row.remade or 0) + 1), sample)
             except (Exception, SystemExit) as e:
@@ -169,27 +179,27 @@ class LocalSession(Session):
         """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
         asked = self.request(sample)
         seen: Seen | None = None
-        decoder, before = asked.decoder, 0
+        target, before = self.targets[sample.method], 0
 
         def measured() -> Generation:
             nonlocal seen, before
-            before, plain, row.started = recorded(decoder), unreplayed(decoder), time.time()
+            before, plain, row.started = recorded(target), unreplayed(target), time.time()
             with quiet_collector(), peak_memory(*self.target.layers_on) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
             row.ended, row.peak_memory_bytes = time.time(), peak() if plain is None else None
             done.check()
             if plain is not None:
-                found = (unreplayed(decoder) or Counter()) - plain
+                found = (unreplayed(target) or Counter()) - plain
                 row.unreplayed, row.unreplayed_why = found.total(), "; ".join(sorted(found))
             return done
 
-        for _ in tries(decoder):
+        for _ in tries(target, self.remembers[sample.method]):
             done = looked_into(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
         self._offers[row.key] = done.offers
         self.machine.note(row, seen)
-        if recorded(decoder) != before:
+        if recorded(target) != before:
             row.disturbed = row.disturbed or "a pass was recorded within the answer, to be replayed later"
         return row, done.steps
 
@@ -211,7 +221,7 @@ class LocalSession(Session):
         return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)
 
     def _prompt(self, sample: Sample) -> list[int]:
-        return prompt_ids(self.target, sample.question.turns, self.history(sample))
+        return prompt_ids(self.target, sample.question, self.history(sample))
 
     def sampled(self, sample: Sample, row: Row) -> Sameness:
         """Compare with the model of the method's reference; where it is one itself, with its own."""
@@ -224,3 +234,10 @@ class LocalSession(Session):
 
     def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
         return sameness.judge(self.decoders[reference.method], self._prompt(sample), reference, row)
+
+    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+        """Return the verdict, after a look at what an autoregressive method says of its own model."""
+        decoder = self.decoders[row.method]
+        if row.tokens and type(decoder).autoregressive and not self.config.temperature:
+            return sameness.judge_alone(decoder, self._prompt(sample), row, reason)
+        return super().without_comparison(sample, row, reason)

@@ -16,9 +16,10 @@ from torch import Tensor
 from specbench_ss.benchmark.out_of_memory import told
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Offer
+from specbench_ss.decoding.near_ties import near_tie_drop
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.runs.rows import ACCEPT_TILTS, OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
-from specbench_ss.runs.sameness import near_tie_drop, not_compared
+from specbench_ss.runs.sameness import not_compared
 
 SUMMED = 1e-5  # what float32 may lose in the cumulative sum of a row of probabilities, many times over
 

@@ -12,8 +12,10 @@ from itertools import groupby
 from specbench_ss.benchmark.run_loop import RunLoop
 from specbench_ss.benchmark.schedule import Sample, sample_seed
 from specbench_ss.decoding.generation import Step
+from specbench_ss.error_place import failure_text
 from specbench_ss.errors import error_text
 from specbench_ss.runs.environment import busy
+from specbench_ss.runs.readable import check_readable
 from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.runs.sameness import FAILED, not_compared
 from specbench_ss.runs.suite import Suite
@@ -82,11 +84,17 @@ class Session(RunLoop):
     def tried(self, sample: Sample) -> tuple[Row, list[Step]]:
         """Return the sample's row and steps, made and scored; a failed row where it could not be made."""
         row, steps = self.blank(sample), list[Step]()
+        if sample.method in self.dropped:
+            row.status, row.error = "failed", self.dropped[sample.method]
+            return row, steps
         try:
-            row, steps = self.made(row, sample)
+            made, made_steps = self.made(row, sample)
+            check_readable(made, made_steps)
+            row, steps = made, made_steps
         except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
             self.failed(e)
-            row.status, row.error = "failed", error_text(e)
+            row = self.blank(sample)
+            row.status, row.error = "failed", failure_text(e)
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
         else:
             row.quality = self._score(sample, row.text or "")
@@ -142,12 +150,16 @@ class Session(RunLoop):
         label = self.same_as(row.method)
         reference = self.run_dir.rows[(row.question_id, row.turn, label, repeat)]
         if reason := self._why_not(sample, row, reference):
-            self.run_dir.append_sameness(not_compared(row, reason))
+            self.run_dir.append_sameness(self.without_comparison(sample, row, reason))
             return
         verdict = self.verdict(sample, row, reference)
         self.run_dir.append_sameness(verdict)
         if verdict.verdict == "mismatch":
             self.events.on_warning(f"{row.method} differs from {label} on {row.question_id} turn {row.turn + 1}")
+
+    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+        """Return the verdict on an answer that is not compared. reason: why it is not."""
+        return not_compared(row, reason)
 
     def promises(self, label: str) -> bool:
         """Say whether a method promises the output of the one that it is compared with."""

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specbench_ss.benchmark.requests import prompt_ids
 from specbench_ss.runs.suite import Question
 
 if TYPE_CHECKING:
@@ -18,14 +17,20 @@ if TYPE_CHECKING:
 
 
 def warm_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:
-    """Prompt ids for the first `many` questions: each first turn with its words in reverse order."""
-    return [_ids(target, text) for text in warm_texts(questions, many)]
+    """Return prompt ids for the first `many` questions: each first prompt with its words in reverse order."""
+    return [_ids(target, messages) for messages in warm_messages(questions, many)]
 
 
-def warm_texts(questions: Sequence[Question], many: int) -> list[str]:
-    """The same as texts."""
+def warm_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, str]]]:
+    """Return the same prompts as messages."""
     asked = [_plain(q.turns[0]) for q in questions]
-    return [unasked(q.turns[0], asked) for q in questions[:many]]
+    return [
+        [
+            *({"role": m.role, "content": _backwards(m.content)} for m in q.history),
+            {"role": "user", "content": unasked(q.turns[0], asked)},
+        ]
+        for q in questions[:many]
+    ]
 
 
 def unasked(text: str, asked: Sequence[str]) -> str:
@@ -41,7 +46,12 @@ def unasked(text: str, asked: Sequence[str]) -> str:
 def _others(text: str, asked: int) -> list[str]:
     """More texts than are asked, so that one is left."""
     numbered = [f"{number}. {text}" for number in range(asked + 1)]
-    return ["".join(reversed(re.split(r"(\s+)", text))), text[::-1], *numbered]
+    return [_backwards(text), text[::-1], *numbered]
+
+
+def _backwards(text: str) -> str:
+    """Return the text with its words in reverse order."""
+    return "".join(reversed(re.split(r"(\s+)", text)))
 
 
 def _alike(one: str, other: str) -> bool:
@@ -54,7 +64,7 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _ids(target: Target, text: str) -> list[int]:
-    """As many of the last ids as fit: a text may have more tokens backwards."""
-    ids = prompt_ids(target, [text])
+def _ids(target: Target, messages: list[dict[str, str]]) -> list[int]:
+    """Return as many of the last ids as fit: a text may have more tokens backwards."""
+    ids = target.encode_chat(messages)
     return ids[-(target.context_length // 2) :] if len(ids) >= target.context_length else ids

@@ -76,7 +76,10 @@ def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[Method
 
 
 def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeout: float) -> bool:
-    """Check one method and print a line for each law. A method with nothing to check does not stop the others."""
+    """Check one method and print a line for each law, and an error that breaks several laws once.
+
+    A method with nothing to check does not stop the others.
+    """
     try:
         kit = _kit(spec, reference, thorough, timeout)
     except UserError as error:
@@ -88,16 +91,24 @@ def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeo
     print(f"{spec.label}: {shapes}")
     for where, why in kit.left_out.items():
         print(f"  left out  {where}: {why}")
-    held, seconds = True, 0.0
+    seconds, alike = 0.0, dict[str, list[str]]()  # what is wrong, and the laws that it breaks
     for result in kit.results():
-        held, seconds = held and result.broken is None, seconds + result.seconds
+        seconds += result.seconds
         partly = f" (some shapes are exempt: {result.exempt})" if result.tried and result.exempt else ""
-        told = f"{result.law.says}{partly}" if result.tried else result.exempt
+        if result.tried and result.untested:
+            partly += f" (not tested on {result.untested})"
+        told = f"{result.law.says}{partly}" if result.tried else result.untested or result.exempt
         print(f"  {result.verdict:<8}{result.law.name:<14}{told}")
         if result.broken is not None:
-            print("".join(f"{'':10}{line.strip()}\n" for line in str(result.broken).splitlines()[1:]), end="")
+            names = alike.setdefault(result.broken.problem, [])
+            names.append(result.law.name)
+            if len(names) == 1:
+                print("".join(f"{'':10}{line.strip()}\n" for line in str(result.broken).splitlines()[1:]), end="")
+    for first, *others in alike.values():
+        if others:
+            print(f"  broken as {first} is, by the same error: {', '.join(others)}")
     print(f"  {_effort(kit)}, {seconds:.1f} s")
-    return held
+    return not alike
 
 
 def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> Kit:

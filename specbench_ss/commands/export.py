@@ -29,7 +29,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Folder to write to, RUN/FORM if not given; of markdown a file, the terminal if not given.",
+            help="Folder to write to, RUN/FORM if not given; of markdown a file, the terminal if not given. It lies in "
+            "no run directory; files of an earlier export are replaced, others are not.",
         ),
     ] = None,
 ) -> None:
@@ -54,10 +55,26 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
 
     if form == "markdown":
         text = exports.markdown(summarise(run), run.manifest["config"])
-        print(text, end="") if out is None else out.write_text(text, encoding="utf-8")
+        if out is None:
+            print(text, end="")
+            return
+        _check_outside(out)
+        exports.check_replaced({out: exports.is_markdown})
+        out.write_text(text, encoding="utf-8")
         return
-    folder = out or run.path / form
+    folder, target = out or run.path / form, exports.FOLDERS[form]
+    if folder.resolve() != run.path.resolve() / form:
+        _check_outside(folder)
+    exports.check_replaced({folder / name: known for name, known in target.files(run).items()})
     folder.mkdir(parents=True, exist_ok=True)
-    for said in exports.FOLDERS[form](run, folder):
+    for said in target.write(run, folder):
         print(f"ssbench: warning: {said}", file=sys.stderr)
     print(f"written: {folder}")
+
+
+def _check_outside(out: Path) -> None:
+    """Raise UserError for a path that is a run directory or lies in one: a method may be called as one of its files."""
+    from specbench_ss.runs.run_directory import run_around
+
+    if run := run_around(out):
+        raise UserError(f"--out {out} lies in the run directory {run}: give a path outside of it")

@@ -23,11 +23,11 @@ NAMES = (*KINDS, NOT_CHECKED)
 
 
 def read(text: str | None) -> tuple[str, ...]:
-    """Return the names of the findings. Raises UserError for an unknown one."""
-    names = tuple(part.strip() for part in (text or "").split(",") if part.strip())
-    if text is not None and not names:
-        raise UserError(f"--fail-on names no finding; there are {', '.join(NAMES)}")
+    """Return the names of the findings; None gives none. Raises UserError for an unknown or blank one."""
+    names = () if text is None else tuple(part.strip() for part in text.split(","))
     for name in names:
+        if not name:
+            raise UserError(f"--fail-on has a blank where a finding is expected: {', '.join(NAMES)}")
         if name not in NAMES:
             raise UserError(f"--fail-on: there is no finding {name!r}{known_words(name, NAMES)}")
     return names

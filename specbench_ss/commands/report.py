@@ -98,8 +98,12 @@ def _report(name: str, runs: Sequence[Run], quality_margin: float) -> Report:
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> Path:
+    from specbench_ss.runs.run_directory import is_of_run
+
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
+    if is_of_run(path):
+        raise UserError(f"{path} belongs to a run and is not replaced: give another --out")
     try:
         write(path)
     except OSError as error:

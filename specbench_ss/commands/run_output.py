@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,8 @@ from specbench_ss.benchmark import measure as measuring
 from specbench_ss.benchmark import preflight
 from specbench_ss.commands.fail_on import fail
 from specbench_ss.commands.report import open_in_browser, write_report
+from specbench_ss.models.devices import device_class
+from specbench_ss.models.drafter_advice import advice_text
 from specbench_ss.options import options_text
 from specbench_ss.results.number_text import counted, parameters
 from specbench_ss.runs.config import RunConfig, RunTarget, decoding
@@ -38,6 +40,8 @@ def describe(config: RunConfig, where: RunTarget) -> None:
         print(f"dtype      {plan.dtype_choice}")
     print(f"suite      {data.name} ({data.edition}), {data.content_hash[:12]}")
     print(f"questions  {len(data.questions)} ({counted(prompts, 'prompt')}), repeats {config.repeats}")
+    for note in data.notes if config.data is not None else ():
+        print(f"note       {note}")
     print(f"decoding   {decoding_text(config, data)}")
     for label, values in plan.options.items():
         print(f"method     {label}: {options_text(values) or 'no options'}")
@@ -81,8 +85,24 @@ def _shown(ready: Ready) -> Iterator[Events]:
     if ready.plan.dtype_choice:
         console.print(escape(ready.plan.dtype_choice), highlight=False, soft_wrap=True)
     console.print(_title(ready), highlight=False, soft_wrap=True)
+    print_data_notes(console, ready.plan.config, ready.plan.data)
+    print_advice(console, ready.run_dir.manifest)
     with Progress(list(ready.labels), console) as progress:
         yield progress
+
+
+def print_data_notes(console: Console, config: RunConfig, data: SuiteData) -> None:
+    """Print what a suite found in data that the user gave."""
+    for note in data.notes if config.data is not None else ():
+        console.print(f"{data.name}: {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def print_advice(console: Console, manifest: Mapping[str, Any]) -> None:
+    """Print the settings that each method has by the advice of its drafter's folder."""
+    device = device_class(manifest["model"]["device"])
+    for method in (method for method in manifest["methods"] if method.get("advised")):
+        line = advice_text(method["label"], method["advised"], device)
+        console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _title(ready: Ready) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from specbench_ss.benchmark.asked_endpoints import Access
-from specbench_ss.commands.run_output import decoding_text, tell
+from specbench_ss.commands.run_output import decoding_text, print_data_notes, tell
 from specbench_ss.results.number_text import counted
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.served import measure as measuring
@@ -59,5 +59,6 @@ def _shown(ready: measuring.Ready) -> Iterator[Events]:
     asked = counted(len(data.questions), "question")
     title = f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] ({data.edition}, {asked})"
     console.print(f"{title}, {escape(decoding_text(ready.plan.config, data))}", highlight=False, soft_wrap=True)
+    print_data_notes(console, ready.plan.config, data)
     with Progress([found.server.label for found in ready.found], console) as progress:
         yield progress

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from specbench_ss.benchmark.progress import Progress
-from specbench_ss.commands.run_output import checked, tell, title
+from specbench_ss.commands.run_output import checked, print_advice, print_data_notes, tell, title
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.sharded import measure as measuring
 
@@ -34,5 +34,7 @@ def _shown(ready: Ready) -> Iterator[Events]:
         console.print(escape(plan.dtype_choice), highlight=False, soft_wrap=True)
     place = f"{model['device']}, workers of Ray"
     console.print(title(plan, model["name"], model["parameters"], place), highlight=False, soft_wrap=True)
+    print_data_notes(console, plan.config, plan.data)
+    print_advice(console, ready.run_dir.manifest)
     with Progress(list(ready.labels), console) as progress:
         yield progress

@@ -31,6 +31,9 @@ def _metrics(questions: list[Question]) -> str:
 
 
 def _print_question(question: Question, whole: bool) -> None:
+    for message in question.history:
+        print(f"  {question.id}, before: {message.role}")
+        print(_shown(message.content, whole))
     for number, turn in enumerate(question.turns):
         print(f"  {question.id}, turn {number + 1}")
         print(_shown(turn, whole))

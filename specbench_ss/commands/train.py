@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.shared import interrupted, literal
 from specbench_ss.errors import UserError
+from specbench_ss.files.write_errors import writing
 from specbench_ss.options import MOST_SEED, Bounds, bounds_of, make_options
 from specbench_ss.training.trainer import TrainConfig, Trainer
 
@@ -221,7 +222,8 @@ def _command(trainer: type[Trainer], name: str) -> Any:
             raise UserError(f"{name}: {error}") from error
         _keep_memory(config)
         try:
-            made.train(config)
+            with writing(config.out, "make room: the same command goes on from the last checkpoint"):
+                made.train(config)
         except KeyboardInterrupt as stop:
             saved = f": {stop};" if str(stop) else "; if a checkpoint was saved before,"
             raise interrupted(f"{saved} the same command goes on from it") from None

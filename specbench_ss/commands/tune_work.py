@@ -34,7 +34,7 @@ FEW = 4  # prompts per task, unless they come from a file of the user's
 def run(config: TuneConfig, out: Path | None) -> None:
     """Tune, write the preset, and print what was tried. The user's mistakes are found before anything is measured."""
     from specbench_ss.benchmark.quiet_timing import frozen_heap
-    from specbench_ss.benchmark.requests import check_room
+    from specbench_ss.benchmark.requests import check_history, check_room
     from specbench_ss.decoding.engines import check_engine
     from specbench_ss.models.chat_templates import check_template
     from specbench_ss.models.devices import resolve_device
@@ -54,6 +54,7 @@ def run(config: TuneConfig, out: Path | None) -> None:
     outline = _outline(config)
     check_template(outline.tokenizer, outline.name)
     asked = _questions(config, outline)
+    check_history(outline, asked)
     check_room(outline, asked)
     target = load_target(
         config.model,
@@ -105,7 +106,7 @@ def _bench(config: TuneConfig, target: Target, asked: SuiteData) -> DecoderBench
         config.method,
         registry.load_method(config.method, target),
         registry.load_method(MethodSpec(REFERENCE), target),
-        [prompt_ids(target, question.turns[:1]) for question in asked.questions],
+        [prompt_ids(target, question) for question in asked.questions],
         Limits(config.max_new_tokens, target.eos_ids),
     )
 

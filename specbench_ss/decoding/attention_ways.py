@@ -1,8 +1,7 @@
-"""Attention of a few rows by the fastest of several ways, as measured once in a process for heads of a shape.
+"""Attention of a few rows on a CPU by the fastest of several ways, as measured once for heads of a shape.
 
-A device may multiply matrices fast and yet have a slow kernel of attention: of one row in bfloat16 without a mask,
-torch's took up to ten times what two products take on a CPU (docs/log.md). Which kernel torch has for rows with a mask
-and heads that share keys depends on the device, so there it is measured as well.
+A processor may multiply matrices fast and yet have a slow kernel of attention: of one row in bfloat16 without a mask,
+torch's took up to ten times what two products take (docs/log.md). On CUDA the way is fixed (`grouped_attention`).
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
-
-from specbench_ss.decoding.replaying import captured_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +23,9 @@ if TYPE_CHECKING:
     Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 
 TRIES, CLEARLY = 7, 1.25  # how often each is measured; times as fast as the first one another has to be
-FROM = {256: 0, 1024: 512, 4096: 2048}  # keys of a probe -> from how many keys what is fastest there counts
-LENGTHS = {"cpu": (256, 1024), "cuda": (256, 1024, 4096)}  # keys that are measured
-FEW = {"cpu": 4, "cuda": 32}  # rows that have a mask
-CALLS = {"cpu": 1, "cuda": 20}  # between two readings of the clock
-ONE, ONE_MASKED, SEVERAL = CASES = ("one row", "one masked row", "few")  # a replayed row always has a mask
+FROM = {256: 0, 1024: 512}  # keys of a probe -> from how many keys what is fastest there counts
+FEW = 4  # rows that have a mask
+ONE, SEVERAL = CASES = ("one row", "few")
 
 
 def by_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -93,8 +88,6 @@ class Heads(NamedTuple):
     @property
     def ways(self) -> tuple[str, ...]:
         """Names of the ways that are measured, the one to beat first; none where torch's own choice is kept."""
-        if self.kind == "cuda":
-            return JOINED, KERNEL, PRODUCTS
         return (KERNEL, IN_FLOAT32, PRODUCTS) if (self.kind, self.dtype) == ("cpu", torch.bfloat16) else ()
 
 
@@ -102,66 +95,32 @@ class Heads(NamedTuple):
 def fastest(of: Heads, case: str, count: int, threads: int) -> str:
     """Return the name of the way that takes clearly less time than the first of `of.ways`, or the name of that.
 
-    case: of CASES. count: of keys; where there is no memory for so many, fewer of them tell. threads: of the processor,
-    on which the answer depends. It waits for the device.
+    case: of CASES. count: of keys. threads: of the processor, on which the answer depends.
     """
-    try:
-        taken = _taken(of, case, count)
-    except torch.OutOfMemoryError:
-        fewer = [length for length in LENGTHS[of.kind] if length < count]
-        return fastest(of, case, fewer[-1], threads) if fewer else of.ways[0]
+    taken = _taken(of, case, count)
     best = min(taken, key=lambda name: taken[name])
     return best if taken[of.ways[0]] >= CLEARLY * taken[best] else of.ways[0]
 
 
 def _taken(of: Heads, case: str, count: int) -> dict[str, float]:
     """Return what each way takes at least, in seconds, of several tries made in turns."""
-    rows = FEW[of.kind] if case == SEVERAL else 1
+    rows = FEW if case == SEVERAL else 1
     like = torch.zeros(0, dtype=of.dtype, device=of.device)
     query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
     mask = None if case == ONE else like.new_zeros(1, 1, rows, count)
-    ways = {name: _calls(partial(WAYS[name], query, keys, keys, mask, None), query.device) for name in of.ways}
-    taken = dict.fromkeys(ways, math.inf)
+    taken = dict.fromkeys(of.ways, math.inf)
     for _ in range(TRIES):
-        for name, calls in ways.items():
-            taken[name] = min(taken[name], _seconds(calls, query.device))
+        for name in taken:
+            begun = time.perf_counter()
+            WAYS[name](query, keys, keys, mask, None)
+            taken[name] = min(taken[name], time.perf_counter() - begun)
     return taken
-
-
-def _calls(one: Callable[[], Tensor], device: torch.device) -> Callable[[], object]:
-    """Return what makes some calls: on CUDA by a replay, as in steps that are replayed, where that can be recorded."""
-
-    def some() -> tuple[Tensor, ...]:
-        return tuple(one() for _ in range(CALLS[device.type]))
-
-    if device.type != "cuda":
-        return some
-    try:
-        return captured_on(device)(some)
-    except RuntimeError:  # of the device's own libraries
-        return some
-
-
-def _seconds(calls: Callable[[], object], device: torch.device) -> float:
-    """Time some calls: on CUDA by the device's own clock, to which no reading of the host's and no wait adds."""
-    if device.type != "cuda":
-        begun = time.perf_counter()
-        calls()
-        return time.perf_counter() - begun
-    with torch.cuda.device(device):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        calls()  # while the device is busy with these, the host tells it of the next ones: it does not wait for them
-        begin.record()
-        calls()
-        end.record()
-        end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000
 
 
 def way_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
     """Return the name of the way for rows over so many keys of so many sequences, on the threads torch has now."""
-    case = (ONE_MASKED if of.kind == "cuda" else SEVERAL) if one_row and masked else ONE if one_row else SEVERAL
-    count = max(length for length in LENGTHS[of.kind] if keys >= FROM[length])
+    case = ONE if one_row and not masked else SEVERAL
+    count = max(length for length in FROM if keys >= FROM[length])
     name = fastest(of, case, count, torch.get_num_threads())
     # many copies in float32 are no longer small; what a slow kernel leaves then are the products
     return PRODUCTS if name == IN_FLOAT32 and sequences > 1 else name
@@ -174,16 +133,15 @@ def in_words(of: Heads) -> str:
     """
     if not of.ways:
         return ""
-    cases = CASES if of.kind == "cuda" else (ONE, SEVERAL)
-    told = [f"of {case} by {_by_length(of, case != SEVERAL, case != ONE)}" for case in cases]
+    told = [f"of {case} by {_by_length(of, case == ONE)}" for case in CASES]
     return f"attention {', '.join(told)}"
 
 
-def _by_length(of: Heads, one_row: bool, masked: bool) -> str:
+def _by_length(of: Heads, one_row: bool) -> str:
     """The way over few keys, and behind it others over more."""
     told, last = "", ""
-    for length in LENGTHS[of.kind]:
-        name = way_of(of, one_row, masked, length)
+    for length in FROM:
+        name = way_of(of, one_row, not one_row, length)
         if name != last:
             told += f"{', ' if ' (' in told else ' ('}{name} from {FROM[length]} keys" if told else name
         last = name

@@ -64,17 +64,21 @@ class Decoder(ABC):
     Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
     `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
     lossless: its output is that of the method that `reference_for` names; an object whose options give that up sets
-    its own to False. remembers: earlier prompts may change its speed, never its output; reports say so. learnt: what is
-    known of the training of its weights (`models.drafter_folder.learnt`), set where they are loaded; it goes into the
-    manifest, and reports show it beside the speed.
+    its own to False. autoregressive: each step is the root alone and keeps one token, which the loop enforces; only
+    such a method may be a reference. remembers: earlier prompts may change its speed, never its output; reports say so.
+    learnt: what is known of the training of its weights (`models.drafter_folder.learnt`), set where they are loaded;
+    it goes into the manifest, and reports show it beside the speed. advised: options that are as the folder of the
+    weights advises (`models.drafter_advice`), set where they are loaded; a run says so, and they go into the manifest.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str] = ""
+    autoregressive: ClassVar[bool] = False
     lossless: bool = True
     remembers: bool = False
     learnt: Mapping[str, Any] = MappingProxyType({})
+    advised: Mapping[str, Any] = MappingProxyType({})
 
     Options: ClassVar[type[Any]] = NoOptions
     taps: tuple[int, ...] = ()
@@ -105,9 +109,10 @@ class Decoder(ABC):
 
     @classmethod
     def reference_for(cls, options: Any) -> MethodSpec:
-        """The method whose output a lossless one must equal; a run includes it.
+        """Return the method whose output a lossless one must equal; a run includes it.
 
-        Another one than plain decoding of the target only where the method changes the model itself.
+        Another one than plain decoding of the target only where the method changes the model itself: then an
+        autoregressive method of that model (`references.check_reference`).
         """
         return MethodSpec(REFERENCE)
 

@@ -1,16 +1,18 @@
-"""How a model's steps are made: operator by operator, or replayed.
+"""Engines of a model's steps: operator by operator, or replayed.
 
-The model's layers prove that they can be replayed when it is loaded, and every pass when it is recorded (`replaying`).
+Replayed passes of a model are proven when it is loaded, and every pass when it is recorded (`replaying`).
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.replaying import Replay, agree, captured_on
+from specbench_ss.decoding.near_ties import FRACTION_BITS, near_tie_drop
+from specbench_ss.decoding.replaying import SOMETHING_ELSE, Replay, called, captured_on, same
 from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError, first_line
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from specbench_ss.decoding.target import Target
 
 AUTO, EAGER, GRAPH = ENGINES = ("auto", "eager", "graph")
-PROMPT, TREES = (1, 2, 3, 4, 5, 6, 7, 8), ((-1,), (-1, 0, 0), (-1, 0, 1))  # of the proof
+PROMPT, TREES = 8, ((-1,), (-1, 0, 0), (-1, 0, 1))  # tokens and drafts of the proof
+ROUNDING = 1e-3  # largest mean difference of a row of logits in full precision, as a share of their mean size
 
 
 def check_engine(engine: str, device: str) -> None:
@@ -53,19 +56,21 @@ def use_engine(target: Target, engine: str) -> None:
 
 
 def replay_steps(target: Target, replay: Replay, by: str) -> None:
-    """Have the target's passes over few rows replayed. by: what replays them, for the record.
+    """Replay the target's passes over few rows. by: what replays them, for the record.
 
-    Raises UserError, and leaves the target as it was, where its layers cannot be, or where replayed passes do not give
-    what passes give that are made operator by operator.
+    Raises UserError, and leaves the target as it was, where its layers cannot be replayed, where a replayed pass does
+    not give what the same pass gives when it is called, or where padded passes give other logits than unpadded ones.
     """
     if which := target.not_replayable:
         raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")
-    expected = _logits(target)
-    passes = target.passes = StaticPasses(replay)
+    unpadded = _logits(target)
     problem = "passes that were broken off"
     try:
-        given = _logits(target)
-        problem = next(iter(passes.declined), "" if agree(given, expected) else "other logits when passes are replayed")
+        target.passes = StaticPasses(called)
+        padded = _logits(target)
+        passes = target.passes = StaticPasses(replay)
+        replayed = _logits(target)
+        problem = next(iter(passes.declined), "") or _difference(unpadded, padded, replayed)
     except torch.OutOfMemoryError:
         problem = "not enough memory for recordings of its passes"
     except RuntimeError as error:  # of the device's own libraries
@@ -85,12 +90,49 @@ def replay_draft(draft: Target, target: Target) -> None:
         draft.passes = target.passes.of_draft()
 
 
+def _difference(unpadded: Sequence[Tensor], padded: Sequence[Tensor], replayed: Sequence[Tensor]) -> str:
+    """Return in words how logits [1, n, V] of the same passes differ beyond rounding; '' where they do not."""
+    if not same(replayed, padded):
+        return SOMETHING_ELSE
+    return "" if all(map(agree, padded, unpadded)) else "other logits when rows and keys are added to a pass"
+
+
+def agree(given: Tensor, expected: Tensor) -> bool:
+    """Say whether logits [.., V] of two ways to compute them differ by rounding alone.
+
+    In half precision, where rounding may change a third of them, the best token of each row must be a near-tie of the
+    best expected one. In full precision every number counts.
+    """
+    finite = expected.isfinite()
+    if not (torch.equal(given.isfinite(), finite) and finite.any()):
+        return False
+    if str(expected.dtype).removeprefix("torch.") not in FRACTION_BITS:
+        return off(given, expected) <= ROUNDING
+    best = expected.float().amax(-1)  # [..]
+    drops = best - expected.float().gather(-1, given.argmax(-1, keepdim=True))[..., 0]
+    pairs = zip(drops.flatten().tolist(), best.flatten().tolist(), strict=True)
+    return all(drop <= near_tie_drop(str(expected.dtype), most) for drop, most in pairs)
+
+
+def off(given: Tensor, expected: Tensor) -> float:
+    """Return the largest mean difference of rows [.., n], as a share of a row's mean size.
+
+    A few very large numbers, as states of a model have, would hide the others in a largest difference.
+    """
+    finite = expected.isfinite()
+    a, b = (tensor.float().where(finite, 0).flatten(0, -2) for tensor in (given, expected))
+    return float(((a - b).abs().mean(-1) / b.abs().mean(-1).clamp_min(1e-6)).max())
+
+
 @torch.inference_mode()
 def _logits(target: Target) -> list[Tensor]:
-    """Logits of a few passes over trees, each made twice: the second time over what was kept of the first."""
+    """Return the logits of a few passes over trees, each made twice: the second time over the rows of the first.
+
+    Their tokens are of the middle of the vocabulary: the first ones are special, and a model has rarely met them.
+    """
     target.drop_cache()
-    cache = target.request_cache(len(PROMPT) + 8)
-    words = torch.tensor(PROMPT, device=target.device).clamp_max(target.vocab_size - 1)
+    cache = target.request_cache(PROMPT + 8)
+    words = (torch.arange(PROMPT, device=target.device) + target.vocab_size // 2) % target.vocab_size
     target.prefill(words[None], cache)
     made: list[Tensor] = []
     for parents in (*TREES, *TREES):

@@ -2,8 +2,9 @@
 
 With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
 speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
-itself; elsewhere the heads of a group are so many more rows over the same keys. On CUDA, and in bfloat16 on a CPU, a
-few rows attend by the way that is measured to be the fastest one (`attention_ways`).
+itself; elsewhere the heads of a group are so many more rows over the same keys. In bfloat16 on a CPU a few rows attend
+by the way that is measured to be the fastest one (`attention_ways`). On CUDA the way is fixed: a row without a mask by
+torch's kernel for grouped heads (flash), few rows with a mask by its kernel on joined heads, which no copy precedes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from specbench_ss.decoding.finite import NotFinite, check_logits, why
 from specbench_ss.decoding.generation import Finish, Generation, Offer, Step
 from specbench_ss.decoding.held import drop_caches, operator_by_operator
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.step_clock import Clock
+from specbench_ss.decoding.step_clock import Clock, now
 from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict, verify
@@ -71,21 +71,31 @@ class Cutter:
 
 
 class Session:
-    """One request on its way through the loop."""
+    """One request on its way through the loop.
+
+    began: when it was made, by `step_clock.now`; the time since then is part of its prefill. None: from the prefill.
+    """
 
     def __init__(
-        self, decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling, cache: Cache
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        limits: Limits,
+        sampling: Sampling,
+        cache: Cache,
+        began: float | None = None,
     ) -> None:
         target = decoder.target
         self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
         self.cutter = Cutter(target, limits, len(prompt))
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
         self.clock = Clock(*target.layers_on)
-        self.prompt = list(prompt)
+        self.prompt, self.began = list(prompt), began
         self.finish: Finish | None = None
         self.overshoot = 0
         self.offers: list[Offer] = []
         self.rows = decoder.max_rows()
+        self.one_token = type(decoder).autoregressive
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
@@ -98,12 +108,14 @@ class Session:
                 on_step(steps[-1].tokens)
         check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
+        self._check_known(answer)
         counts = (self.overshoot, state.draft_calls)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, self.offers)
 
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
         self.clock.start()
+        before = 0.0 if self.began is None else self.clock.started - self.began
         self._allow(len(self.prompt))
         state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
@@ -116,7 +128,7 @@ class Session:
         seconds, _ = self.clock.stop()
         _, self.finish = self.cutter.cut([], first.tokens)
         self.offers = [] if self.sampling.greedy else [Offer()]
-        return state, seconds
+        return state, before + seconds
 
     def step(self, state: State) -> Step:
         """One verifying forward pass."""
@@ -129,6 +141,7 @@ class Session:
         clock.mark()
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
+        self._check_kept(len(tree), verdict)
         self._look(verdict, output)
         if verdict.root not in (None, state.ids[-1]):
             raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {state.ids[-1]}")
@@ -163,11 +176,29 @@ class Session:
         try:
             return self.decoder.forward(state, tree)
         except IndexError:
-            words = self.target.vocab_size
-            unknown = [token for token in tree.tokens.tolist() if not 0 <= token < words]
+            unknown = self._unknown(tree.tokens.tolist())
             if unknown:
+                words = self.target.vocab_size
                 raise ValueError(f"propose drafted token {unknown[0]}, the model has {words:,} tokens") from None
             raise
+
+    def _check_known(self, answer: Sequence[int]) -> None:
+        """Raise ValueError for an answer with tokens that the model lacks."""
+        if unknown := self._unknown(answer):
+            words = self.target.vocab_size
+            raise ValueError(f"{self.decoder.name} answered with token {unknown[0]}, the model has {words:,} tokens")
+
+    def _unknown(self, tokens: Sequence[int]) -> list[int]:
+        """Return those of the tokens that the model lacks."""
+        return [token for token in tokens if not 0 <= token < self.target.vocab_size]
+
+    def _check_kept(self, nodes: int, verdict: Verdict) -> None:
+        """Raise ValueError for a step that keeps no token, and for drafts of an autoregressive method."""
+        kept, name = len(verdict.tokens), self.decoder.name
+        if not kept:
+            raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
+        if self.one_token and max(nodes, kept) > 1:
+            raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
 
     def _look(self, verdict: Verdict, output: Output) -> None:
         """Keep what `run` looks at when the answer is complete: nothing is waited for here.
@@ -292,8 +323,9 @@ def decode(
     empty prompt or one that leaves no room in the context, and NotFinite, which is one too, where the target's logits
     or the draft's probabilities are not finite.
     """
+    began = now()  # before anything of the method is read: what it does then is part of its time
     check_prompt(decoder.target, prompt)
-    result = _answer(Session, decoder, prompt, limits, sampling, on_step)
+    result = _answer(Session, decoder, prompt, limits, sampling, on_step, began)
     result.check()
     return result
 
@@ -339,13 +371,14 @@ def _answer(
     limits: Limits,
     sampling: Sampling,
     on_step: Callable[[int], None] | None = None,
+    began: float | None = None,
 ) -> Generation:
     """By the target's own cache, with room for all of the answer."""
     target = decoder.target
     with torch.inference_mode():
         cache = target.request_cache(*room_for(decoder, prompt, limits))
         try:
-            return session(decoder, prompt, limits, sampling, cache).run(on_step)
+            return session(decoder, prompt, limits, sampling, cache, began).run(on_step)
         except BaseException:
             if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
                 drop_caches(decoder)

@@ -5,12 +5,12 @@ Knows no method and no tensor; `target.Target` is one with weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specbench_ss.decoding.architectures import TAKEN_APART, check_config, usable_context, windows_of
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, error_text
 
 
 class Outline:
@@ -23,6 +23,7 @@ class Outline:
         self.name = name
         self.folder = folder
         self.is_lab = False
+        self.device_type = "cpu"  # that it is to run on
         self.companions: Path | None = None  # folder with a folder for each method whose weights came with this model
         self.origin: dict[str, Any] = {}  # where its weights come from, and what was done to them, as far as is known
         self.n_layers: int = config.num_hidden_layers
@@ -66,8 +67,17 @@ class Outline:
             raise UserError(f"model {self.name!r} has no tokenizer")
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.name!r} has no chat template")
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the chat template filled with a conversation. Raises UserError where the template refuses it."""
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except Exception as error:  # Jinja's own errors, and whatever a template raises by itself
+            roles = ", ".join(message["role"] for message in messages[:6])
+            more = ", ..." if len(messages) > 6 else ""
+            said = f"the chat template of {self.name!r} refuses messages of the roles {roles}{more}"
+            raise UserError(f"{said}: {error_text(error)}") from error
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """Text of these ids, special tokens left out."""

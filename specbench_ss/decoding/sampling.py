@@ -1,6 +1,6 @@
-"""From logits to the target's distribution: temperature, top-k, top-p, in that order.
+"""The target's distribution from logits (temperature, top-k, top-p, in that order), and draws from distributions.
 
-Knows no tree and no method. T=0 is greedy and never builds a distribution.
+Temperature 0 is greedy and never builds a distribution.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 COLDEST = 1e-5  # the least temperature above 0
 
@@ -58,3 +58,19 @@ class Sampling(Bounded):
             p = p.masked_fill(drop.scatter(-1, order, drop), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
+
+
+def sample_categorical(p: Tensor, rng: Generator) -> Tensor:
+    """Draw a token [.., 1] from each row of p [.., V], which need not be normalised.
+
+    Nothing waits for the device, where torch.multinomial looks at p twice. Of a row with NaN the token is any.
+    """
+    return exponential_race(p, rng).argmax(-1, keepdim=True)
+
+
+def exponential_race(p: Tensor, rng: Generator) -> Tensor:
+    """Return p/E [.., V] with E ~ Exp(1) for every token of p [.., V].
+
+    The first of the largest is a draw from p; the largest m are m draws without replacement, in their order.
+    """
+    return p / p.new_empty(p.shape).exponential_(generator=rng).clamp_min_(1e-30)  # 0 / 0 would win

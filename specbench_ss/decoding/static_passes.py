@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.replaying import SOMETHING_ELSE, CannotReplay, Pass, Replay, agree, recorded
+from specbench_ss.decoding.replaying import SOMETHING_ELSE, CannotReplay, Pass, Replay, recorded, same
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows that passes are padded to
-PROMPTS = tuple(range(64, 513, 64))  # the same of prompts: longer ones keep a device busy by themselves
 UNPADDED = 512  # rows of a pass at most that takes none besides, as that of streams
 BLOCK = 256  # keys
 MOST_KEPT = 512  # passes whose buffers and recordings are kept
@@ -213,8 +212,8 @@ class StaticPasses:
         name: of these layers, unique among those of this model. pad: whether rows may be added behind those of x.
         """
         q = x.shape[1]
-        if not _is_step(layer, cache):
-            return self._prompt(name, layers, x, layer, cache, rotary) if mask is None and pad else None
+        if not _is_step(layer, cache):  # a prompt is made once, and its many rows keep a device busy
+            return None
         if why := self._why_not(x, layer, cache, mask, rotary, self.widths[-1] if pad else UNPADDED):
             self.declined[why] += 1
             return None
@@ -240,27 +239,6 @@ class StaticPasses:
         outs = self._again(key, key, form, given)
         return function(*given) if outs is None else tuple(out.clone() for out in outs)
 
-    def _prompt(
-        self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Any, rotary: Any
-    ) -> tuple[Tensor, ...] | None:
-        """Rows of a prompt, each of which sees those before it. None where it is made operator by operator.
-
-        That is not counted: a long prompt keeps a device busy by itself. The first prompt of a cache takes its memory,
-        which takes time: its answer is to be given again.
-        """
-        q = x.shape[1]
-        if cache is None or not torch.is_inference_mode_enabled() or not 1 < q <= PROMPTS[-1]:
-            return None
-        rows = _next(PROMPTS, q)
-        if isinstance(cache, Cache) and not cache.has(layer):
-            self.counts.tried += 1
-            return None
-        causal = x.new_full((q, q), torch.finfo(x.dtype).min).triu(1)[None, None]
-        if self._why_not(x, layer, cache, causal, rotary, PROMPTS[-1]) or _keys(rows) > cache.capacity:
-            return None
-        cache.check(0, q, layer)
-        return self._replayed(name, layers, x, layer, cache, causal, rotary, rows, 0)
-
     def _replayed(
         self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Cache, mask: Tensor | None, rotary: Any,
         rows: int, past: int,
@@ -270,7 +248,7 @@ class StaticPasses:
         name = held_weakly(name)
         key = (name, rows, _keys(past + rows), id(cache.keys))  # which is held: no other has its number
         form = partial(_form, layers, x, cache, rotary, rows, past)
-        outs = self._again(key, (name, rows), form, (x, mask, rotary, past), past, counted=_is_step(layer, cache))
+        outs = self._again(key, (name, rows), form, (x, mask, rotary, past), past)
         return None if outs is None else tuple(out[:, : x.shape[1]].clone() for out in outs)
 
     def _again(
@@ -280,7 +258,6 @@ class StaticPasses:
         form: Callable[[], Form],
         given: Sequence[Any],
         past: int | None = None,
-        counted: bool = True,
     ) -> tuple[Tensor, ...] | None:
         """Return what the pass of this key gives, in memory that the next one writes; None where it is not replayed.
 
@@ -293,8 +270,7 @@ class StaticPasses:
         if kept is not None and kept.proven not in (None, past):
             self._prove_elsewhere(key, kind, form(), given)
         if key not in self.kept:
-            if counted:
-                self.declined[self.refused[kind]] += 1
+            self.declined[self.refused[kind]] += 1
             return None
         self.kept.move_to_end(key)
         self.kept[key].buffers.fill(*given)
@@ -320,7 +296,7 @@ class StaticPasses:
         for buffers in (form.buffers, kept.buffers):
             buffers.fill(*given)
         expected = [out.clone() for out in form.one()]
-        if agree(kept.replayed(), expected):
+        if same(kept.replayed(), expected):
             kept.proven = None
         else:
             self.refused[kind] = SOMETHING_ELSE
@@ -331,12 +307,9 @@ class StaticPasses:
         if _is_step(layer, cache):
             self.declined[why] += 1
 
-    def _why_not(
-        self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any, most: int | None = None
-    ) -> str:
-        """Say what of a pass cannot lie in buffers that stay; '' where all of it can. most: rows; None: a step's."""
+    def _why_not(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any, most: int) -> str:
+        """Return what of a pass cannot lie in buffers that stay, in words; '' where all of it can. most: rows."""
         b, q, _ = x.shape
-        most = most or self.widths[-1]
         if b != 1:
             return "rows of several requests"
         if q > most:

@@ -10,6 +10,11 @@ import torch
 from specbench_ss.errors import UserError, first_line
 
 
+def now() -> float:
+    """Return the time of the clock that answers are measured by, in seconds."""
+    return time.perf_counter()
+
+
 def check_device(*devices: torch.device) -> None:
     """Raises UserError where a device no longer works: whatever is asked of it next would fail too."""
     for device in devices:

@@ -17,6 +17,7 @@ import torch
 
 from specbench_ss.decoding.architectures import family_of, rotary_table
 from specbench_ss.decoding.cache import Cache, StreamCache
+from specbench_ss.decoding.cuda_settings import settle_cuda
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.parts import PartsCache
 from specbench_ss.decoding.placement import layers_on, placed, to_device
@@ -86,6 +87,9 @@ class Target(Outline):
             )
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)
+        weight = model.get_input_embeddings().weight
+        if weight.device.type == "cuda":
+            settle_cuda()
         from specbench_ss.decoding.grouped_attention import set_attention
         from specbench_ss.decoding.half_weights import round_matrices
         from specbench_ss.decoding.products import packing
@@ -100,8 +104,8 @@ class Target(Outline):
         self.windows = [block.window for block in self.family.blocks]
         self.attention = self._attention(attention)  # as transformers calls it
         set_attention(model, self.attention)
-        weight = model.get_input_embeddings().weight
         self.device: torch.device = weight.device
+        self.device_type = self.device.type
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())

@@ -74,8 +74,12 @@ class DraftTree:
         return cls(root, shape_of((-1,)))
 
     @classmethod
-    def chain(cls, root: Tensor, drafted: Tensor, draft_probs: Tensor | None = None) -> DraftTree:
-        """A single path: root [1], drafted [k]."""
+    def chain(
+        cls, root: Tensor, drafted: Tensor | Sequence[Tensor | int], draft_probs: Tensor | None = None
+    ) -> DraftTree:
+        """Return a single path. root: int64 [1]. drafted: int64 [k], or a list of tokens, as `of` takes it."""
+        if not isinstance(drafted, torch.Tensor):
+            return cls.of([root, *drafted], range(-1, len(drafted)), draft_probs)
         return cls(torch.cat((root, drafted)), shape_of(tuple(range(-1, drafted.shape[0]))), draft_probs)
 
     @classmethod

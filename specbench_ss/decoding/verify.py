@@ -6,13 +6,14 @@ the tokens it yields are distributed as the target's own, whatever the draft.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from specbench_ss.decoding.finite import check_draft_probs, check_probs
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.sampling import Sampling, sample_categorical
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.tree_shape import told
 
@@ -87,8 +88,10 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
     Candidate drawn from q: accept with min(1, p/q), else p := (p - q)+ renormalised, and q(x) := 0 renormalised,
     since siblings are drawn without replacement. If none is left, draw from what remains of p.
 
-    Two host synchronisations (what the walk needs of every node; the next token), and one more for each drawn
-    candidate after a refused sibling. Nodes that are looked at when they are `Reached` take one more each.
+    One host synchronisation brings what the walk needs of every node, with a token drawn from each node's row. That is
+    the next token, unless it was refused as a candidate or the candidates were drawn from q: then another is drawn,
+    for a second synchronisation. There is one more for each drawn candidate after a refused sibling, and one for each
+    node that is looked at when it is `Reached`.
     """
     edges, children = _edges(probs, tree, rng), tree.shape.children()
     path, node = [0], 0
@@ -98,14 +101,17 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
             edges.look(p, node, children[node])
         check_probs(edges.any[node])
         if tree.draft_probs is None:
-            child, p = _deterministic(p, children[node], edges)
+            child, refused = _deterministic(children[node], edges)
+            left = p if child is not None or edges.stands(node, refused) else _without(p, refused)
         else:
             if children[node]:
                 check_draft_probs(edges.q[children[node][0]], edges.total[node], edges.least[node])
-            child, p = _drawn(p, tree.draft_probs[node], children[node], edges)
+            child, left = _drawn(p, tree.draft_probs[node], children[node], edges)
         if child is None:
-            token = torch.multinomial(p, 1, generator=rng)
-            tokens = [edges.tokens[i] for i in path[1:]] + [int(token)]
+            ahead = edges.ahead if left is p else None
+            token = sample_categorical(left, rng) if ahead is None else ahead[node : node + 1]
+            following = int(token) if ahead is None else edges.next_tokens[node]
+            tokens = [*(edges.tokens[i] for i in path[1:]), following]
             return Verdict(path, tokens, token, edges.tokens[0], checked=True)
         path.append(child)
         node = child
@@ -116,7 +122,8 @@ class _Edges:
     """On the host, for each node: its token x, a uniform draw u, and p(x) and q(x) at its parent.
 
     any: one probability of the node's own row, NaN where its logits are not finite. total, least: sum and smallest
-    entry of the node's own row of q, which its children were drawn from.
+    entry of the node's own row of q, which its children were drawn from. next_tokens: drawn from the node's own row.
+    ahead: the same [n] on the device; None where rows are looked at when they are reached, and nothing is drawn ahead.
     """
 
     tokens: list[int]
@@ -126,6 +133,12 @@ class _Edges:
     any: list[float]
     total: list[float]
     least: list[float]
+    next_tokens: list[int]
+    ahead: Tensor | None
+
+    def stands(self, node: int, refused: Collection[int]) -> bool:
+        """Say whether what was drawn from the node's row is drawn from what is left of it without refused tokens."""
+        return not refused or (self.ahead is not None and self.next_tokens[node] not in refused)
 
     def look(self, p: Tensor, node: int, children: list[int]) -> None:
         """p(x) of these nodes, from their parent's row p [V]."""
@@ -140,13 +153,18 @@ def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _E
     q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
     none = torch.zeros_like(u)
     total, least = (none, none) if tree.draft_probs is None else (tree.draft_probs.sum(-1), tree.draft_probs.amin(-1))
-    p, own = (none, none) if isinstance(probs, Reached) else (probs[at], probs[:, 0])
-    rows = told(tree.shape, *(x.double() for x in (tree.tokens, u, q, p, own, total, least)))
-    return _Edges([int(x) for x in rows[0]], *rows[1:])
+    if isinstance(probs, Reached):
+        p, own, ahead = none, none, None
+    else:
+        p, own, ahead = probs[at], probs[:, 0], sample_categorical(probs, rng)[:, 0]
+    given = (tree.tokens, u, q, p, own, total, least, none if ahead is None else ahead)
+    tokens, *numbers, drawn = told(tree.shape, *(x.double() for x in given))
+    us, qs, ps, owns, totals, leasts = numbers
+    return _Edges([int(x) for x in tokens], us, qs, ps, owns, totals, leasts, [int(x) for x in drawn], ahead)
 
 
-def _deterministic(p: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
-    """The accepted child, or None and what is left of p [V], not normalised."""
+def _deterministic(children: list[int], edges: _Edges) -> tuple[int | None, dict[int, float]]:
+    """The accepted child or None, and the tokens that were refused before it with their p(x)."""
     refused: dict[int, float] = {}
     left = 1.0
     for child in children:
@@ -154,10 +172,10 @@ def _deterministic(p: Tensor, children: list[int], edges: _Edges) -> tuple[int |
         if x in refused:  # p(x) is zero by now
             continue
         if edges.u[child] * max(left, 0.0) < p_x:
-            return child, p
+            return child, refused
         left -= p_x
         refused[x] = p_x
-    return None, _without(p, refused) if refused else p
+    return None, refused
 
 
 def _without(p: Tensor, refused: dict[int, float]) -> Tensor:
@@ -168,7 +186,7 @@ def _without(p: Tensor, refused: dict[int, float]) -> Tensor:
 
 
 def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
-    """As `_deterministic`, for children drawn from q [V] without replacement."""
+    """The accepted child, or None and what is left of p [V], for children drawn from q [V] without replacement."""
     for i, child in enumerate(children):
         x = edges.tokens[child]
         p_x, q_x = (edges.p[child], edges.q[child]) if i == 0 else torch.stack((p[x], q[x])).tolist()

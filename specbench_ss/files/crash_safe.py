@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from specbench_ss.errors import UserError, os_reason
+from specbench_ss.files.records import encoded
 
 T = TypeVar("T")
 PIECE = 1 << 22  # bytes
@@ -103,7 +104,7 @@ def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
 
     Raises ValueError for a number that is not finite. Where writing fails, what is there of it is cut off again.
     """
-    data = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode()
+    data = b"".join(map(encoded, records))
     before = os.fstat(file.fileno()).st_size
     try:
         while data:
@@ -117,8 +118,13 @@ def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
 
 def write_json(file: Path, content: Any) -> None:
     """Write a JSON file so that a reader sees either the old content or the new, and nothing in between."""
+    write_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file as `write_json` does its own."""
     with replacing(file) as f:
-        f.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+        f.write(text.encode())
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +22,11 @@ IN_WORDS = {
     "array": "a list",
     "null": "null",
 }
+
+
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of JSON. Raises ValueError for a number that is not finite, TypeError for no JSON."""
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 def decoder(kind: type[T]) -> Callable[[bytes], T]:

@@ -14,6 +14,7 @@ from specbench_ss.errors import UserError, first_line, os_reason
 from specbench_ss.options import encodable
 
 Row = dict[str, Any]
+MOST_BYTES = 256 << 20  # of a file that is read as a whole
 
 
 def read_text(path: Path) -> str:
@@ -33,13 +34,14 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def check_ends(path: Path) -> None:
-    """Raise UserError for a device such as /dev/zero, which is read for ever. A pipe is allowed."""
+    """Raise UserError for a device, which may have no end, or a socket. A pipe may be read, as of `<(command)`."""
     try:
         mode = path.stat().st_mode
     except OSError:  # reading it says why
         return
-    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-        raise UserError(f"cannot read {path}: it is a device, not a file")
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        kind = "socket" if stat.S_ISSOCK(mode) else "device"
+        raise UserError(f"cannot read {path}: it is a {kind}, not a file")
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -70,20 +72,23 @@ def _row(place: str, line: str) -> Row:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the file's content. Raises UserError where it cannot be read."""
+    """Return the file's content. Raises UserError where it cannot be read, or has more than MOST_BYTES."""
     check_ends(path)
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from error
+    if len(content) > MOST_BYTES:
+        raise UserError(f"cannot read {path}: it has more than {MOST_BYTES >> 20:,} MiB")
+    return content
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises UserError where there is none."""
-    check_ends(file)
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(read_bytes(file))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"cannot read {file}: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} is not a JSON object")
@@ -101,6 +106,8 @@ def mapping(content: bytes, path: Path) -> Mapping[Any, Any]:
         parsed = yaml.safe_load(content)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: a date that is none
         raise UserError(f"{path} is not YAML: {error}") from error
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
     if not isinstance(parsed or {}, dict):
         raise UserError(f"{path}: expected 'option: value' lines")
     return parsed or {}

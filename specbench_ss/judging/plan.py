@@ -113,4 +113,5 @@ def _asked(row: Row, question: Question | None, rows: Mapping[Key, Row], source:
     references = tuple(texts[0] for texts in upto if texts)
     whole = len(references) == row.turn + 1
     turns, before = question.turns[: row.turn + 1], [one.text or "" for one in earlier if one]
-    return Asked(question.category, turns, (*before, row.text or ""), references if whole else ())
+    history = tuple((message.role, message.content) for message in question.history)
+    return Asked(question.category, turns, (*before, row.text or ""), references if whole else (), history)

@@ -30,12 +30,16 @@ _OWN_TASK = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One answer with all that was said before it. references: of each turn up to this one, or none at all."""
+    """One answer with all that was said before it. references: of each turn up to this one, or none at all.
+
+    history: messages before the first turn, each with its role and content.
+    """
 
     category: str
     turns: tuple[str, ...]
     answers: tuple[str, ...]
     references: tuple[str, ...] = ()
+    history: tuple[tuple[str, str], ...] = ()
 
 
 class Prompts:
@@ -45,7 +49,7 @@ class Prompts:
 
     def messages(self, asked: Asked) -> list[Message] | None:
         """Return what the judge is sent; None for an answer that these prompts are not made for."""
-        parts = []
+        parts = [f"<{role}>\n{content}\n</{role}>" for role, content in asked.history]
         for i, (turn, answer) in enumerate(zip(asked.turns, asked.answers, strict=True)):
             parts.append(f"<user>\n{turn}\n</user>")
             parts += [f"<reference>\n{asked.references[i]}\n</reference>"] if asked.references else []
@@ -54,7 +58,7 @@ class Prompts:
 
 
 class FilePrompts(Prompts):
-    """Prompts of a file in the form of MT-Bench's judge_prompts.jsonl. They know conversations of one or two turns."""
+    """Prompts of a file in the form of MT-Bench's judge_prompts.jsonl, for one or two turns without history."""
 
     def __init__(self, path: Path) -> None:
         self.label = f"{path.stem}-{hashlib.sha256(read_bytes(path)).hexdigest()[:12]}"
@@ -64,8 +68,8 @@ class FilePrompts(Prompts):
             raise UserError(f"{path} has no prompt {missing[0]!r}")
 
     def messages(self, asked: Asked) -> list[Message] | None:
-        """Return what the judge is sent; None for a third turn."""
-        if len(asked.turns) > 2:
+        """Return what the judge is sent; None for a third turn, and where messages stand before the first one."""
+        if len(asked.turns) > 2 or asked.history:
             return None
         place, row = self._templates[KINDS[bool(asked.references) + 2 * (len(asked.turns) - 1)]]
         values: dict[str, Any] = {"question": asked.turns[0], "answer": asked.answers[0]}

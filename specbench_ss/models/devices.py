@@ -54,6 +54,11 @@ def resolve_device(device: str) -> str:
     return ",".join(_here(name) for name in device_names(device))
 
 
+def device_class(names: str) -> str:
+    """Return the type of the first of resolved devices: 'cuda' of 'cuda:0,cuda:1'."""
+    return names.partition(",")[0].partition(":")[0]
+
+
 def _here(device: str) -> str:
     import torch
 

@@ -15,8 +15,11 @@ import torch
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files import records
+from specbench_ss.files.crash_safe import write_text
 from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.files.user_files import read_json
+from specbench_ss.models.learnt_form import Learnt
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -130,7 +133,7 @@ def write_checkpoint(
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write a drafter's config.json."""
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
 
 
 def load_into(
@@ -213,8 +216,12 @@ def _from_hub(name: str, method: str) -> Path:
 
 
 def learnt(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a drafter's config says of its training: `trained`, else that it is not known."""
+    """Return `trained` of a drafter's config: the budget of its training, or that it is not known."""
     trained = config.get("trained")
+    try:
+        records.convert(trained, Learnt)
+    except ValueError:
+        return {"tokens": None}
     return dict(trained) if isinstance(trained, Mapping) else {"tokens": None}
 
 

@@ -208,6 +208,7 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
             )
     except Exception as error:
         raise _cannot_load(source, error) from error
+    _check_download(source)
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
@@ -247,7 +248,7 @@ def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
 
 
 def _check_download(source: str) -> None:
-    """Raise UserError where a weight file in the hub's cache is damaged, and name that file."""
+    """Raise UserError that names a weight file in the hub's cache which is damaged or holds whole numbers."""
     from huggingface_hub import try_to_load_from_cache
 
     config = None if Path(source).exists() else try_to_load_from_cache(source, "config.json")

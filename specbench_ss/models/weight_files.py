@@ -9,6 +9,8 @@ from specbench_ss.files.user_files import read_json
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE = ("model.safetensors", "pytorch_model.bin")
+WEIGHT = ".weight"  # other tensors, such as masks and positions, may be whole numbers
+INTEGERS = ("I", "U", "BOOL")  # types as safetensors calls them: I64, U8
 
 
 def check_folder(folder: Path) -> None:
@@ -24,9 +26,15 @@ def check_folder(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raise UserError where a weight file of the folder is missing or damaged. Only the headers are read."""
+    """Raise UserError where a weight file of the folder is missing or damaged, or where weights are whole numbers.
+
+    Only the headers are read. Quantised weights, which the config names, may be whole numbers.
+    """
+    quantised = "quantization_config" in read_json(folder / "config.json")
     for file in weight_files(folder):
-        _check_file(file)
+        whole = _whole_numbers(file)
+        if whole and not quantised:
+            raise UserError(f"{file} holds no weights of a model: {whole[0]} are whole numbers; give float weights")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -45,7 +53,11 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def _check_file(file: Path) -> None:
+def _whole_numbers(file: Path) -> list[str]:
+    """Return the names of weights that are whole numbers, each with its type; of a pickle none is looked at.
+
+    Raises UserError for a file that is missing or damaged.
+    """
     import zipfile
 
     from safetensors import safe_open
@@ -54,12 +66,15 @@ def _check_file(file: Path) -> None:
         raise UserError(f"no weight file {file}")
     try:
         if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt"):
-                return
+            with safe_open(file, framework="pt") as held:
+                names = [name for name in held.keys() if name.endswith(WEIGHT)]  # noqa: SIM118 - it is no mapping
+                types = {name: str(held.get_slice(name).get_dtype()) for name in names}
+            return [f"{name} ({kind})" for name, kind in types.items() if kind.startswith(INTEGERS)]
         if not _is_pickle(file) and not zipfile.is_zipfile(file):
             raise ValueError("neither a zip file nor a pickle")
     except Exception as error:  # the reader's own kinds, and the operating system's
         raise UserError(f"cannot read weight file {file}: {first_line(error)}") from error
+    return []
 
 
 def _is_pickle(file: Path) -> bool:

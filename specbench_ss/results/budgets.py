@@ -21,7 +21,8 @@ class Budget:
 
     given: options that the command gave, as text; '' where all are the method's or its weights' own. preset: whether
     they come from a preset, as `ssbench tune` makes them. learnt: what is known of the training of its weights, as
-    `Decoder.learnt` has it; None in a run of a version that did not record it.
+    `Decoder.learnt` has it; None in a run of a version that did not record it. advised: options that are as the folder
+    of its weights advises, as text.
     """
 
     method: str
@@ -30,6 +31,7 @@ class Budget:
     given: str
     preset: bool
     learnt: Mapping[str, Any] | None
+    advised: str = ""
 
 
 def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
@@ -38,7 +40,8 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
     config = run.manifest["config"]
     asked = config.get("methods", [])
     specs = [MethodSpec(method["name"], method["options"], method.get("copy", 1)) for method in asked]
-    given = {spec.label: ", ".join(f"{name}={value}" for name, value in spec.options.items()) for spec in specs}
+    given = {spec.label: _settings(spec.options) for spec in specs}
+    advised = {method["label"]: _settings(method.get("advised", {})) for method in run.manifest["methods"]}
     tuned = {preset["method"] for preset in config.get("presets", [])}
     found = []
     for label in labels:
@@ -47,8 +50,13 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
         drafted, verified = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "verified"))
         name = MethodSpec.parse(label.partition("#")[0]).name
         chosen = given.get(label, ""), name in tuned
-        found.append(Budget(label, over(drafted, steps), over(verified, steps), *chosen, learnt.get(label)))
+        known = learnt.get(label), advised.get(label, "")
+        found.append(Budget(label, over(drafted, steps), over(verified, steps), *chosen, *known))
     return found
+
+
+def _settings(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def sources(run: Run) -> dict[str, str]:

@@ -17,11 +17,14 @@ from specbench_ss.method_spec import REFERENCE
 from specbench_ss.results.intervals import Interval, mean_interval, ratio_interval
 from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.resampling import Floats
-from specbench_ss.results.run_differences import Difference, differences, same_machine
+from specbench_ss.results.run_differences import Difference, conditions_apart, differences
 from specbench_ss.results.summary import OVERALL, disbelieved
 from specbench_ss.runs.rows import Row, Run
 
-OTHER_MACHINE, TOO_FEW, SAME, VOID = "other machine", "too few", "not distinguishable", "void"
+OTHER_MACHINE, OTHER_THREADS, FAILED = "other machine", "other threads", "failed"
+TOO_FEW, SAME, VOID = "too few", "not distinguishable", "void"
+FIGURES = ("speedup", "tokens_per_s", "tau", "quality")
+UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, VOID)
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
 Rows = list[Row]
 Prompt = tuple[str, int]
@@ -32,8 +35,9 @@ class Change:
     """One figure in both runs. change: B over A, less 1; of quality, B less A. None where there is nothing to compare.
 
     interval: the 95% interval of change, None below four questions. verdict: `faster`, `slower` (`higher`, `lower`
-    where it is no speed), `not distinguishable`, `too few`, `other machine`, or `void` where a run's times must not be
-    used.
+    where it is no speed), `not distinguishable`, or one of UNJUDGED: `too few` questions, `other machine`, `other
+    threads`, `failed` where a run has no whole answer, `void` where a run's times must not be used. reason: the cause
+    of `other machine`, `other threads` and `failed` in words.
     """
 
     a: float | None
@@ -41,13 +45,20 @@ class Change:
     change: float | None
     interval: Interval | None
     verdict: str
+    reason: str = ""
+
+    @property
+    def why(self) -> str:
+        """Return the verdict with its reason."""
+        return f"{self.verdict} ({self.reason})" if self.reason else self.verdict
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
     """One method on one category (or `overall`). changes: by the names in `regression.METRICS`.
 
-    n_prompts, n_questions: what is in both runs. n_failed_a, n_failed_b: the method's failed samples in each run.
+    n_prompts, n_questions: what is in both runs. n_failed_a, n_failed_b: the method's failed samples in each run;
+    error: the first of their errors.
     n_answers: answers of the same prompt and repeat in both; n_other_answers: of these, with other tokens. baseline:
     the method that speedups are over.
     """
@@ -62,6 +73,7 @@ class ComparedRow:
     n_answers: int
     n_other_answers: int
     baseline: str = REFERENCE
+    error: str = ""
 
 
 def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
@@ -78,14 +90,22 @@ def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], li
     if not shared or not [label for label in labels if label != a.baseline]:
         what = "question" if not shared else f"method besides {a.baseline}"
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
-    machine = same_machine(a, b)
+    apart = conditions_apart(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
     void = {label for label in labels if any(disbelieved(run, label) for run in (a, b))}
-    rows = [_Pair(a, b, label, category, label in void).row(machine) for category in categories for label in labels]
+    rows = [_Pair(a, b, label, category, label in void).row(apart) for category in categories for label in labels]
     return found, rows
 
 
-_NOTHING = Change(None, None, None, None, VOID)
+def _nothing(verdict: str, reason: str = "") -> Change:
+    return Change(None, None, None, None, verdict, reason)
+
+
+def _unmeasured(apart: Mapping[str, str]) -> tuple[str, str]:
+    """Return the verdict on times made under other conditions, and the conditions with both values."""
+    if list(apart) == ["threads"]:
+        return OTHER_THREADS, apart["threads"]
+    return OTHER_MACHINE, ", ".join(f"{what} {values}" for what, values in apart.items())
 
 
 class _Pair:
@@ -94,18 +114,18 @@ class _Pair:
     def __init__(self, a: Run, b: Run, label: str, category: str, void: bool) -> None:
         self.label, self.category, self.void, self.baseline = label, category, void, a.baseline
         self.asked = [_rows(run, label, category) for run in (a, b)]
-        sides = [paired(own, _rows(run, run.baseline, category)) for own, run in zip(self.asked, (a, b), strict=True)]
+        references = [_rows(run, run.baseline, category) for run in (a, b)]
+        sides = [paired(*both) for both in zip(self.asked, references, strict=True)]
+        self.failed = _failures(label, self.asked) or _failures(a.baseline, references)
         both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
         kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
         self.own: list[Rows] = [own for own, _ in kept]
         self.times = [PairedTimes(own, ref) for own, ref in kept]
 
-    def row(self, machine: bool) -> ComparedRow:
+    def row(self, apart: Mapping[str, str]) -> ComparedRow:
         failed = [sum(not row.ok for row in rows) for rows in self.asked]
         made = [{(*_prompt(row), row.repeat): _answer(row) for row in own} for own in self.own]
         twice = [key for key in made[0] if key in made[1]]
-        rates = self._rates()
-        rates = rates if machine else Change(rates.a, rates.b, None, None, OTHER_MACHINE)
         return ComparedRow(
             category=self.category,
             method=self.label,
@@ -113,16 +133,25 @@ class _Pair:
             n_questions=len(self.times[0].questions),
             n_failed_a=failed[0],
             n_failed_b=failed[1],
-            changes={
-                "speedup": _NOTHING if self.void else self._speedups(),
-                "tokens_per_s": _NOTHING if self.void else rates,
-                "tau": self._tau(),
-                "quality": self._quality(),
-            },
+            changes=self._changes(apart),
             n_answers=len(twice),
             n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
             baseline=self.baseline,
+            error=first_error([row for rows in self.asked for row in rows]),
         )
+
+    def _changes(self, apart: Mapping[str, str]) -> dict[str, Change]:
+        if self.failed:
+            return dict.fromkeys(FIGURES, _nothing(FAILED, self.failed))
+        rates = self._rates()
+        if apart:
+            rates = Change(rates.a, rates.b, None, None, *_unmeasured(apart))
+        return {
+            "speedup": _nothing(VOID) if self.void else self._speedups(),
+            "tokens_per_s": _nothing(VOID) if self.void else rates,
+            "tau": self._tau(),
+            "quality": self._quality(),
+        }
 
     def _speedups(self) -> Change:
         a, b = (times.by_question() for times in self.times)
@@ -144,7 +173,7 @@ class _Pair:
         means = [_by_question(own, lambda r: (r.quality or 0.0, 1)) for own in scored]
         both = [question for question in means[0] if question in means[1]]
         if not both:
-            return Change(None, None, None, None, TOO_FEW)
+            return _nothing(TOO_FEW)
         a, b = (np.array([of[question][0] / of[question][1] for question in both]) for of in means)
         around = mean_interval(b - a)
         change = float((b - a).mean())
@@ -153,6 +182,17 @@ class _Pair:
 
 def _rows(run: Run, label: str, category: str) -> Rows:
     return [row for row in run.rows if row.method == label and category in (OVERALL, row.category)]
+
+
+def _failures(label: str, asked: Sequence[Rows]) -> str:
+    """Return the runs in which every sample of a method failed, and the first error; '' where there are none."""
+    failed = [(name, rows) for name, rows in zip("AB", asked, strict=True) if rows and not any(row.ok for row in rows)]
+    return "; ".join(f"{label} failed in {name}: {first_error(rows)}" for name, rows in failed)
+
+
+def first_error(rows: Sequence[Row]) -> str:
+    """Return the first line of the first error of some samples; '' where none failed."""
+    return next((line for row in rows if not row.ok for line in (row.error or "").splitlines()), "")
 
 
 def _prompt(row: Row) -> Prompt:
@@ -206,7 +246,7 @@ def _verdict(metric: str, around: Interval | None) -> str:
 
 def as_record(row: ComparedRow) -> dict[str, Any]:
     """Return a row with its changes as flat, JSON-ready columns: `speedup_a`, `speedup_change_low`, ..."""
-    own = {name: getattr(row, name) for name in ComparedRow.__slots__ if name not in ("changes", "baseline")}
+    own = {name: getattr(row, name) for name in ComparedRow.__slots__ if name not in ("changes", "baseline", "error")}
     for metric, change in row.changes.items():
         low, high = change.interval or (None, None)
         own |= {f"{metric}_a": change.a, f"{metric}_b": change.b, f"{metric}_change": change.change}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from specbench_ss.results.compare_runs import RunComparison
-from specbench_ss.results.comparison import OTHER_MACHINE, SAME, TOO_FEW, VOID, Change, ComparedRow
+from specbench_ss.results.comparison import FAILED, OTHER_MACHINE, OTHER_THREADS, SAME, UNJUDGED, Change, ComparedRow
 from specbench_ss.results.number_text import MISSING, number, title
 from specbench_ss.results.regression import judged
 from specbench_ss.results.summary import OVERALL
@@ -73,7 +73,7 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
 
 def _cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
-    told = change.verdict if change.verdict in (SAME, TOO_FEW, OTHER_MACHINE, VOID) else f"[bold]{change.verdict}[/]"
+    told = change.verdict if change.verdict in (SAME, *UNJUDGED) else f"[bold]{change.verdict}[/]"
     return (
         escape(row.method),
         number(change.a, digits),
@@ -101,8 +101,12 @@ def interval_text(metric: str, change: Change) -> str:
 def _notes(made: RunComparison) -> Iterator[str]:
     """Yield what the tables leave unsaid."""
     rows = [row for row in made.rows if row.category == OVERALL]
-    if any(row.changes["tokens_per_s"].verdict == OTHER_MACHINE for row in rows):
-        yield "Other machine: times do not compare; speedups do, since each is relative to plain decoding there."
+    rates = [row.changes["tokens_per_s"] for row in rows]
+    for rate in [rate for rate in rates if rate.verdict in (OTHER_MACHINE, OTHER_THREADS)][:1]:
+        yield (
+            f"{rate.verdict.capitalize()} ({rate.reason}): times do not compare; speedups do, since each is relative "
+            "to plain decoding there."
+        )
     for row in rows:
         if row.n_other_answers:
             yield f"{row.method}: {row.n_other_answers} of {row.n_answers} answers have other tokens in B."
@@ -111,7 +115,8 @@ def _notes(made: RunComparison) -> Iterator[str]:
         yield "All answers that are in both runs have the same tokens."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:
-            yield f"{row.method}: {row.n_failed_a} samples failed in A, {row.n_failed_b} in B; no number includes them."
+            counts = f"{row.n_failed_a} samples failed in A, {row.n_failed_b} in B"
+            yield f"{row.method}: {counts} ({row.error}); no number includes them."
     yield from (f"Warning: {said}" for said in made.warnings)
 
 
@@ -119,8 +124,21 @@ def finding(rows: Sequence[ComparedRow]) -> str:
     """Return the finding over all tasks in a sentence."""
     rows = [row for row in rows if row.category == OVERALL and row.method != row.baseline]
     told = [(row, row.changes["speedup"]) for row in rows if row.changes["speedup"].interval]
+    failed = " ".join(
+        f"{reason}; no speedup is compared." for reason in dict.fromkeys(_failure(row) for row in rows) if reason
+    )
     if not told:
-        return "Too few questions are in both runs to tell whether a speedup changed."
+        return failed or "Too few questions are in both runs to tell whether a speedup changed."
+    return f"{_changes(rows, told)} {failed}".rstrip()
+
+
+def _failure(row: ComparedRow) -> str:
+    change = row.changes["speedup"]
+    return change.reason if change.verdict == FAILED else ""
+
+
+def _changes(rows: Sequence[ComparedRow], told: Sequence[tuple[ComparedRow, Change]]) -> str:
+    """Return the speedups that changed in a sentence. told: the changes that have an interval."""
     changed = sorted(((r, c) for r, c in told if c.verdict != SAME), key=lambda pair: pair[1].change or 0)
     if not changed:
         return f"No speedup changed from A to B by more than noise ({_widest(told)})."

@@ -12,7 +12,7 @@ from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import interval, times
 from specbench_ss.results.run_health import Check
 from specbench_ss.results.standings import Standing
-from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.results.summary import OVERALL, SummaryRow, failing
 
 DISBELIEVE = (
     "impossible",
@@ -34,14 +34,34 @@ def finding(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapp
     baseline = next((row.baseline for row in summaries), REFERENCE)
     rows = [row for row in measured if not row.reference_of] or measured  # plain decodings of changed models are none
     wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
+    rows, wrong, left_out = _without_failing(summaries, rows, wrong)
     said = _fastest(rows, placed) if rows else f"Only {baseline} was measured: there is nothing to compare it with."
-    said += _noise([row for row in summaries if row.category == OVERALL], rows)
+    said += _noise([row for row in summaries if row.category == OVERALL], rows) + left_out
     if not wrong:
         return said
     made_so_far = next((check.made for check in made if check.name == "incomplete"), None)
     if wrong == ["incomplete"] and made_so_far is not None:
         return f"Not finished: {math.floor(100 * made_so_far)} % of the samples. So far {_within(said, rows)}"
     return f"Something is wrong ({', '.join(wrong)}); until it is explained, do not rely on this: {said}"
+
+
+def _without_failing(
+    summaries: Sequence[SummaryRow], rows: list[SummaryRow], wrong: list[str]
+) -> tuple[list[SummaryRow], list[str], str]:
+    """Return the methods of which no sample failed, what is wrong beside the failures, and a sentence on the others.
+
+    Where samples of the reference failed, failures concern every method; so they do where every method failed.
+    """
+    ill = failing(summaries)
+    well = [row for row in rows if row.method not in ill]
+    reference = next((row for row in summaries if row.category == OVERALL and row.comparison == "reference"), None)
+    if not ill or not well:
+        return rows, wrong, ""
+    if not (reference and reference.n_failed):
+        wrong = [name for name in wrong if name != "failed"]
+    names = [row.method for row in rows if row.method in ill]
+    said = f" Without {_some(names)}, of which samples failed." if names else ""
+    return well, wrong, said
 
 
 def _within(said: str, rows: Sequence[SummaryRow]) -> str:

@@ -1,7 +1,7 @@
 """What is wrong with a result, in sentences: impossible numbers, failures, differing answers, unstable times.
 
-Each sentence begins with its kind: `impossible:`, `void:` (made in `remembering`), `mismatch:`, `near-tie:`, `length:`,
-`unjudged:`, `failed:`, `unstable:`. After one of the first two a method has no speedup; a mismatch means a bug.
+Each sentence begins with its kind: `impossible:`, `void:` (some are made in `remembering`), `mismatch:`, `near-tie:`,
+`length:`, `unjudged:`, `failed:`, `unstable:`. After one of the first two a method has no speedup; a mismatch is a bug.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from specbench_ss.number_formats import arithmetic
 from specbench_ss.results.intervals import Interval
 from specbench_ss.results.number_text import percent
+from specbench_ss.results.outside_time import MOST
 from specbench_ss.runs.losses import losses
 from specbench_ss.runs.rows import KILLED, Row, Run
 from specbench_ss.runs.steps import Array, StepColumns, Steps
@@ -95,6 +96,16 @@ def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
     if excess is None or tau is None or within_tau(excess):
         return []
     return [f"impossible: at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"]
+
+
+def outside_clock(passed: Interval | None) -> list[str]:
+    """Report answers during which more time passed than was measured. passed: the interval of the one over the other.
+
+    It is reported where the whole interval lies above `outside_time.MOST`.
+    """
+    if passed is None or passed[0] <= MOST:
+        return []
+    return [f"void: at least {passed[0]:.2f} times the measured time passed: it works where no clock runs"]
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

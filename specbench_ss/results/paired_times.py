@@ -55,17 +55,17 @@ class PairedTimes:
         """Return the 95% interval of `speedup`."""
         return speedup_interval(*self.by_question())
 
-    def faster_than(self, least_s: Floats) -> Interval | None:
-        """Return the 95% interval of the least seconds over the method's own. least_s: [samples], as `own` was given.
+    def faster_than(self, other_s: Floats) -> Interval | None:
+        """Return the 95% interval of other seconds over the method's own. other_s: [samples], as `own` was given.
 
         Where the estimate lies below 1, so does the lower end, and the interval is that one number.
         """
-        least = _grouped(self._question[self._at], least_s, len(self.questions))
+        other = _grouped(self._question[self._at], other_s, len(self.questions))
         own = _grouped(self._question[self._at], self._wall_s, len(self.questions))
         if len(own) < FEWEST:
             return None
-        estimate = float(least.sum() / own.sum())
-        return (estimate, estimate) if estimate <= 1 else ratio_interval((least,), (own,), processes=1)
+        estimate = float(other.sum() / own.sum())
+        return (estimate, estimate) if estimate <= 1 else ratio_interval((other,), (own,), processes=1)
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""

@@ -30,11 +30,13 @@ class Limit:
 
 
 def read_limits(text: str | None) -> tuple[Limit, ...]:
-    """Read limits that are separated by commas. Raises UserError for what is none."""
-    return tuple(_read(part.strip()) for part in (text or "").split(",") if part.strip())
+    """Read limits that are separated by commas; None gives none. Raises UserError for what is none, a blank too."""
+    return () if text is None else tuple(_read(part.strip()) for part in text.split(","))
 
 
 def _read(part: str) -> Limit:
+    if not part:
+        raise UserError("--fail-on has a blank where a limit is expected: speedup<-5%, or several with commas")
     found = FORM.fullmatch(part)
     if found is None:
         raise UserError(f"--fail-on: cannot read {part!r}; expected a figure, <, and a change: speedup<-5%")
@@ -62,9 +64,9 @@ def _below(row: ComparedRow, limit: Limit) -> bool:
 
 
 def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str]:
-    """Return what a limit was set on and could not be judged, as in 'tokens_per_s of ss: other machine'."""
+    """Return what a limit was set on and could not be judged: 'tokens_per_s of ss: other threads (threads 1 → 2)'."""
     return [
-        f"{limit.metric} of {row.method}: {row.changes[limit.metric].verdict}"
+        f"{limit.metric} of {row.method}: {row.changes[limit.metric].why}"
         for row in rows
         for limit in limits
         if judged(limit.metric, row) and row.changes[limit.metric].interval is None

@@ -19,7 +19,12 @@ from specbench_ss.runs.rows import Run
 
 SHOWN = 12  # characters of a hash
 HASH = 40  # characters from which a text of hexadecimal digits is taken for a hash
-MACHINE = ("cpu", "gpus", "threads", "driver")  # what must be the same for times of two runs to compare directly
+MACHINE = {  # what must be the same for times of two runs to compare directly, and its name in words
+    "cpu": "processor",
+    "gpus": "GPUs",
+    "threads": "threads",
+    "driver": "driver",
+}
 Manifest = Mapping[str, Any]
 
 
@@ -47,13 +52,24 @@ def _rounded(what: str, x: str, y: str) -> bool:
     return what == "number format" and HALF_WEIGHTS in (x, y)
 
 
-def same_machine(a: Run, b: Run) -> bool:
-    """Say whether times of the two runs compare: the same processor, GPUs, threads and driver, the same device.
+def conditions_apart(a: Run, b: Run) -> dict[str, str]:
+    """Return the conditions that make times of the two runs incomparable, each with both values: '1 → 2'.
 
-    Two machines of the same kind cannot be told apart.
+    They are the processor, GPUs, threads, driver and device. Two machines of the same kind cannot be told apart.
     """
-    changed = machine_changes(a.manifest["environment"], b.manifest["environment"])
-    return not set(changed) & set(MACHINE) and a.manifest["model"]["device"] == b.manifest["model"]["device"]
+    old, new = a.manifest["environment"], b.manifest["environment"]
+    changed = [name for name in machine_changes(old, new) if name in MACHINE]
+    apart = {MACHINE[name]: _both(old.get(name), new.get(name)) for name in changed}
+    devices = [run.manifest["model"]["device"] for run in (a, b)]
+    return apart if devices[0] == devices[1] else {**apart, "device": _both(*devices)}
+
+
+def _both(old: Any, new: Any) -> str:
+    """Return two values as text; of two mappings the entries that differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        return ", ".join(f"{name} {_both(old.get(name), new.get(name))}" for name in names)
+    return f"{_text(old)} → {_text(new)}"
 
 
 HINDERING = (
@@ -77,6 +93,7 @@ def _facts(run: Run) -> dict[str, str]:
         "model hash": model["hash"],
         "number format": model["dtype"],
         "device": model["device"],
+        **{f"CUDA setting, {name}": state for name, state in (model.get("cuda_settings") or {}).items()},
         "chat template": model.get("chat_template"),
         "suite": suite["name"],
         "edition of the suite": suite["edition"],
@@ -118,7 +135,7 @@ def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
     same = a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]
     if same:
         return
-    old, new = ({question.id: question.turns for question in run.questions} for run in (a, b))
+    old, new = ({question.id: (question.history, question.turns) for question in run.questions} for run in (a, b))
     if not old or not new:
         known = ["known" if texts else "not known" for texts in (old, new)]
         yield Difference("texts of the questions", known[0], known[1], hinders=True)

@@ -76,7 +76,8 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         for sentence in row.health:
             kind, _, text = sentence.partition(": ")
             found.setdefault(kind, []).append(f"{row.method}: {text}")
-    passed = {check.name: check for check in _not_found(run, rows)}
+    answered = [row for row in rows if row.method in _answering(run) or row.comparison == "reference"]
+    passed = {check.name: check for check in _not_found(run, answered)}
     bad = {
         kind: Check(kind, *FOUND.get(kind, ("warning", f"{kind.capitalize()}.")), tuple(lines))
         for kind, lines in found.items()
@@ -88,11 +89,16 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *{**passed, **bad}.values(),
         *(Check(name, state, said, lines) for name, state, said, lines in served_findings(run)),
         *_unreplayed(run),
-        *_bound(run, rows),
+        *_bound(run, answered),
         *_noise(rows),
         *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
         *_poor(run, summaries),
     ]
+
+
+def _answering(run: Run) -> set[str]:
+    """Return the methods with a good sample: of the others nothing but their failures can be checked."""
+    return {row.method for row in run.rows if row.ok} or set(run.labels)
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
@@ -202,7 +208,8 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
 
 def _remembered(run: Run) -> Iterator[Check]:
     """Say whether methods could have been seen to answer from memory, where some do not say that they do."""
-    silent = [label for label in run.labels if label != run.baseline and not says_so(run, label)]
+    answering = _answering(run) - {run.baseline}
+    silent = [label for label in run.labels if label in answering and not says_so(run, label)]
     rest = [label for label in silent if not comparable(run, label)]
     if len(rest) < len(silent):
         others = f" Not checked: {', '.join(rest)}." if rest else ""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError
+from specbench_ss.files.user_files import read_bytes
 from specbench_ss.runs.rows import Row, Run
 
 FAILED = "ERROR"  # what Spec-Bench writes as the text of a turn that failed, beside numbers of the turn before
@@ -47,10 +49,7 @@ def read_answers(file: Path) -> list[Answer]:
 
     Raises UserError for a line that is none.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as e:
-        raise UserError(f"cannot read {file}: {os_reason(e)}") from None
+    lines = read_bytes(file).splitlines()
     answers = [_answer(f"{file}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not answers:
         raise UserError(f"{file} holds no answers")
@@ -93,6 +92,24 @@ def write_answers(run: Run, folder: Path) -> list[str]:
     return told
 
 
+def answer_files(run: Run) -> dict[str, Callable[[Path], bool]]:
+    """Return the test of each answer file, by name, that the method's answers in it come from an earlier export."""
+    return {name: partial(_is_of, _model_id(run, label)) for label, name in file_names(run.labels).items()}
+
+
+def _is_of(model_id: str, file: Path) -> bool:
+    with file.open("rb") as lines:
+        try:
+            return msgspec.json.decode(lines.readline(), type=Answer).model_id == model_id
+        except (msgspec.DecodeError, RecursionError):
+            return False
+
+
+def _model_id(run: Run, label: str) -> str:
+    model = run.manifest["model"]
+    return f"{model['name']}-{label}-{model['dtype']}"
+
+
 def file_names(labels: Sequence[str]) -> dict[str, str]:
     """Return a file name for each label, none twice: what a file system may not take is replaced."""
     names: dict[str, str] = {}
@@ -118,11 +135,11 @@ def _whole(rows: Sequence[Row], turns: int | None) -> bool:
 
 
 def _line(run: Run, label: str, answers: Sequence[Sequence[Row]]) -> dict[str, Any]:
-    first, model = answers[0][0], run.manifest["model"]
+    first = answers[0][0]
     return {
         "question_id": int(first.question_id) if first.question_id.isdecimal() else first.question_id,
         "category": first.category,
-        "model_id": f"{model['name']}-{label}-{model['dtype']}",
+        "model_id": _model_id(run, label),
         "choices": [_choice(run, rows) for rows in answers],
         "tstamp": max(row.ended or 0.0 for rows in answers for row in rows),
     }

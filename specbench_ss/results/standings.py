@@ -15,7 +15,7 @@ import numpy as np
 from specbench_ss.results.intervals import FEWEST, pairwise
 from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.resampling import Floats
-from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.results.summary import OVERALL, SummaryRow, failing
 from specbench_ss.runs.rows import Row, Run
 
 RANKED = ("faster", "slower", "not distinguishable")
@@ -33,9 +33,15 @@ class Standing:
     level: tuple[str, ...]
 
 
-def standings(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, Standing]:
-    """Return the standing of every method that has an interval, controls left out; nothing below FEWEST questions."""
+def ranked(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """Return the methods that have an interval over all tasks, without controls and without those that fail."""
     rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
+    return [row for row in rows if row.method not in failing(summaries)]
+
+
+def standings(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, Standing]:
+    """Return the standing of every method that `ranked` gives; nothing below FEWEST questions."""
+    rows = ranked(summaries)
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
     seconds, tokens = by_question([[row for row in run.rows if row.method == label] for label in labels])
     if seconds.shape[1] < FEWEST:

@@ -16,6 +16,7 @@ from specbench_ss.results import health
 from specbench_ss.results.intervals import Comparison, Interval, compare
 from specbench_ss.results.latency import latencies
 from specbench_ss.results.least_time import least_seconds
+from specbench_ss.results.outside_time import passed_seconds
 from specbench_ss.results.paired_times import PairedTimes, over, paired, total
 from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
 from specbench_ss.results.remembering import remembering
@@ -143,6 +144,13 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     return found
 
 
+def failing(summaries: Sequence[SummaryRow]) -> set[str]:
+    """Return the methods of which more samples failed than of the reference: others are judged without them."""
+    rows = [row for row in summaries if row.category == OVERALL]
+    of_reference = next((row.n_failed for row in rows if row.comparison == "reference"), 0)
+    return {row.method for row in rows if row.n_failed > of_reference}
+
+
 def _void(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
     """Return the findings over all tasks for which a method's numbers must not be used."""
     return [*health.changed_target(run), *remembering(run, label), *bias_found(run, label, tests)]
@@ -233,6 +241,8 @@ class _Compared:
         self.served = served_columns(self.own)
         least = least_seconds(self.own, self.ref, run.steps) if label != run.baseline and self.tau else None
         self.excess = None if least is None else self.times.faster_than(least)
+        passed = passed_seconds(self.own, self.ref) if label != run.baseline else None
+        self.passed = None if passed is None else self.times.faster_than(passed)
 
     def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
         return paired(self.all_own, [r for r in rows if r.method == other])
@@ -240,7 +250,8 @@ class _Compared:
     def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
         """Return the findings after which no speedup is told. void: what `remembering` found in the whole run."""
         impossible = health.impossible(self.own, self.run.steps)
-        return (*impossible, *void, *health.too_fast(self.excess, self.tau))
+        outside = health.outside_clock(self.passed)
+        return (*impossible, *void, *outside, *health.too_fast(self.excess, self.tau))
 
     def speedups(self, void: bool) -> dict[str, Any]:
         """Return the speedups with their intervals and what they say; nothing where the numbers are void."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from specbench_ss.results.intervals import Interval, compare
 from specbench_ss.results.number_text import interval, times
 from specbench_ss.results.paired_times import PairedTimes, paired
-from specbench_ss.results.standings import RANKED
+from specbench_ss.results.standings import ranked
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.runs.rows import Run
 
@@ -73,8 +73,7 @@ def _changed(other: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
 
 
 def _ranked(summaries: Sequence[SummaryRow]) -> list[str]:
-    rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
-    return [row.method for row in rows]
+    return [row.method for row in ranked(summaries)]
 
 
 def _left(run: Run, labels: Sequence[str], noisy: Mapping[str, set[Prompt]]) -> list[Found]:

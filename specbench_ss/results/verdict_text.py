@@ -148,8 +148,8 @@ def notes(
     own = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
     repeats, baseline = int(config["repeats"]), next((row.baseline for row in rows), "")
     said = {
-        "void: the numbers contradict themselves, the method answered from memory, or its sampled tokens are biased; "
-        "see below": any(row.comparison == "void" for row in rows),
+        "void: numbers contradict each other, sampled tokens are biased, or the method answered from memory or outside "
+        "the clock; see below": any(row.comparison == "void" for row in rows),
         "≈ not distinguishable from the reference: the interval covers 1": "≈" in marks,
         f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
             "?" in marks

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specbench_ss.decoding.references import references
 from specbench_ss.models.chat_templates import template_hash
 from specbench_ss.options import option_values
 from specbench_ss.runs.config import RunConfig
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
 def manifest_for(
     config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the manifest of a run that is about to start, as JSON-ready data."""
+    """Return the manifest of a run that is about to start, as JSON-ready data.
+
+    Raises UserError for a reference that `references` refuses.
+    """
+    from specbench_ss.decoding.cuda_settings import cuda_settings
+
     model = {
         "name": target.name,
         "hash": target.weights_hash,
         "parameters": target.parameter_count,
         "dtype": target.number_format,
         "device": target.device_names,
+        **({"cuda_settings": cuda_settings()} if target.device.type == "cuda" else {}),
         **({"layers_on": {str(at): layers for at, layers in target.layers_on.items()}} if target.divided else {}),
         "context_length": target.context_length,
         "attention": getattr(target, "attention", None),
@@ -41,7 +48,8 @@ def manifest_for(
         "chat_template": template_hash(getattr(target, "tokenizer", None)),
         "origin": getattr(target, "origin", {}),
     }
-    methods = [_method_entry(label, decoder) for label, decoder in decoders.items()]
+    named = references(decoders)
+    methods = [_method_entry(label, decoder, named[label]) for label, decoder in decoders.items()]
     return manifest_of(config, data, command, model, methods)
 
 
@@ -79,7 +87,7 @@ def manifest_of(
     }
 
 
-def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
+def _method_entry(label: str, decoder: Decoder, reference: str) -> dict[str, Any]:
     options = decoder.options
     return {
         "label": label,
@@ -87,9 +95,10 @@ def _method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
         "options": plain(option_values(options)),
         "resolved": plain(decoder.described()),
         "learnt": plain(dict(decoder.learnt)),
+        "advised": plain(dict(decoder.advised)),
         "lossless": decoder.lossless,
         "remembers": decoder.remembers,
-        "reference": decoder.reference_for(options).label,
+        "reference": reference,
         "summary": decoder.summary,
         "paper": decoder.paper,
     }

@@ -6,9 +6,13 @@ that allow it may be null.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from specbench_ss.models.learnt_form import Learnt
+
+Amount = Annotated[float, Meta(ge=0)]
 
 
 class _Gpu(Struct):
@@ -67,6 +71,8 @@ class _Config(Struct):
     plugin: list[_PluginFile] = []
     endpoints: list[_Endpoint] = []
     concurrency: list[int] = []
+    data: str | None = None
+    engine: str | None = None
 
 
 class _Suite(Struct):
@@ -79,6 +85,14 @@ class _Suite(Struct):
     max_new_tokens: int | None = None
 
 
+class _Gguf(Struct):
+    types: dict[str, Any] | None = None
+
+
+class _Origin(Struct):
+    gguf: _Gguf | None = None
+
+
 class _Model(Struct):
     name: str
     hash: str
@@ -89,7 +103,17 @@ class _Model(Struct):
     chat_template: str | None = None
     engine: str = ""
     dtype_choice: str = ""
-    origin: dict[str, Any] = {}
+    origin: _Origin | None = None
+    attention: str | None = None
+    computed: str | None = None
+    quantised: str = ""
+    layers_on: dict[str, list[Any]] = {}
+
+
+class _Served(Struct, frozen=True):
+    software: str | None = None
+    tokens: str | None = None
+    acceptance: str | None = None
 
 
 class _Method(Struct):
@@ -100,8 +124,10 @@ class _Method(Struct):
     lossless: bool
     options: dict[str, Any]
     resolved: dict[str, Any] = {}
-    learnt: dict[str, Any] = {}
+    learnt: Learnt | None = None
+    advised: dict[str, Any] = {}
     reference: str = ""
+    served: _Served = _Served()
 
 
 class _Worker(Struct):
@@ -114,6 +140,64 @@ class _Session(Struct):
     environment: _Environment
     workers: list[_Worker] = []
     measures: bool = True
+
+
+class _Limits(Struct):
+    read_bytes_per_s: Amount | None = None
+    flops_per_s: dict[str, Amount] | None = None
+    launch_s: Amount | None = None
+    busy: str = ""
+
+
+class _Drafter(Struct):
+    weight_bytes: Amount
+    matrix_parameters: Amount
+
+
+class _OwnWork(Struct):
+    step: Amount = 0.0
+    node: Amount = 0.0
+    dropped: Amount = 0.0
+
+
+class Shape(Struct):
+    """What a pass of a method's model reads and computes, as `decoding.model_shape` gives it."""
+
+    weight_bytes: Amount
+    matrix_parameters: Amount
+    kv_bytes: Amount
+    attention_flops: Amount
+    windows: list[Amount | None]
+    drafter: _Drafter | None = None
+    own: _OwnWork | None = None
+
+
+class _Machine(Struct):
+    limits: _Limits | None = None
+    shapes: dict[str, dict[str, Any] | None] | None = None  # of those with a number of bytes, `Shape`
+
+
+class _Gaps(Struct):
+    number: Amount
+    mean_s: Amount
+    longest_s: Amount
+
+
+class Trace(Struct):
+    """What the profiler saw of one request, as `benchmark.tracing` gives it."""
+
+    what: str
+    tokens: Amount
+    wall_s: Amount
+    busy_share: Amount
+    gaps: _Gaps
+    span_s: Amount
+    timeline: list[Amount]
+    launches_per_token: Amount | None
+
+
+class _Reached(Struct):
+    why: str
 
 
 class ManifestForm(Struct):
@@ -136,6 +220,9 @@ class ManifestForm(Struct):
     sessions: list[_Session] = []
     repeats_made: int | None = None
     baseline: str | None = None
+    machine: _Machine | None = None
+    traces: dict[str, dict[str, Any] | None] | None = None  # of those with a timeline, `Trace`
+    until_ci: _Reached | None = None
 
 
 class _ServedModel(Struct):

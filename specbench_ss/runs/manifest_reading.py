@@ -16,7 +16,7 @@ from specbench_ss.method_spec import MethodSpec
 from specbench_ss.options import value_text
 from specbench_ss.runs.baseline import baseline_of
 from specbench_ss.runs.config import LATER, RunConfig
-from specbench_ss.runs.manifest_form import AskedMethod, ManifestForm, ServedForm
+from specbench_ss.runs.manifest_form import AskedMethod, ManifestForm, ServedForm, Shape, Trace
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -59,6 +59,8 @@ def _check_whole(manifest: dict[str, Any]) -> None:
     """Raise ValueError where a field is missing or of another type, or where the methods do not fit together."""
     served = isinstance(manifest.get("config"), dict) and manifest["config"].get("endpoints")
     records.convert(manifest, ServedForm if served else ManifestForm)
+    _check_parts("machine.shapes", (manifest.get("machine") or {}).get("shapes"), "weight_bytes", Shape)
+    _check_parts("traces", manifest.get("traces"), "timeline", Trace)
     labels = [method["label"] for method in manifest["methods"]]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError("it names no method, or one method twice")
@@ -67,6 +69,18 @@ def _check_whole(manifest: dict[str, Any]) -> None:
     strangers = {method.get("reference", labels[0]) for method in manifest["methods"]} - set(labels)
     if strangers:
         raise ValueError(f"method {min(strangers)} is named as a reference, but is missing")
+
+
+def _check_parts(place: str, parts: Mapping[str, Any] | None, mark: str, kind: type[Any]) -> None:
+    """Raise ValueError where a part that has an entry `mark` is not of the type. parts: by name."""
+    for name, part in (parts or {}).items():
+        if part and part.get(mark) is not None:
+            try:
+                records.convert(part, kind)
+            except ValueError as error:
+                raise ValueError(f"in {place}.{name}, {error}") from None
+        elif part and mark == "weight_bytes" and mark not in part:
+            raise ValueError(f"in {place}.{name}, it lacks {mark}")
 
 
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -39,7 +38,7 @@ from specbench_ss.runs.sameness import FAILED
 from specbench_ss.runs.step_lines import read_step_lines
 from specbench_ss.runs.steps import Steps
 from specbench_ss.runs.stored_steps import PARQUET, stored_steps
-from specbench_ss.runs.suite import Question
+from specbench_ss.runs.suite import Message, Question
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
 JUDGE = "judge.jsonl"
@@ -47,17 +46,18 @@ Record = TypeVar("Record", Row, Sameness)
 
 
 class _StoredQuestion(msgspec.Struct):
-    """An entry of questions.json. It has the fields of `Question`, in their order, and none may be missing."""
+    """An entry of questions.json: `Question.content`, with its fields in their order."""
 
     id: str
     category: str
     turns: tuple[str, ...]
     references: tuple[tuple[str, ...], ...]
     metric: str | None
+    history: tuple[Message, ...] = ()
 
 
 class RunDir:
-    """An open run directory. Only one process may write to it at a time.
+    """An open run directory. Only one process may write to it at a time, and none that was forked since.
 
     rows: every committed sample, except those that failed in earlier sessions. judged: keys of samples with a verdict.
     """
@@ -66,6 +66,7 @@ class RunDir:
         self.path, self.manifest = path, manifest
         self.rows = {row.key: row for row in rows}
         self.judged = set(judged)
+        self._process = os.getpid()
         self._lock, self._beside = held, side_files.SideFiles(path)
         self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
 
@@ -88,7 +89,7 @@ class RunDir:
                 crash_safe.write_json(path / MANIFEST, manifest)
                 lacking = True
             if lacking:
-                crash_safe.write_json(path / QUESTIONS, [asdict(q) for q in questions])
+                crash_safe.write_json(path / QUESTIONS, [q.content() for q in questions])
             run_dir = cls(path, manifest, rows, judged, held)
             on_error.pop_all()
         return run_dir
@@ -96,30 +97,31 @@ class RunDir:
     def append(self, row: Row, steps: Sequence[Step]) -> None:
         """Commit a sample: write its steps, then its row, and flush each to the disk."""
         lines = [StepRow(*row.key, index=i, step=step).as_dict() for i, step in enumerate(steps)]
-        with _writing(self.path):
+        with self._writing():
             crash_safe.append(self._files[STEPS], lines)
             crash_safe.append(self._files[ROWS], [row.as_dict()])
         self.rows[row.key] = row
 
     def append_sameness(self, verdict: Sameness) -> None:
         """Commit one comparison with the reference."""
-        with _writing(self.path):
+        with self._writing():
             crash_safe.append(self._files[SAMENESS], [verdict.as_dict()])
         self.judged.add(verdict.key)
 
     def append_level(self, level: levels.Level, rows: Sequence[Row]) -> None:
         """Commit a level of a served engine with its requests."""
-        with _writing(self.path):
+        with self._writing():
             levels.append_level(self.path, level, rows)
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
         """Append a line to one of the optional files that `side_files` names. Returns why it could not, or ''."""
-        return self._beside.append(name, line)
+        with self._writing():
+            return self._beside.append(name, line)
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
         self.manifest |= changes
-        with _writing(self.path):
+        with self._writing():
             crash_safe.write_json(self.path / MANIFEST, self.manifest)
 
     def keep_warning(self, text: str) -> None:
@@ -129,6 +131,14 @@ class RunDir:
         where = list(dict.fromkeys([*places.get(text, []), *began]))
         if text not in kept or where != places.get(text, []):
             self.update(warnings=[*kept, *([] if text in kept else [text])], warned_in={**places, text: where})
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Within, as `_writing`. Raises UserError in a forked process: two would write to one folder."""
+        if os.getpid() != self._process:
+            raise UserError(f"{self.path} is written by process {self._process}: a fork of it, as of a plugin, may not")
+        with _writing(self.path):
+            yield
 
     def close(self) -> None:
         """Close the files. What was appended is already on the disk."""
@@ -160,6 +170,18 @@ def check_out(where: RunTarget) -> bool:
             raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
     check_place(where.out)
     return bool(content)
+
+
+def run_around(path: Path) -> Path | None:
+    """Return the run directory that a path is or lies in, links followed; None where there is none."""
+    whole = path.resolve()
+    return next((at for at in (whole, *whole.parents) if all((at / name).exists() for name in (MANIFEST, ROWS))), None)
+
+
+def is_of_run(path: Path) -> bool:
+    """Return True for a file that a run directory consists of, links followed."""
+    whole = path.resolve()
+    return whole.name in (MANIFEST, QUESTIONS, ROWS, STEPS, SAMENESS, JUDGE) and run_around(whole) == whole.parent
 
 
 def check_place(path: Path) -> None:

@@ -7,10 +7,12 @@ logits outside the timed part. docs/metrics.md has the definitions and the reaso
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from specbench_ss.decoding.near_ties import near_tie_drop
 from specbench_ss.errors import error_text
 from specbench_ss.runs.rows import Row, Sameness
 
@@ -18,13 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specbench_ss.decoding.decoder import Decoder
-
-# How far below the target's best logit a chosen token may lie and still be called a tie.
-# Parallel verification sums in another order than one token at a time. float32: 70 times the 1.4e-6 that was measured.
-NEAR_TIE_DROP = {"float64": 1e-10, "float32": 1e-4}
-# Half precision: so many units in the last place of the best logit, taken as SMALLEST at least.
-NEAR_TIE_ULPS, SMALLEST = 4, 16.0
-FRACTION_BITS = {"float16": 10, "bfloat16": 7}
 
 FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
 
@@ -47,20 +42,6 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if len(a) == len(b) else common
 
 
-def near_tie_drop(dtype: str, best: float) -> float:
-    """Return the largest `drop` that still counts as a near-tie. best: the best logit there, a finite number.
-
-    dtype is written `float32` or `torch.float32`. Raises ValueError for a dtype without a bound.
-    """
-    name = dtype.removeprefix("torch.")
-    if name in FRACTION_BITS:
-        exponent = math.frexp(max(abs(best), SMALLEST))[1] - 1
-        return NEAR_TIE_ULPS * 2.0 ** (exponent - FRACTION_BITS[name])
-    if name not in NEAR_TIE_DROP:
-        raise ValueError(f"no near-tie bound for dtype {name}")
-    return NEAR_TIE_DROP[name]
-
-
 def gap_between(logits: Tensor, a: int, b: int) -> Gap:
     """Compare the logits [V] after the last common token with those of a and b, the tokens that were chosen there."""
     best, second = logits.float().topk(2).values.tolist()
@@ -79,12 +60,31 @@ def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> 
     if at == min(len(expected), len(got)):
         reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
         return Sameness(*row.key, verdict="length", first_difference=at, reason=reason)
+    return _explained(decoder, prompt_ids, expected[:at], (expected[at], got[at]), row)
+
+
+def judge_alone(decoder: Decoder, prompt_ids: list[int], row: Row, reason: str) -> Sameness:
+    """Return the verdict on a greedy answer of an autoregressive method that is compared with no other one.
+
+    One of its tokens, drawn by the sample's key, must be the likeliest by the method's own `next_logits`. reason: why
+    the answer is not compared, which is the verdict then.
+    """
+    tokens = list(row.token_ids or ())
+    at = random.Random(repr(row.key)).randrange(len(tokens))
+    found = _explained(decoder, prompt_ids, tokens[:at], (tokens[at], tokens[at]), row)
+    if found.verdict != "mismatch":
+        return not_compared(row, reason)
+    return replace(found, reason=found.reason or "not the likeliest token by its own next_logits")
+
+
+def _explained(decoder: Decoder, prompt: list[int], answer: list[int], chosen: tuple[int, int], row: Row) -> Sameness:
+    """Return a near-tie where both tokens may follow the answer by the decoder's logits, else a mismatch."""
+    at = len(answer)
     try:
-        logits = decoder.next_logits(prompt_ids, expected[:at])
+        gap = gap_between(decoder.next_logits(prompt, answer), *chosen)
     except Exception as e:  # a difference that nothing explains is never called harmless
         reason = f"no logits to explain it: {error_text(e)}"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
-    gap = gap_between(logits, expected[at], got[at])
     if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
         reason = "logits are not finite"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)

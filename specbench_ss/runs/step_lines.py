@@ -40,7 +40,7 @@ class _Line(msgspec.Struct, gc=False):
     total_s: float
 
 
-_one = records.decoder(_Line)
+read_step_line = records.decoder(_Line)
 _many = msgspec.json.Decoder(_Line).decode_lines
 
 
@@ -114,7 +114,7 @@ def _decoded(file: Path, piece: bytes, before: int) -> list[_Line]:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass  # one by one, to find the line, or to read what msgspec alone does not
     whole = piece[:-1].split(b"\n")
-    return [crash_safe.record(file, number, line, _one) for number, line in enumerate(whole, before + 1)]
+    return [crash_safe.record(file, number, line, read_step_line) for number, line in enumerate(whole, before + 1)]
 
 
 def _extend(blocks: list[Block], lines: list[_Line], number: int) -> None:

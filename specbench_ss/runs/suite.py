@@ -5,10 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. role: system, user or assistant."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +24,7 @@ class Question:
     """One conversation that is answered turn by turn.
 
     references: the acceptable answers of each turn; there may be none. metric: name of the quality metric of this
-    question; None where it has no reference-based one.
+    question; None where it has no reference-based one. history: messages before the first turn, as they were given.
     """
 
     id: str
@@ -24,11 +32,24 @@ class Question:
     turns: tuple[str, ...]
     references: tuple[tuple[str, ...], ...] = ()
     metric: str | None = None
+    history: tuple[Message, ...] = ()
 
     @property
     def mark(self) -> str:
-        """Return twelve characters that identify its first turn, whatever the question's id is."""
-        return hashlib.sha256(self.turns[0].encode()).hexdigest()[:12]
+        """Return twelve characters that identify its first prompt, whatever the question's id is."""
+        asked = json.dumps(self.messages()) if self.history else self.turns[0]
+        return hashlib.sha256(asked.encode()).hexdigest()[:12]
+
+    def messages(self, answers: Sequence[str] = ()) -> list[dict[str, str]]:
+        """Return the messages of the turn after these answers, as a chat template and a server take them."""
+        said = [asdict(message) for message in self.history]
+        for turn, answer in zip(self.turns, answers, strict=False):
+            said += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        return [*said, {"role": "user", "content": self.turns[len(answers)]}]
+
+    def content(self) -> dict[str, Any]:
+        """Return all fields but an empty history, so that other suites keep the hash that they had without one."""
+        return {name: value for name, value in asdict(self).items() if name != "history" or value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +81,7 @@ class SuiteData:
     @property
     def content_hash(self) -> str:
         """Return a sha256 over the questions in order. Every row of a run records it."""
-        text = json.dumps([asdict(q) for q in self.questions], sort_keys=True, ensure_ascii=False)
+        text = json.dumps([q.content() for q in self.questions], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -1,91 +1,39 @@
-"""One OpenAI-compatible server: asks it a question and measures how the answer comes.
+"""HTTP client of an OpenAI-compatible server: chat completions as timed streams, and pages.
 
-No request is sent twice, and no other address is contacted: redirects are not followed.
+Each request has a connection of its own. No request is sent twice, and redirects are not followed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from specbench_ss.served import counters
-from specbench_ss.served.protocol import DONE, AnswerError, Event, event, message_of, payloads
+from specbench_ss.served.answer import Answer
+from specbench_ss.served.exchange import Exchange
+from specbench_ss.served.protocol import DONE, AnswerError, event, message_of, payloads
 from specbench_ss.version import __version__
 
 Message = Mapping[str, str]
-READ_S = 10.0  # for pages other than answers
-KEPT_S = 2.0  # that a connection is kept: servers close theirs after some seconds, 5 in uvicorn
+PAGE_S = 10.0  # for a page other than an answer
+PAGE = 4 << 20  # bytes of such a page
+DRAIN_S = 1.0  # for a stream to end behind its last event
 REFUSED = {401: "asks for a key, or for another one", 403: "refuses"}
+TEXT = "text"
 KEY = "--api-key-env names the variable that holds the key"
-
-
-@dataclass(slots=True)
-class Answer:
-    """An answer as it came. Times are seconds from the moment that the request was sent.
-
-    counted: whether `tokens` is the server's own count, or the number of `chunks`, pieces of text. ttft_s: to the first
-    piece. drafted, accepted: llama.cpp's counts of this request.
-    """
-
-    text: str = ""
-    finish: str = ""
-    tokens: int = 0
-    counted: Literal["usage", "chunks"] = "chunks"
-    chunks: int = 0
-    prompt_tokens: int | None = None
-    ttft_s: float | None = None
-    wall_s: float = 0.0
-    drafted: int | None = None
-    accepted: int | None = None
-    parts: list[str] = field(default_factory=list)
-
-    def add(self, found: Event, at_s: float) -> None:
-        """Take in an event that came `at_s` seconds after the request."""
-        for choice in found.choices or ():
-            delta = choice.delta
-            thought = (delta.reasoning_content or delta.reasoning) if delta else None
-            if delta and (delta.content or thought):
-                self.parts.append(delta.content or "")
-                self.chunks += 1
-                self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
-                self.wall_s = at_s
-            if choice.finish_reason:
-                self.finish, self.wall_s = choice.finish_reason, at_s
-        if found.usage is not None:
-            self.tokens, self.prompt_tokens = found.usage.completion_tokens, found.usage.prompt_tokens
-            self.counted = "usage"
-        if found.timings is not None:
-            self.drafted, self.accepted = found.timings.draft_n, found.timings.draft_n_accepted
-
-    def checked(self) -> Answer:
-        """Return the answer when its stream has ended. Raises AnswerError for one that is not whole or has no token."""
-        if not self.finish:
-            what = f"after {self.chunks} pieces of text" if self.chunks else "before any text"
-            raise AnswerError(f"the stream ended {what}, and the server did not say that the answer was finished")
-        if self.counted == "usage" and not self.tokens and self.chunks:
-            raise AnswerError(f"the server counts 0 tokens in an answer of {self.chunks} pieces of text")
-        if self.counted == "chunks":
-            self.tokens = self.chunks
-        if not self.tokens:
-            raise AnswerError("the stream had no text")
-        if self.accepted is not None and self.accepted > (self.drafted or 0):
-            raise AnswerError(f"the server says that {self.accepted} of {self.drafted} drafted tokens were accepted")
-        self.text = "".join(self.parts)
-        self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
-        return self
 
 
 class Server:
     """A server that answers. url: of its API, which may hold a user and a password; `shown_url` does not.
 
-    timeout_s: the longest wait for the next sign of an answer. clock: seconds, for tests.
+    timeout_s: the longest wait for the next piece of an answer. clock: seconds, for tests.
     """
 
     def __init__(
@@ -101,12 +49,12 @@ class Server:
         self.listed = 200  # how it answered when it was first asked for its models
         self.no_counters = "" if counters.readable() else counters.NEEDS  # why its counters are not read, in words
         self._secrets = [secret for secret in (key, urlsplit(url).password) if secret]
-        headers = {"User-Agent": f"ssbench/{__version__}", "Accept-Encoding": "identity"}
+        headers = {"User-Agent": f"ssbench/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(
             headers=headers,
             timeout=httpx.Timeout(timeout_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=not self.loopback,  # a proxy is for what is far away
         )
 
@@ -128,15 +76,14 @@ class Server:
         """Close its connections."""
         self._client.close()
 
-    def get(self, url: str, last: bool = False) -> httpx.Response:
-        """Return a page, whatever its status. Raises AnswerError where there is no answer.
-
-        last: nothing else is asked over this connection. A server that fails may close it, so that the next request
-        would find nobody.
-        """
-        with self._told(READ_S):
-            headers = {"Connection": "close"} if last else None
-            return self._client.get(url, timeout=min(READ_S, self.timeout_s), headers=headers)
+    def get(self, url: str) -> httpx.Response:
+        """Return a page, whatever its status. Raises AnswerError where there is none in time, or a longer one."""
+        with self._exchange("whole page", min(PAGE_S, self.timeout_s)) as exchange:
+            response = self._send("GET", url, exchange)
+            try:
+                return _whole(response)
+            finally:
+                response.close()
 
     def alive(self) -> bool:
         """Whether it answers at all, or as it did at first: some servers cannot list their models."""
@@ -144,14 +91,6 @@ class Server:
             return self.get(f"{self.url}/models").status_code in (self.listed, *range(500))
         except AnswerError:
             return False
-
-    def touch(self) -> None:
-        """Leave a connection for the next request, so that making one is no part of its time.
-
-        A server that fails on its list of models may close the connection behind that, so it is not asked again.
-        """
-        if self.listed == 200:
-            self.alive()
 
     def counters(self) -> counters.Counters | None:
         """Return what it has counted; None where that cannot be known, which `no_counters` explains from then on."""
@@ -175,39 +114,39 @@ class Server:
         """
         body = {"model": self.model, "messages": list(messages), "stream": True, **settings}
         body |= {"stream_options": {"include_usage": True}} if self.usage else {}
-        wait = self.timeout_s if most_s is None else min(self.timeout_s, most_s)
-        answer = Answer()
-        request = self._client.build_request("POST", f"{self.url}/chat/completions", json=body, timeout=wait)
-        with self._told(wait):
-            began = self.clock()
-            response = self._client.send(request, stream=True)
+        answer = Answer(settings["max_tokens"], settings.get("stop", ()))
+        with self._exchange(TEXT, self.timeout_s, math.inf if most_s is None else most_s) as exchange:
+            response = self._send("POST", f"{self.url}/chat/completions", exchange, body)
             try:
                 self._check(response)
                 pieces = response.iter_raw()
                 for data in payloads(pieces):
-                    at_s = self.clock() - began
-                    if most_s is not None and at_s > most_s:
-                        raise AnswerError(f"no whole answer within {most_s:g} s")
+                    at_s = exchange.elapsed()
                     if data == DONE:
-                        _drain(pieces)
+                        _drain(pieces, exchange)
                         break
-                    answer.add(event(data), at_s)
+                    if answer.add(event(data), at_s):
+                        exchange.renew()
             finally:
                 response.close()
         return answer.checked()
 
+    def _send(self, method: str, url: str, exchange: Exchange, body: Any = None) -> httpx.Response:
+        """Return the response to a request as soon as its headers are there; its body is not read."""
+        wait = min(exchange.progress_s, exchange.total_s)
+        traced = {"trace": exchange.trace}
+        request = self._client.build_request(method, url, json=body, timeout=wait, extensions=traced)
+        return self._client.send(request, stream=True)
+
     def _check(self, response: httpx.Response) -> None:
         """Raise AnswerError for a response that is no stream of events."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip()
-        if response.status_code == 200 and kind == "text/event-stream":
-            return
-        with self._told(READ_S):
-            response.read()
-        if response.status_code == 200:
+        if response.status_code != 200:
+            raise self.refusal(_whole(response))
+        if kind != "text/event-stream":
             raise AnswerError(
                 f"{self.shown_url} answers with {kind or 'no type'}, where a stream of events was asked for"
             )
-        raise self.refusal(response)
 
     def refusal(self, response: httpx.Response) -> AnswerError:
         """Return why a page was not given, in words."""
@@ -219,21 +158,34 @@ class Server:
         return StatusError(code, f"{where} answers {code} {response.reason_phrase}: {said}{hint}")
 
     @contextmanager
-    def _told(self, wait_s: float) -> Iterator[None]:
-        """Make what goes wrong on the way a AnswerError, in words that hold no secret."""
-        try:
-            yield
-        except AnswerError as e:
-            if (said := self._hidden(str(e))) != str(e):
-                raise AnswerError(said) from None
-            raise
-        except httpx.TimeoutException:
-            raise AnswerError(f"{self.shown_url} gave no sign for {wait_s:g} s") from None
-        except httpx.ConnectError as e:
-            raise AnswerError(f"cannot reach {self.shown_url}: {self._hidden(str(e))}") from None
-        except (httpx.HTTPError, httpx.StreamError, OSError) as e:
-            said = self._hidden(str(e)) or type(e).__name__
-            raise AnswerError(f"the connection to {self.shown_url} broke: {said}") from None
+    def _exchange(self, awaited: str, progress_s: float, total_s: float = math.inf) -> Iterator[Exchange]:
+        """Give the time limits of a request, and make every failure within an AnswerError without secrets.
+
+        awaited: the sign of progress, for the message.
+        """
+        with Exchange(progress_s, total_s, self.clock) as exchange:
+            try:
+                yield exchange
+                late = exchange.overdue  # the end of a connection may be that of a body, too
+            except (AnswerError, httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, UnicodeError, OSError) as e:
+                late = exchange.overdue or isinstance(e, httpx.TimeoutException)
+                if not late:
+                    raise self._failure(e) from None
+            if late:
+                limit = f"no {awaited} within {progress_s:g} s" + " (--endpoint-timeout)" * (awaited == TEXT)
+                if exchange.total_is_next:
+                    limit = f"no whole answer within {total_s:g} s (--timeout)"
+                raise AnswerError(f"{self.shown_url} sent {limit}")
+
+    def _failure(self, error: Exception) -> AnswerError:
+        said = self._hidden(str(error)) or type(error).__name__
+        if isinstance(error, AnswerError):
+            return error if said == str(error) else AnswerError(said)
+        if isinstance(error, httpx.InvalidURL | UnicodeError):
+            return AnswerError(f"{ascii(self.shown_url)} is no address of a server: {said}")
+        if isinstance(error, httpx.ConnectError):
+            return AnswerError(f"cannot reach {self.shown_url}: {said}")
+        return AnswerError(f"the connection to {self.shown_url} broke: {said}")
 
     def _hidden(self, text: str) -> str:
         for secret in self._secrets:
@@ -241,8 +193,20 @@ class Server:
         return text
 
 
-def _drain(pieces: Iterator[bytes]) -> None:
-    """Read what is behind the end, so that the connection can be used again."""
+def _whole(response: httpx.Response) -> httpx.Response:
+    """Return a response with its body. Raises AnswerError for a body over the limit."""
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > PAGE:
+            raise AnswerError(f"{without_user(str(response.url))} answers with over {PAGE >> 20} MiB")
+    kept = {name: response.headers[name] for name in ("content-type", "server") if name in response.headers}
+    return httpx.Response(response.status_code, headers=kept, content=bytes(body), request=response.request)
+
+
+def _drain(pieces: Iterator[bytes], exchange: Exchange) -> None:
+    """Read what is behind the last event for a moment: a server may take a connection cut there for a cancellation."""
+    exchange.finish(DRAIN_S)
     with suppress(httpx.HTTPError):
         for _ in pieces:
             pass

@@ -11,8 +11,9 @@ import msgspec
 from specbench_ss.benchmark.asked_endpoints import Access
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.runs.endpoints import Endpoint
-from specbench_ss.served.client import REFUSED, Answer, Server, StatusError
-from specbench_ss.served.protocol import AnswerError
+from specbench_ss.served.answer import Answer
+from specbench_ss.served.client import REFUSED, Server, StatusError
+from specbench_ss.served.protocol import MALFORMED, AnswerError
 
 SHOWN = 8  # models that a message lists
 MODELS = "a list of models"
@@ -66,7 +67,7 @@ def connect_all(endpoints: Sequence[Endpoint], access: Access) -> list[Server]:
 
 def _model(server: Server, wanted: str | None) -> str:
     """Return the model to ask for. A name that the server does not list is tried: some load what they are asked for."""
-    page = server.get(f"{server.url}/models", last=True)
+    page = server.get(f"{server.url}/models")
     server.listed = page.status_code
     if page.status_code != 200:
         if wanted and page.status_code not in REFUSED:
@@ -74,7 +75,7 @@ def _model(server: Server, wanted: str | None) -> str:
         raise server.refusal(page)
     try:
         names = [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         kind = page.headers.get("content-type", "no type").partition(";")[0]
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
         raise AnswerError(f"{server.shown_url}/models answers with {kind}, which is no list of models{hint}") from None
@@ -113,10 +114,8 @@ def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
 def _known(server: Server) -> str:
     """Say which models there are, where the one that is asked for is not among them."""
     try:
-        names = [
-            m.id for m in msgspec.json.decode(server.get(f"{server.url}/models", last=True).content, type=_Models).data
-        ]
-    except (AnswerError, msgspec.DecodeError, UnicodeDecodeError):
+        names = [m.id for m in msgspec.json.decode(server.get(f"{server.url}/models").content, type=_Models).data]
+    except (AnswerError, *MALFORMED):
         return ""
     if server.model in names or not names:
         return ""
@@ -148,10 +147,10 @@ def _version(server: Server) -> tuple[str | None, str | None]:
     software = None
     for page, name in VERSIONS.items():
         try:
-            found = server.get(f"{server.root}{page}", last=True)
+            found = server.get(f"{server.root}{page}")
             software = software or found.headers.get("server")
             said = msgspec.json.decode(found.content) if found.status_code == 200 else {}
-        except (AnswerError, msgspec.DecodeError, UnicodeDecodeError):
+        except (AnswerError, *MALFORMED):
             continue
         if isinstance(said, dict) and isinstance(said.get(name), str):
             return said[name], software

@@ -6,7 +6,6 @@ and llama.cpp tells a request's own counts in its answer: `protocol.Timings`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -64,13 +63,15 @@ def read(text: str, model: str) -> Counters | str:
                     sums[name] = sums.get(name, 0.0) + sample.value
     except (ValueError, KeyError, IndexError, TypeError):
         return "its /metrics is no text that Prometheus reads"
-    if not all(map(math.isfinite, sums.values())):
-        return "its /metrics has counts that are no numbers"
+    if not all(value >= 0 and value.is_integer() for name, value in sums.items() if name != GAUGE):
+        return "its /metrics has counts that are no whole numbers"
     if missing := [name for name in NAMES.values() if name not in sums]:
         return _why(missing, GAUGE in sums)
     generated = sums.get(GENERATED)
-    drafts, drafted, accepted = (round(sums[name]) for name in NAMES.values())
-    return Counters(drafts, drafted, accepted, None if generated is None else round(generated))
+    drafts, drafted, accepted = (int(sums[name]) for name in NAMES.values())
+    if accepted > drafted:
+        return f"its /metrics counts {accepted} of {drafted} drafted tokens as accepted"
+    return Counters(drafts, drafted, accepted, None if generated is None else int(generated))
 
 
 def _why(missing: Iterable[str], gauge: bool) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from specbench_ss.runs.rows import Row
-from specbench_ss.served.client import Answer
+from specbench_ss.served.answer import HIDDEN, Answer
 from specbench_ss.served.counters import Counters
 
 
 def grown(before: Counters | None, after: Counters | None, tokens: int, answers: int = 1) -> Counters | None:
     """Return what a server counted for some answers; None where it cannot be told from what it did for others.
 
-    tokens: of these answers. A server that made more than these, and one for the end of each, answered somebody else.
+    tokens: of these answers. A server that made more than these, and one for the end of each, answered somebody else;
+    so did one that accepted more than these, and what a draft may have behind the end of each.
     """
     made = after.since(before) if before is not None and after is not None else None
     if made is None or (made.generated is not None and made.generated > tokens + answers):
         return None
-    return made
+    return made if made.accepted <= min(made.drafted, tokens + HIDDEN * answers) else None
 
 
 def filled(row: Row, answer: Answer, counts: Counters | None) -> Row:

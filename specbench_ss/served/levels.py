@@ -22,7 +22,6 @@ from specbench_ss.served.client import Server
 from specbench_ss.served.counters import Counters
 from specbench_ss.served.filling import filled, grown
 from specbench_ss.served.protocol import AnswerError
-from specbench_ss.served.request import conversation
 
 Messages = list[dict[str, str]]
 Asked = tuple[Row, Messages]
@@ -49,14 +48,13 @@ class ServedLevels(Levels[Messages]):
 
     def prompt(self, sample: Sample) -> Messages:
         """Return the conversation up to the question."""
-        return conversation(sample.question.turns, self.session.history(sample))
+        return sample.question.messages(self.session.history(sample))
 
     def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Make one level and commit it."""
         self.session.events.on_sample_start(label, f"{concurrency} in flight")
         server, asked = self.servers[label], list(self.asked(label, concurrency, repeat))
         with _in_flight(server, concurrency) as pool:
-            list(pool.map(lambda _: server.touch(), range(concurrency)))  # connections are made before the time begins
             before = server.counters()
             started, began = time.time(), server.clock()
             with quiet_collector():

@@ -15,8 +15,11 @@ from specbench_ss.errors import UserError
 
 DONE = b"[DONE]"
 FIELD = re.compile(rb"(data|event|id|retry)?:")  # how a line of a stream of events begins
+LINE = 1 << 20  # bytes of one line of an answer
 MOST = 64 << 20  # bytes of one answer
 SHOWN = 120  # characters of what a server sent
+
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what a decoder raises
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -68,29 +71,40 @@ _read = msgspec.json.Decoder(Event).decode
 
 def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the data of each event as soon as its line is whole. Raises AnswerError for what is no stream of events."""
-    rest, size = b"", 0
+    for line in _lines(pieces):
+        if line.startswith(b"data:"):
+            yield line[5:].strip()
+        elif line and not FIELD.match(line):
+            raise AnswerError(f"the server sent what is no stream of events: {shown(line)}")
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines; a byte is copied a few times at most. Raises AnswerError where a line or all is too long."""
+    held, size = bytearray(), 0
     for piece in pieces:
         size += len(piece)
         if size > MOST:
-            raise AnswerError(f"the answer is longer than {MOST >> 20} MiB: it was given up")
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield from _payload(line.rstrip(b"\r"))
-    yield from _payload(rest.rstrip(b"\r"))
+            raise AnswerError(f"the server sent over {MOST >> 20} MiB in one answer")
+        held += piece
+        if b"\n" in piece:
+            *whole, held = held.split(b"\n")
+            for line in whole:
+                yield bytes(_bounded(line).rstrip(b"\r"))
+        _bounded(held)
+    yield bytes(held.rstrip(b"\r"))
 
 
-def _payload(line: bytes) -> Iterator[bytes]:
-    if line.startswith(b"data:"):
-        yield line[5:].strip()
-    elif line and not FIELD.match(line):
-        raise AnswerError(f"the server sent what is no stream of events: {shown(line)}")
+def _bounded(line: bytearray) -> bytearray:
+    if len(line) > LINE:
+        raise AnswerError(f"the server sent a line over {LINE >> 20} MiB")
+    return line
 
 
 def event(data: bytes) -> Event:
     """Return what an event says. Raises AnswerError for what is none, and for an error that the server tells."""
     try:
         found = _read(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except MALFORMED as e:
         raise AnswerError(f"the server sent what is no part of a chat completion ({e}): {shown(data)}") from None
     if found.error is not None:
         raise AnswerError(f"the server says: {message_of(data)}")
@@ -101,7 +115,7 @@ def message_of(body: bytes) -> str:
     """Return what an error of a server says, on one line; of a page of HTML that it is one."""
     try:
         said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return "a page of HTML" if b"<html" in body[:2000].lower() else shown(body)
     for name in ("error", "message", "detail"):
         said = said[name] if isinstance(said, dict) and said.get(name) else said

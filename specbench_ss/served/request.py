@@ -1,21 +1,12 @@
-"""What a server is asked: the conversation and how to decode, as fields of a chat completion."""
+"""What a server is asked: how to decode, as fields of a chat completion."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from specbench_ss.runs.config import RunConfig
 
 SEEDS = 2**31  # servers take seeds below this
-
-
-def conversation(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
-    """Return the messages up to the turn after these answers."""
-    messages: list[dict[str, str]] = []
-    for turn, answer in zip(turns, answers, strict=False):
-        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-    return [*messages, {"role": "user", "content": turns[len(answers)]}]
 
 
 def settings(config: RunConfig, longest: int, seed: int) -> dict[str, Any]:

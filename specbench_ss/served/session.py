@@ -11,19 +11,20 @@ from specbench_ss.benchmark.events import Events
 from specbench_ss.benchmark.quiet_timing import quiet_collector, warm_up
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.benchmark.session import Session
-from specbench_ss.benchmark.warm_prompts import warm_texts
+from specbench_ss.benchmark.warm_prompts import warm_messages
 from specbench_ss.decoding.generation import Step
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, error_text
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
-from specbench_ss.served.client import Answer, Server
+from specbench_ss.served.answer import Answer
+from specbench_ss.served.client import Server
 from specbench_ss.served.filling import filled, grown
 from specbench_ss.served.levels import ServedLevels
 from specbench_ss.served.protocol import AnswerError
-from specbench_ss.served.request import conversation, settings
+from specbench_ss.served.request import settings
 
 IN_A_ROW = 3  # failed requests after which a server is asked whether it is there at all
 
@@ -59,22 +60,24 @@ class ServedSession(Session):
         return busy() if any(server.loopback for server in self.servers.values()) else ""
 
     def warm_up(self) -> None:
-        texts = warm_texts(self.data.questions, self.config.warmup)
-        warm_up(self.servers, texts, self._warm_sample, self.warn_and_keep)
+        prompts = warm_messages(self.data.questions, self.config.warmup)
+        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, self._unwarmed)
 
-    def _warm_sample(self, label: str, text: str, max_new_tokens: int) -> float:
+    def _unwarmed(self, label: str, error: BaseException) -> None:
+        """Warn of a server that failed; each of its samples is asked for all the same."""
+        self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
+
+    def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         asked = self.settings(self.config.seed)
         asked["max_tokens"] = min(max_new_tokens, asked["max_tokens"])
-        answer = self.servers[label].ask(conversation([text], []), asked, self.timeout)
+        answer = self.servers[label].ask(messages, asked, self.timeout)
         return answer.wall_s / answer.tokens
 
     def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
-        server, asked = self.servers[sample.method], conversation(sample.question.turns, self.history(sample))
+        server, asked = self.servers[sample.method], sample.question.messages(self.history(sample))
         before = server.counters()
-        if before is None:
-            server.touch()
         blank.started = time.time()
         with quiet_collector():
             answer = self._answer(server, asked, blank.seed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ from specbench_ss.testing import (
     laws_long,
     laws_sampling,
 )
-from specbench_ss.testing.law import Law, LawBroken, Place, Subject
+from specbench_ss.testing.law import Law, LawBroken, Place, Subject, Untested
 from specbench_ss.testing.shrink import holds
 from specbench_ss.testing.tiny import ARCHITECTURES, WHOLE, tiny_target
 
@@ -59,7 +60,8 @@ class Result:
     """The outcome of one law.
 
     broken: the violation, with the smallest example found; None where there is none. exempt: why some or all shapes are
-    not held to the law; '' where all are. tried: number of shapes that were. seconds: time that it took.
+    not held to the law; '' where all are. tried: number of shapes that were. seconds: time that it took. untested: why
+    there was nothing to test in some or all shapes that are held to the law; '' if there was in all.
     """
 
     law: Law
@@ -67,6 +69,7 @@ class Result:
     exempt: str
     tried: int
     seconds: float
+    untested: str = ""
 
     @property
     def name(self) -> str:
@@ -75,8 +78,10 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Return 'ok', 'broken' or 'exempt'."""
-        return "broken" if self.broken else "ok" if self.tried else "exempt"
+        """Return 'ok', 'broken', 'exempt' or 'untested'."""
+        if self.broken:
+            return "broken"
+        return "ok" if self.tried else "untested" if self.untested else "exempt"
 
 
 class Kit:
@@ -160,17 +165,21 @@ class Kit:
 
     def _result(self, law: Law) -> Result:
         began = time.perf_counter()
-        broken, tried, exempt = None, 0, dict[str, None]()
+        broken, tried, exempt, untested = None, 0, dict[str, None](), dict[str, None]()
         for subject in (subject for kind in ("large", "small", "long") if kind in law.on for subject in self._on(kind)):
             why = self._exempt(law, subject)
             if why:
                 exempt[why] = None
                 continue
+            try:
+                broken = holds(law, subject, self.timeout)
+            except Untested as reason:
+                untested[f"{subject.shape}: {reason}"] = None
+                continue
             tried += 1
-            broken = holds(law, subject, self.timeout)
             if broken:
                 break
-        return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began)
+        return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began, "; ".join(untested))
 
     def _on(self, kind: str) -> list[Subject]:
         found: list[Subject] = getattr(self, kind)
@@ -255,8 +264,9 @@ def check_decoder(
     timeout: seconds after which a trial that has not ended breaks its law; in the main thread alone. all: try every
     law whatever came of those before it, and return the result of each instead of raising LawBroken.
 
-    Raises LawBroken for the first law that does not hold, with the smallest example found, and UserError where there is
-    nothing to check, or where no Decoder, no list of laws or an unknown architecture is given.
+    Warns of laws that had nothing to test. Raises LawBroken for the first law that does not hold, with the smallest
+    example found, and UserError where there is nothing to check, or where no Decoder, no list of laws or an unknown
+    architecture is given.
     """
     for name, given in (("architectures", architectures), ("laws", laws)):
         if isinstance(given, str) or not isinstance(given, Iterable):
@@ -265,5 +275,7 @@ def check_decoder(
     for result in Kit(factory, architectures, own_model, thorough, timeout).results(laws):
         if result.broken is not None and not all:
             raise result.broken
+        if result.untested and not all:
+            warnings.warn(f"law {result.name!r} was not tested on {result.untested}", stacklevel=2)
         results.append(result)
     return results if all else None

@@ -61,6 +61,10 @@ class OutOfTime(Exception):  # noqa: N818
     """Raised where a trial took longer than it was given."""
 
 
+class Untested(Exception):  # noqa: N818
+    """Raised by a law's test that had nothing to test in a case; its text says why."""
+
+
 class Subject:
     """One shape of a method on one tiny target: what a law is tested on.
 

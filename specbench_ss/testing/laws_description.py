@@ -28,6 +28,7 @@ class Undrafted(Decoder):
     """Plain decoding, as a stand-in for the method that others are compared with."""
 
     name, summary = "undrafted", "plain decoding"
+    autoregressive = True
 
     def propose(self, state: State) -> DraftTree:
         """Return a draft of nothing but the root."""
@@ -57,6 +58,8 @@ def unlisted(decoder: Decoder) -> str:
             return f"{name} is {text!r}, not one line of text"
     if not dataclasses.is_dataclass(decoder.options):
         return f"its options are {type(decoder.options).__name__}, not a dataclass"
+    if decoder.reference_for(decoder.options).name == kind.name != REFERENCE:
+        return f"reference_for names {kind.name} itself; name {REFERENCE!r}, or an autoregressive method of its model"
     silent = [option.name for option in describe_options(kind.Options) if not option.help]
     if silent:
         return f'option {silent[0]} has no metadata={{"help": ...}}'

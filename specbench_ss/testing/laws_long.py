@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from specbench_ss.testing.law import CLOSE, Case, Law, Subject
 from specbench_ss.testing.watched_decoder import Seen
 
-WORDS, CONTEXT = 2000, 448  # of the model; the tokenizer has no more texts than some 2,700
+WORDS, CONTEXT = 2600, 448  # of the model; the tokenizer has no more texts than some 2,700
 PROMPT, ANSWER, AGAIN, OWN = 200, 200, 80, 44  # tokens: of prompt and answer; when asked again; accepted by itself
 LOOKED_AT = 6  # steps whose logits are compared
 

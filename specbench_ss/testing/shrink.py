@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
+from specbench_ss.error_place import place_of
 from specbench_ss.errors import first_line
-from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, OutOfTime, Subject
+from specbench_ss.testing.law import FIRST, Case, Law, LawBroken, OutOfTime, Subject, Untested
 from specbench_ss.testing.watched_decoder import Unanswered
-from specbench_ss.time_limit import TimeIsOver, time_limit
+from specbench_ss.time_limit import TimeIsOver, exceptions_alone, time_limit
 
 PATIENCE_S = 5.0  # for all the smaller cases of one that breaks a law
-CORE = Path(__file__).parents[1]
 
 
 def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken | None:
     """Try every case of a law. Return the violation with the smallest example, or None where the law holds.
 
     timeout: seconds after which a trial breaks the law, since it has not ended; no smaller example is then looked for.
+    Raises Untested if there were cases, and nothing to test in any of them.
     """
+    untested, tested = "", False
     for case in law.cases(subject):
         over = f"no end within {timeout:g} s" if timeout is not None else ""
         try:
             with time_limit(timeout, partial(_stuck, law, subject, over)):
                 problem = attempt(law, subject, case)
         except TimeIsOver as error:
-            return LawBroken(law, subject, case, f"{over}{_where(error)}")
+            return LawBroken(law, subject, case, f"{over}{place_of(error, of_any=True)}")
+        except Untested as reason:
+            untested = untested or str(reason)
+            continue
+        tested = True
         if problem:
             return LawBroken(law, subject, *smallest(law, subject, case, problem, timeout))
+    if untested and not tested:
+        raise Untested(untested)
     return None
 
 
@@ -43,12 +50,13 @@ def _stuck(law: Law, subject: Subject, over: str) -> str:
 def attempt(law: Law, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
-        return law.test(subject, case)
-    except OutOfTime:
+        with exceptions_alone():
+            return law.test(subject, case)
+    except (OutOfTime, Untested):
         raise
     except (Exception, SystemExit) as error:  # whatever a method may raise
         raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
-        return f"{first_line(raised)}{_where(raised)}"
+        return f"{first_line(raised)}{place_of(raised, of_any=True)}"
 
 
 def smallest(law: Law, subject: Subject, case: Case, problem: str, timeout: float | None = None) -> tuple[Case, str]:
@@ -58,7 +66,11 @@ def smallest(law: Law, subject: Subject, case: Case, problem: str, timeout: floa
         while found:
             found = False
             for smaller in _smaller(case, law.exact_length):
-                with time_limit(timeout, partial(_stuck, law, subject, "no end of a smaller trial")):
+                wrong = ""
+                with (
+                    contextlib.suppress(Untested),
+                    time_limit(timeout, partial(_stuck, law, subject, "no end of a smaller trial")),
+                ):
                     wrong = attempt(law, subject, smaller)
                 if wrong:
                     case, problem, found = smaller, wrong, True
@@ -87,12 +99,3 @@ def _smaller(case: Case, exact_length: bool) -> Iterator[Case]:
     parts += [prompt[:i] + prompt[i + 1 :] for i in range(len(prompt))] if len(prompt) > 2 else []
     for part in parts:  # prompts of one token are a law of their own
         yield replace(case, prompt=part)
-
-
-def _where(error: BaseException) -> str:
-    """Return the innermost line of the method's own code, or else the innermost of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if CORE not in Path(f.filename).parents or CORE / "methods" in Path(f.filename).parents]
-    own = [f for f in own if "site-packages" not in f.filename or "ssbench" in f.filename]
-    frame = (own or list(frames))[-1]
-    return f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"

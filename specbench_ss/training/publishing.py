@@ -12,6 +12,7 @@ import torch
 from specbench_ss import __version__
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
+from specbench_ss.files.crash_safe import write_text
 from specbench_ss.models.drafter_folder import HUB_ID
 from specbench_ss.options import value_text
 from specbench_ss.training.drafter_recipe import DrafterRecipe
@@ -68,7 +69,7 @@ def write_card(
         "learnt": sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad),
         "measured": _measured(last),
     }  # fmt: skip
-    (folder / "README.md").write_text(CARD.format(**words))
+    write_text(folder / "README.md", CARD.format(**words))
 
 
 def base_name(target: Target) -> str:

@@ -5,7 +5,6 @@ What they learn from is then equal to the token, and the base runs once a batch 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
+from specbench_ss.files.crash_safe import write_json
 from specbench_ss.method_spec import MethodSpec, split_methods
 from specbench_ss.options import Bounded, parse_options
 from specbench_ss.training.drafter_recipe import DrafterRecipe
@@ -57,7 +57,7 @@ class Together(Trainer):
         about = session.about_training(self, config)
         session.train(orders, config, about)
         listed = {order.label: order.folder.name for order in orders}
-        (config.out / LISTED).write_text(json.dumps(listed, indent=1) + "\n")
+        write_json(config.out / LISTED, listed)
 
     def orders(self, config: TrainConfig) -> list[Order]:
         """Return what is to be trained. Raises UserError for what is no drafter of the common loop."""

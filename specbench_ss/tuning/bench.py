@@ -70,7 +70,7 @@ class DecoderBench:
         """Answer a prompt in full and return what it cost, once no pass is recorded meanwhile, to be replayed later."""
         if spec.label not in self._kept:
             self.warm_up(spec, prompt)
-        for _ in tries(self.decoder(spec)):
+        for _ in tries(self.decoder(spec).target, self.decoder(spec).remembers):
             cost = self._answer(spec, prompt, self.limits)
         return cost
 

@@ -17,11 +17,12 @@ def test_nodes_are_means_over_steps_and_settings_are_those_of_the_command(make_r
         "methods": [{"name": "ss", "options": {"k": "2"}}, {"name": "medusa", "options": {"nodes": "8"}}],
         "presets": [{"file": "m.json", "sha256": "0", "method": "medusa"}],
     }
-    run.manifest["methods"][1]["learnt"] = {"tokens": 5}
+    run.manifest["methods"][1] |= {"learnt": {"tokens": 5}, "advised": {"n_draft": 2}}
     plain, ss, medusa = budgets(run, ["ar", "ss[k=2]", "medusa"])
     rows = [row for row in run.rows if row.method == "ss[k=2]"]
     assert ss.drafted == pytest.approx(sum(r.drafted or 0 for r in rows) / sum(r.steps or 0 for r in rows))
     assert (ss.given, ss.preset, ss.learnt) == ("k=2", False, {"tokens": 5})
+    assert (ss.advised, plain.advised) == ("n_draft=2", "")
     assert (medusa.preset, medusa.learnt) == (True, None)
     assert plain.drafted == 0
 

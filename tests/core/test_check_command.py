@@ -9,17 +9,27 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.cli import main
 from specbench_ss.commands import check
-from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.testing import Law
 from tests.cli import failing
 from tests.core import test_conformance as broken
+
+
+class Failing(broken.Honest):
+    """A method that drafts nothing: it fails, each time alike."""
+
+    def propose(self, state: State) -> DraftTree:
+        raise RuntimeError("no luck")
+
 
 METHODS: dict[str, type[Decoder]] = {
     "honest": broken.Honest,
     "lossy": broken.Lossy,
     "hasty": broken.AcceptsAnything,
     "shy": broken.TooManyRows,
+    "failing": Failing,
 }
 
 
@@ -52,7 +62,17 @@ def test_what_is_broken_is_shown_with_its_example_and_fails(capsys: pytest.Captu
 
 def test_all_of_them_and_who_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--all"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "2 of 4 methods obey all laws; these do not: hasty, shy"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "2 of 5 methods obey all laws; these do not: hasty, shy, failing"
+    )
+
+
+def test_an_error_that_breaks_several_laws_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "failing"]) == 1
+    told = capsys.readouterr().out
+    laws = [line.split()[1] for line in told.splitlines() if line.startswith("  broken  ")]
+    assert len(laws) >= 2 and told.count("no luck") == told.count("example  ") == 1
+    assert f"  broken as {laws[0]} is, by the same error: {', '.join(laws[1:])}\n" in told
 
 
 def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,10 +99,39 @@ def test_times_of_another_machine_are_not_judged(make_run: MakeRun, capsys: pyte
     a, b = make_run(), restated(make_run(), "environment", "cpu", value={"model": "Another", "cores": 64})
     assert main(["compare", str(a), str(b), "--fail-on", "tokens_per_s<-5%"]) == 0
     captured = capsys.readouterr()
-    assert "Other machine: times do not compare" in captured.out and "processor" in captured.out
-    assert "not judged: tokens_per_s of ar: other machine" in captured.err
+    reason = "processor model A processor → Another, cores 2 → 64"
+    assert f"Other machine ({reason}, available 2 → –): times do not compare" in captured.out
+    assert f"not judged: tokens_per_s of ar: other machine ({reason}" in captured.err
     row = overall(read_run(a), read_run(b))["ss"]
     assert row.changes["tokens_per_s"].interval is None and row.changes["speedup"].interval is not None
+
+
+def test_another_number_of_threads_is_no_other_machine(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(), restated(make_run(), "environment", "threads", "intra_op", value=1)
+    assert main(["compare", str(a), str(b), "--fail-on", "tokens_per_s<-5%"]) == 0
+    captured = capsys.readouterr()
+    assert "Other threads (intra_op 2 → 1): times do not" in captured.out
+    assert "other machine" not in captured.out.lower()
+    assert "not judged: tokens_per_s of ar: other threads (intra_op 2 → 1)" in captured.err
+
+
+@pytest.mark.parametrize("method", ["ss", "ar"])
+def test_a_method_that_failed_is_named_with_its_error(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    def fail(row: dict[str, Any]) -> None:
+        row |= {"status": "failed", "error": "RuntimeError: no luck\nsecond line"}
+
+    a, b = make_run(), rewritten(make_run(), method, fail)
+    assert main(["compare", str(a), str(b), "--fail-on", "speedup<-5%"]) == 0
+    captured = capsys.readouterr()
+    assert f"{method} failed in B: RuntimeError: no luck; no speedup is compared." in captured.out
+    assert "0 samples failed in A, 24 in B (RuntimeError: no luck)" in captured.out
+    assert "too few" not in captured.out.lower() and "second line" not in captured.out
+    assert f"not judged: speedup of ss: failed ({method} failed in B: RuntimeError: no luck)" in captured.err
+    rows = overall(read_run(a), read_run(b))
+    assert rows["ss"].changes["speedup"].verdict == rows["ss"].changes["tau"].verdict == "failed"
+    assert (rows["medusa"].changes["speedup"].interval is None) == (method == "ar")
 
 
 def test_only_questions_that_both_runs_have_count(make_run: MakeRun) -> None:
@@ -195,9 +224,18 @@ def test_nothing_in_common_is_a_mistake(make_run: MakeRun, capsys: pytest.Captur
         compare(3, a)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("speed<-5%", "did you mean speedup?"), ("speedup>5%", "cannot read"), ("tau<-500%", "100%")]
-)
+BLANKS = [(text, "blank") for text in ("", " ", "speedup<0.9,", ",speedup<0.9", "tau<-1%, ,tau<-2%")]
+
+
+LIMITS = [
+    (";;", "cannot read"),
+    ("speed<-5%", "did you mean speedup?"),
+    ("speedup>5%", "cannot read"),
+    ("tau<-500%", "100%"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), [*LIMITS, *BLANKS])
 def test_a_limit_that_is_none_is_a_mistake(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in failing(["compare", "nowhere", "nowhere", "--fail-on", text], capsys)
 

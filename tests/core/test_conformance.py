@@ -18,10 +18,14 @@ from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict, verify, verify_greedy
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.shrink import holds
+from tests.core.planted_samplers import EXACT, PLANTED, Chain
 from tests.laws import laws
+
+SAMPLED = [law for law in LAWS if law.name in ("distribution", "blocks")]
 
 
 @dataclass(frozen=True)
@@ -308,6 +312,14 @@ class LossyInSilence(Honest):
     accept = AcceptsAnything.accept
 
 
+class OfItself(Honest):
+    """Is compared with its own answers."""
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        return MethodSpec(cls.name)
+
+
 class CribsOfLongPrompts(Honest):
     """Drafts what it answered the last time, and does not say so; only of prompts that the other laws do not ask."""
 
@@ -399,13 +411,14 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("distribution", RowsByChance, r"p = [\d.]+e-\d+"),
     ("distribution", FlatQ, r"p = [\d.]+e-\d+|p = 0 "),
     ("blocks", RawBonus, "after all of a draft"),
-    ("blocks", GreedyInTheDeep, "(at depth [34] of the|after all of a) draft"),
-    ("blocks", MadeUpBonus, "the pass shows"),
+    ("blocks", GreedyInTheDeep, "(depth [34] of the|after all of a) draft"),
+    ("blocks", MadeUpBonus, "the logits have"),
     ("model", Imposter, "off from the target's"),
     ("target", Rescales, "logits of the target itself have changed"),
     ("tunable", Tuned, "with width=1: token"),
     ("description", NotJson, r"described\(\) of two"),
     ("description", LossyInSilence, "says 'lossy'"),
+    ("description", OfItself, "reference_for names"),
 )
 
 
@@ -424,6 +437,32 @@ def test_what_breaks_a_law_is_caught_under_its_name(
 
 def test_no_law_is_without_a_decoder_that_breaks_it() -> None:
     assert {law.name for law in LAWS} == {name for name, _, _ in BROKEN}
+
+
+@pytest.mark.parametrize("kind", PLANTED, ids=[kind.__name__ for kind in PLANTED])
+def test_a_sampler_that_is_biased_is_caught(kind: type[Decoder], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shrink, "PATIENCE_S", 0.0)
+    with pytest.raises(LawBroken) as caught:
+        check_decoder(kind, architectures=(), laws=SAMPLED)
+    assert caught.value.law in ("distribution", "blocks")
+
+
+@pytest.mark.parametrize("kind", EXACT, ids=[kind.__name__ for kind in EXACT])
+def test_an_exact_sampler_passes(kind: type[Decoder]) -> None:
+    results = check_decoder(kind, architectures=(), laws=SAMPLED, all=True)
+    assert [(result.verdict, result.untested) for result in results] == [("ok", "")] * 2
+
+
+def test_a_law_that_tested_nothing_says_so() -> None:
+    class DraftsNothing(Chain):
+        def propose(self, state: State) -> DraftTree:
+            return DraftTree.root_only(state.root)
+
+    blocks = [law for law in SAMPLED if law.name == "blocks"]
+    (result,) = check_decoder(DraftsNothing, architectures=(), laws=blocks, all=True)
+    assert result.verdict == "untested" and "acceptance" in result.untested
+    with pytest.warns(UserWarning, match="not tested"):
+        check_decoder(DraftsNothing, architectures=(), laws=blocks)
 
 
 @pytest.mark.parametrize(("turn", "kind"), [(0, Honest), (1, Deep), (2, Lossy)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,36 @@ def test_a_file_that_is_a_folder_is_one_line(path: Path, name: str) -> None:
     ):
         with pytest.raises(UserError, match=rf"(?i){name}: is a directory"):
             act()
+
+
+def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunDir.open(RunTarget(path), _manifest(), test_rundir.QUESTIONS) as run:
+        run.append(*sample(0))
+        before = {file.name: file.read_bytes() for file in path.iterdir()}
+        reader, writer = os.pipe()
+        if not os.fork():
+            said = [_refusal(act) for act in (
+                lambda: run.append(*sample(1)),
+                lambda: run.append_sameness(Sameness(*sample(1)[0].key, verdict="identical")),
+                lambda: run.append_beside("drafts.jsonl", {}),
+                lambda: run.update(status="complete"),
+            )]  # fmt: skip
+            os.write(writer, "\n".join(said).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            assert ["fork" in line for line in told] == [True] * 4
+        os.wait()
+        assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+        run.append(*sample(1))
+    assert len(read_run(path).rows) == 2
+
+
+def _refusal(act: Callable[[], Any]) -> str:
+    """The line that is raised; '' where nothing is."""
+    try:
+        act()
+    except UserError as error:
+        return str(error)
+    return ""

@@ -48,11 +48,13 @@ def test_what_is_exported_comes_back_with_the_numbers_of_the_run(
         assert again.speedup_interval == (row.speedup_interval and pytest.approx(row.speedup_interval))
 
 
-def test_a_line_has_the_form_of_spec_bench(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(turns=2, repeats=2, failing=("ss",))
-    assert main(["export", str(run), "--form", "specbench", "--out", str(run / "there")]) == 0
+def test_a_line_has_the_form_of_spec_bench(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, there = make_run(turns=2, repeats=2, failing=("ss",)), tmp_path / "there"
+    assert main(["export", str(run), "--form", "specbench", "--out", str(there)]) == 0
     assert "ss: 8 answers with failed or missing turns are left out" in capsys.readouterr().err
-    lines = [json.loads(line) for line in (run / "there" / "ss.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (there / "ss.jsonl").read_text().splitlines()]
     assert len(lines) == 20 and set(lines[0]) == {"question_id", "category", "model_id", "choices", "tstamp"}
     samples = load_run(run).samples.set_index(["method", "question_id", "turn", "repeat"])
     for line in lines:
@@ -85,16 +87,68 @@ def test_csv_and_parquet_hold_the_frames(make_run: MakeRun) -> None:
     assert json.loads(pd.read_csv(run / "csv" / "samples.csv")["token_ids"][0]) == held.samples["token_ids"][0]
 
 
-def test_markdown_is_a_table_of_the_summary(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_is_a_table_of_the_summary(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(labels=("ar", "ss[k=1]"))
     assert main(["export", str(run), "--form", "markdown"]) == 0
     told = capsys.readouterr().out
-    assert main(["export", str(run), "--form", "markdown", "--out", str(run / "table.md")]) == 0
-    assert (run / "table.md").read_text() == told
+    for _ in range(2):
+        assert main(["export", str(run), "--form", "markdown", "--out", str(tmp_path / "table.md")]) == 0
+        assert (tmp_path / "table.md").read_text() == told
     lines = told.splitlines()
     assert len(lines) == 2 + 2 * 5 and {line.count("|") for line in lines} == {11}
     assert "| all | ss[k=1] | " in told and "×" in lines[3]
     assert table(("a",), [("x|y<b>",)], ()) == "| a |\n| ---: |\n| x\\|y&lt;b> |\n"
+
+
+def called_rows(run: Path) -> Path:
+    """The run, with its method `ss` called `rows`."""
+    for file in run.iterdir():
+        file.write_text(file.read_text().replace('"ss"', '"rows"'))
+    return run
+
+
+@pytest.mark.parametrize("form", ["specbench", "csv", "parquet", "markdown"])
+def test_nothing_is_written_over_a_run(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """A method called `rows` has the answer file rows.jsonl."""
+    run, link, other = called_rows(make_run(labels=("ar", "ss"), questions=1)), tmp_path / "link", make_run(questions=1)
+    link.symlink_to(run)
+    before = {file: file.read_bytes() for file in (*run.iterdir(), *other.iterdir())}
+    for out in (run, link, run / "new", link / "rows.jsonl", other, other / "a" / "b"):
+        assert "run directory" in failing(["export", str(run), "--form", form, "--out", str(out)], capsys)
+    if form != "markdown":
+        (run / form).symlink_to(other)
+        assert "run directory" in failing(["export", str(run), "--form", form], capsys)
+        (run / form).unlink()
+    assert {file: file.read_bytes() for file in (*run.iterdir(), *other.iterdir())} == before
+
+
+def test_no_report_is_written_over_a_file_of_a_run(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(questions=1)
+    before = (run / "rows.jsonl").read_bytes()
+    for name in ("html", "csv"):
+        words = ["report", str(run), "--format", name, "--out", str(run / "rows.jsonl")]
+        assert "belongs to a run" in failing(words, capsys)
+    assert (run / "rows.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "summary.csv", "summary.parquet", "table.md"])
+def test_only_files_of_an_export_are_replaced(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    form = {"jsonl": "specbench", "md": "markdown"}.get(name.partition(".")[2], name.partition(".")[2])
+    run, file = called_rows(make_run(labels=("ar", "ss"), questions=1)), tmp_path / "out" / name
+    words = ["export", str(run), "--form", form, "--out", str(file if form == "markdown" else file.parent)]
+    file.parent.mkdir()
+    for mine in (b"mine\n", b"PAR1 mine", _line(1, [3], [1]).encode(), b"\xff\n"):
+        file.write_bytes(mine)
+        assert f"{name} was not written by an export" in failing(words, capsys)
+        assert [one.read_bytes() for one in file.parent.iterdir()] == [mine]
+    file.unlink()
+    assert main(words) == main(words) == 0 and file.stat().st_size
 
 
 def test_mistakes_are_one_line(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

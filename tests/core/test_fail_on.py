@@ -51,5 +51,11 @@ def test_an_unknown_finding_is_one_line(command: list[str], capsys: pytest.Captu
     assert "did you mean mismatch?" in failing([*command, "--fail-on", "mismatches"], capsys)
 
 
+@pytest.mark.parametrize("text", ["", " ", "failed,", ",", "failed, ,void"])
+@pytest.mark.parametrize("command", [["run", "--methods", "ss"], ["report", "nowhere"]])
+def test_a_blank_finding_is_one_line(command: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "blank" in failing([*command, "--fail-on", text], capsys)
+
+
 def test_every_kind_of_finding_can_be_asked_for() -> None:
     assert set(FOUND) <= set(NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from specbench_ss.decoding import attention_ways, grouped_attention
-from specbench_ss.decoding.attention_ways import IN_FLOAT32, JOINED, KERNEL, ONE, ONE_MASKED, PRODUCTS, SEVERAL, Heads
+from specbench_ss.decoding.attention_ways import IN_FLOAT32, KERNEL, ONE, PRODUCTS, SEVERAL, Heads
 from specbench_ss.decoding.grouped_attention import MOST_ROWS
 
 HEADS = Heads("cpu", torch.bfloat16, 4, 2, 16)
@@ -58,11 +57,9 @@ def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeyp
     assert attention_ways.fastest.__wrapped__(HEADS, case, count, 1) == fast
 
 
-def test_what_is_measured_depends_on_the_device() -> None:
-    """On CUDA joined heads are to be beaten; in float32 on a CPU torch's kernel is kept, and nothing is said."""
-    assert HEADS._replace(device="cuda").ways == (JOINED, KERNEL, PRODUCTS)
-    assert attention_ways.in_words(HEADS._replace(dtype=torch.float32)) == ""
-    assert HEADS._replace(device="meta").ways == ()
+def test_on_cuda_and_in_float32_nothing_is_measured() -> None:
+    for heads in (HEADS._replace(device="cuda:0"), HEADS._replace(dtype=torch.float32), HEADS._replace(device="meta")):
+        assert heads.ways == () and attention_ways.in_words(heads) == ""
 
 
 def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,78 +71,3 @@ def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.Mon
     monkeypatch.setattr(attention_ways, "fastest", lambda of, case, count, threads: PRODUCTS if count > 256 else KERNEL)
     assert [attention_ways.way_of(HEADS, False, True, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
     assert attention_ways.in_words(HEADS).endswith(f"of few by {KERNEL} ({PRODUCTS} from 512 keys)")
-
-
-def test_on_cuda_a_masked_row_is_a_case_of_its_own_and_contexts_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replayed row of plain decoding always has a mask."""
-    asked = list[tuple[str, int]]()
-
-    def fastest(of: Heads, case: str, count: int, threads: int) -> str:
-        asked.append((case, count))
-        return {256: JOINED, 1024: KERNEL, 4096: PRODUCTS}[count] if case == ONE_MASKED else JOINED
-
-    monkeypatch.setattr(attention_ways, "fastest", fastest)
-    on_gpu = HEADS._replace(device="cuda:0")
-    told = f"of one masked row by {JOINED} ({KERNEL} from 512 keys, {PRODUCTS} from 2048 keys)"
-    assert attention_ways.in_words(on_gpu) == f"attention of one row by {JOINED}, {told}, of few by {JOINED}"
-    assert set(asked) == {(case, count) for case in (ONE, ONE_MASKED, SEVERAL) for count in (256, 1024, 4096)}
-    assert attention_ways.way_of(on_gpu, True, True, 3000) == PRODUCTS
-    attention_ways.way_of(HEADS, True, True, 3000)
-    assert asked[-1] == (SEVERAL, 1024), "on a CPU a masked row is one of few, and nothing longer is measured"
-
-
-def test_what_cannot_be_recorded_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(device: torch.device) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(attention_ways, "captured_on", broken)
-    calls = attention_ways._calls(lambda: torch.ones(1), torch.device("cuda", 0))
-    assert len(cast("Any", calls())) == attention_ways.CALLS["cuda"]
-    monkeypatch.setattr(attention_ways, "captured_on", lambda device: lambda one: "the replay")
-    assert attention_ways._calls(lambda: torch.ones(1), torch.device("cuda", 0)) == "the replay"
-
-
-class Event:
-    """Stands for torch.cuda.Event, with a clock of its own, in milliseconds."""
-
-    now = 0.0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.at = Event.now
-
-    def synchronize(self) -> None:
-        """Nothing is waited for."""
-
-    def elapsed_time(self, end: Event) -> float:
-        return end.at - self.at
-
-
-def test_on_cuda_calls_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the host takes to tell a device of them is no time of theirs."""
-
-    def calls() -> None:
-        time.sleep(0.02)
-        Event.now += 0.5
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    assert attention_ways._seconds(calls, torch.device("cuda", 0)) == 0.0005
-
-
-@pytest.mark.parametrize(("room", "told"), [(4096, PRODUCTS), (2048, KERNEL), (0, JOINED)])
-def test_without_memory_for_many_keys_fewer_of_them_tell(room: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default joined heads attend, as on a device with no memory at all."""
-    quick = {256: PRODUCTS, 1024: KERNEL, 4096: PRODUCTS}
-
-    def taken(of: Heads, case: str, count: int) -> dict[str, float]:
-        if count > room:
-            raise torch.OutOfMemoryError("tried to allocate")
-        return {name: 1.0 if name == quick[count] else 2.0 for name in of.ways}
-
-    monkeypatch.setattr(attention_ways, "_taken", taken)
-    monkeypatch.setattr(attention_ways, "fastest", attention_ways.fastest.__wrapped__)
-    assert attention_ways.fastest(HEADS._replace(device="cuda:0"), SEVERAL, 4096, 1) == told

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 
 from specbench_ss import load_model, registry
+from specbench_ss.cli import main
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.files import user_files
 from specbench_ss.models.model_folder import LAB
 from specbench_ss.testing import tiny_tokenizer
 from tests.cli import failing
@@ -44,6 +49,94 @@ RUN = ["run", "--methods", "pld", "--limit", "1"]
 )
 def test_arguments(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in failing([*RUN, *words], capsys)
+
+
+READERS = [
+    ["import-specbench", "{file}", "--baseline", "file"],
+    [*RUN, "--data", "{file}"],
+    [*RUN, "--config", "{file}"],
+    [*RUN, "--plugin", "{file}"],
+    [*RUN, "--preset", "{file}"],
+    [*RUN, "--methods", "medusa", "--set", "medusa.tree={file}"],
+]
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_a_device_in_place_of_a_file(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading it would never end."""
+    device = tmp_path / "file"
+    device.symlink_to("/dev/zero")
+    assert "it is a device" in failing([word.format(file=device) for word in words], capsys)
+
+
+def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'{"prompt": "Hi"}\n')
+    os.close(writer)
+    assert [row for _, row in user_files.read_rows(Path(f"/dev/fd/{reader}"))] == [{"prompt": "Hi"}]
+    os.close(reader)
+
+
+def test_a_file_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ar.jsonl").write_text("{}\n" * 99)
+    monkeypatch.setattr(user_files, "MOST_BYTES", 99)
+    assert "more than" in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
+
+
+@pytest.mark.parametrize("option", ["--config", "--preset"])
+@pytest.mark.parametrize("text", ["methods: " + "[" * 3000, "{a: " * 3000, "- " * 3000])
+def test_yaml_that_is_nested_deeply(option: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep.yaml").write_text(text)
+    told = failing(["run", "--methods", "pld", option, str(tmp_path / "deep.yaml")], capsys)
+    assert "nested too deeply" in told
+
+
+HOOKS = {  # where a plugin raises, and what is found in the last line
+    "propose": ("def propose(self, state): raise KIND('no luck')", 1),
+    "max_rows": ("def max_rows(self): raise KIND('no luck')", 1),
+    "described": ("def described(self): raise KIND('no luck')", 2),
+    "load": ("@classmethod\n    def load(cls, target, options): raise KIND('no luck')", 2),
+}
+
+
+@pytest.mark.parametrize("kind", ["GeneratorExit", "type('Mine', (BaseException,), {})"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_plugin_that_raises_what_is_no_exception(
+    kind: str, hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, exit_code = HOOKS[hook]
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from specbench_ss import Decoder, DraftTree\n"
+        "class Odd(Decoder):\n"
+        "    name, summary = 'odd', 'odd'\n"
+        "    def propose(self, state): return DraftTree.root_only(state.root)\n"
+        f"    {code.replace('KIND', kind)}\n"
+    )
+    words = ["run", "--methods", "odd", "--plugin", str(file), "--limit", "1", "--categories", "qa", "--warmup", "0"]
+    limits = ["--max-new-tokens", "4", "--telemetry", "0", "--record-drafts", "0", "--out", str(tmp_path / "run")]
+    assert main([*words, *limits]) == exit_code
+    assert ": no luck" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["methods"], 0), (["methods", "nothing"], 2)])
+def test_a_thread_that_does_not_end_does_not_keep_the_process(arguments: list[str], code: int, tmp_path: Path) -> None:
+    file = tmp_path / "threads.py"
+    file.write_text(
+        "import threading\n"
+        "from specbench_ss import Decoder, DraftTree\n"
+        "class Threads(Decoder):\n"
+        "    name, summary = 'threads', 'threads'\n"
+        "    def propose(self, state): return DraftTree.root_only(state.root)\n"
+        "threading.Thread(target=threading.Event().wait, name='endless').start()\n"
+    )
+    words = [sys.executable, "-m", "specbench_ss", *arguments, "--plugin", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1] == "ssbench: these threads did not end and are left: endless"
+    assert code or "threads" in done.stdout
 
 
 def test_half_of_a_surrogate_pair_in_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from specbench_ss.decoding import replaying
-from specbench_ss.decoding.replaying import CannotReplay, Graphs, agree, off, recorded
+from specbench_ss.decoding.engines import agree, off
+from specbench_ss.decoding.replaying import CannotReplay, Graphs, recorded, same
 from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.time_limit import TimeIsOver, alarm_held_back, time_limit
 
@@ -174,10 +175,25 @@ def test_rows_that_are_off_are_not_hidden_by_a_large_number() -> None:
     one_row = states.clone()
     one_row[2] = -states[2]
     assert off(one_row, states) == pytest.approx(2)
-    assert agree([torch.tensor([3, 4])], [torch.tensor([3, 4])])
-    assert not agree([torch.tensor([3, 5])], [torch.tensor([3, 4])])
-    lost = torch.tensor([1.0, -torch.inf])
-    assert off(lost, lost) == 0 and off(lost, torch.ones(2)) > 1
+
+
+def test_logits_agree_by_every_number_in_float32_and_by_near_ties_in_half_precision() -> None:
+    logits = torch.tensor([[30.0, 29.5, 10.0, -5.0]])
+    noisy, other = logits + torch.tensor([[-0.5, 0.25, 2.0, -2.0]]), logits + torch.tensor([[-8.0, 0.0, 0.0, 0.0]])
+    assert agree(logits * (1 + 1e-5), logits) and not agree(noisy, logits)
+    for half in (torch.bfloat16, torch.float16):
+        assert not agree(other.to(half), (logits - torch.tensor([[0.0, 8.0, 0.0, 0.0]])).to(half))
+    assert agree(noisy.bfloat16(), logits.bfloat16()) and not agree(noisy.half(), logits.half())
+    lost = torch.tensor([[1.0, -torch.inf]])
+    assert agree(lost, lost) and not agree(lost, torch.ones(1, 2)) and not agree(torch.full((1, 2), torch.nan), lost)
+
+
+def test_replays_are_the_same_where_every_bit_is() -> None:
+    one = torch.tensor([1.0, torch.nan, torch.inf]).bfloat16()
+    assert same([one, torch.tensor([3, 4])], [one.clone(), torch.tensor([3, 4])])
+    assert not same([torch.tensor([3, 5])], [torch.tensor([3, 4])])
+    assert not same([one * (1 + 2**-7)], [one]), "one unit in the last place"
+    assert not same([one.nan_to_num()], [one]) and not same([-one], [one])
 
 
 def test_a_tie_that_falls_the_other_way_once_is_no_reason_to_refuse() -> None:

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from datetime import datetime
 from io import StringIO
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -22,6 +22,7 @@ from specbench_ss.results.intervals import compare
 from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.remembering import comparable
 from specbench_ss.results.run_health import Check, checks
+from specbench_ss.results.standings import standings
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal_table import print_tables
 from specbench_ss.results.undisturbed import Without, without_disturbed
@@ -218,8 +219,8 @@ def test_a_warning_of_something_else_says_nothing_of_timing(steady: Run) -> None
 
 def test_warnings_of_times_are_known_where_they_are_made() -> None:
     said: list[str] = []
-    times = itertools.count()
-    quiet_timing.warm_up(["m"], [[1]], lambda label, prompt, most: float(2 ** next(times)), said.append)
+    times, none = itertools.count(), cast(Any, None)
+    quiet_timing.warm_up(["m"], [[1]], lambda label, prompt, most: float(2 ** next(times)), said.append, none)
     assert said and all(map(is_of_times, said))
     assert is_of_times("earlier sessions of this run had other conditions: torch; times do not compare")
 
@@ -422,3 +423,37 @@ def test_prompts_on_which_steps_took_less_than_plain_ones_are_counted(make_run: 
         "ss: in 2 of 8 samples a step took less than one of ar, by 5 % or more: "
         "so far do the times of single samples waver"
     ]
+
+
+def said_of(run: Run) -> str:
+    rows = summarise(run)
+    return finding(rows, checks(run, rows), standings(run, rows))
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_a_method_that_fails_changes_nothing_about_the_others(make_run: MakeRun, every: bool) -> None:
+    """Neither where all samples of `ss` failed nor where one did, and it is the fastest by the others."""
+    run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa",), questions=8))
+    assert said_of(run).startswith("ss ")
+    alone = replace(run, rows=[row for row in run.rows if row.method != "ss"])
+    alone.sameness = [one for one in run.sameness if one.method != "ss"]
+    alone.manifest = {**run.manifest, "methods": [m for m in run.manifest["methods"] if m["label"] != "ss"]}
+    for row in run.rows:
+        if row.method == "ss" and (every or row.question_id.endswith("-0")):
+            row.status, row.error = "failed", "RuntimeError: no"
+            run.sameness = [one for one in run.sameness if one.key != row.key]
+    assert said_of(alone).startswith("medusa ")
+    assert said_of(run) == f"{said_of(alone)} Without ss, of which samples failed."
+    mine, theirs = (standings(one, summarise(one)) for one in (run, alone))
+    assert mine == theirs
+    made, without = made_of(run), made_of(alone)
+    assert made["failed"].state == "wrong"
+    differ = {name for name in made if made[name].sentence != without[name].sentence}
+    if every:  # of the others every check says the same
+        assert differ == {"failed", "incomplete"}
+
+
+def test_failures_of_the_reference_or_of_every_method_concern_the_headline(make_run: MakeRun) -> None:
+    for failing in (("ss",), ("ar",)):
+        run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8, failing=failing))
+        assert said_of(run).startswith("Something is wrong (failed)")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specbench_ss.cli import main
 from specbench_ss.commands import report
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html import assets
@@ -19,12 +22,31 @@ from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import SuiteData
 from tests import conftest
+from tests.cli import failing
 from tests.conftest import MakeRun
 from tests.tiny import THOROUGH
 
 REPLACEMENTS: tuple[Any, ...] = (None, [], {}, "x", -7)
 DATA = SuiteData("specbench", "generated", ())
 Change = Callable[[dict[str, Any]], None]
+LIMITS = {"device": "cpu", "read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e9}, "launch_s": 1e-6, "busy": "no"}
+SHAPE = {
+    "weight_bytes": 8, "matrix_parameters": 8, "kv_bytes": 8, "attention_flops": 8, "windows": [None, 3],
+    "drafter": {"weight_bytes": 8, "matrix_parameters": 8}, "own": {"step": 1.0, "node": 1.0, "dropped": 1.0},
+}  # fmt: skip
+TRACE = {
+    "what": "operators", "tokens": 4, "wall_s": 0.1, "busy_share": 0.5, "launches_per_token": 2.0, "span_s": 0.1,
+    "gaps": {"number": 1, "mean_s": 0.1, "longest_s": 0.1}, "timeline": [0.5, 0.4], "file": "ss.json",
+}  # fmt: skip
+READERS: dict[
+    str, Callable[[Path, Path], list[str]]
+] = {  # besides the report: what reads a manifest, by the words of the command
+    "compare": lambda run, other: ["compare", str(other), str(run), "--anyway"],
+    "export": lambda run, other: ["export", str(run), "--form", "markdown"],
+    "answers": lambda run, other: ["export", str(run), "--form", "specbench", "--out", str(other / "out")],
+    "reference": lambda run, other: ["reference", str(run)],
+    "pages": lambda run, other: ["report", str(run), str(other)],
+}
 
 
 def manifest() -> dict[str, Any]:
@@ -36,6 +58,14 @@ def manifest() -> dict[str, Any]:
     made["model"] |= {"chat_template": "t", "device": "cuda"}
     made["environment"]["gpus"] = [{"name": "A GPU", "memory_bytes": 7}]
     made["sessions"] = [{"started": "1", "environment": copy.deepcopy(made["environment"])} for _ in range(2)]
+    made["machine"] = {"limits": LIMITS, "shapes": dict.fromkeys(("ar", "ss"), SHAPE)}
+    made["traces"] = {"ss": TRACE, "ar": {"what": "nothing", "tokens": 1}}
+    made["until_ci"] = {"asked": 0.02, "reached": 0.01, "method": "ss", "repeats": 3, "why": "narrow"}
+    made["methods"][1]["learnt"] = {"tokens": 9, "steps": 3, "parameters": 5, "lr": 0.1, "own_answers": True}
+    made["methods"][0]["learnt"] = {"searched": {"tokens": 9, "made_of": "text"}}
+    made["model"] |= {"attention": "sdpa", "computed": "all", "quantised": "int8: all", "layers_on": {"cuda": [0, 1]}}
+    made["model"]["origin"] = {"gguf": {"file": "f", "types": {"Q8_0": 3}}, "page": "p"}
+    made["sessions"][1]["workers"] = [{"machine": "m", "environment": copy.deepcopy(made["environment"])}]
     return json.loads(json.dumps(made))  # type: ignore[no-any-return]
 
 
@@ -85,6 +115,53 @@ def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_told(
         else:
             assert "report: " in capsys.readouterr().out
     assert refused > 100
+
+
+ODD: tuple[tuple[tuple[str, ...], Any], ...] = (
+    (("machine",), 5),
+    (("machine", "limits"), "x"),
+    (("machine", "limits", "flops_per_s"), [1]),
+    (("machine", "shapes"), [1]),
+    (("machine", "shapes", "ss"), {"kv_bytes": 3}),
+    (("machine", "shapes", "ss", "windows"), 5),
+    (("machine", "shapes", "ss", "drafter"), {}),
+    (("traces",), [5]),
+    (("traces", "ss", "gaps"), 5),
+    (("traces", "ss", "timeline"), "x"),
+    (("until_ci",), "x"),
+    (("warned_in",), [5]),
+    (("model", "attention"), 5),
+    (("model", "origin"), []),
+    (("model", "layers_on"), {"cuda": 5}),
+)
+
+
+@pytest.mark.parametrize(("keys", "value"), ODD)
+def test_a_part_of_another_type_is_one_line_for_every_reader(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], keys: tuple[str, ...], value: Any
+) -> None:
+    run, other = (make_run(labels=("ar", "ss"), categories=("qa",), questions=1) for _ in range(2))
+    part: Any = (changed := manifest())
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    (run / MANIFEST).write_text(json.dumps(changed))
+    for words in (["report", str(run)], *(words(run, other) for words in READERS.values())):
+        assert "manifest.json is damaged: " in failing(words, capsys)
+
+
+def test_whatever_became_of_a_manifest_every_reader_ends_in_one_line(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The readers in turn; a seventh of the damaged manifests, all of them where the tests are thorough."""
+    monkeypatch.setattr(assets, "plotly_js", lambda: "")
+    run, other = (make_run(labels=("ar", "ss"), categories=("qa",), questions=1) for _ in range(2))
+    for text, words in zip(islice(damaged(), 0, None, 1 if THOROUGH else 7), cycle(READERS.values()), strict=False):
+        (run / MANIFEST).write_text(text, encoding="utf-8")
+        capsys.readouterr()
+        assert main(words(run, other)) in (0, 2)
+        assert capsys.readouterr().err.count("\n") <= 2  # a warning may come before the error
+        shutil.rmtree(other / "out", ignore_errors=True)
 
 
 def test_whatever_became_of_a_manifest_resuming_is_done_or_one_line_is_told(tmp_path: Path) -> None:

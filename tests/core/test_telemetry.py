@@ -159,9 +159,7 @@ def test_a_failure_of_once_does_not_end_a_reading_for_good(monkeypatch: pytest.M
 
 
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
-SM_CLOCKS = (345, 900, 1980, 1980, 1400, 1980)  # a device that was idle before, and is slow once later
-CLOCKS = [[0, mhz] for sm in SM_CLOCKS for mhz in (sm, 2619)]  # multiprocessors and memory in turn
-STARTING = [[0, mhz] for sm in (345, 900, 1980, 1980, 1980, 1980) for mhz in (sm, 2619)]
+CLOCKS = [[0, mhz] for sm in (345, 900, 1980, 1980, 1400, 1980) for mhz in (sm, 2619)]  # of multiprocessors, memory
 
 
 @pytest.mark.parametrize(
@@ -170,8 +168,8 @@ STARTING = [[0, mhz] for sm in (345, 900, 1980, 1980, 1980, 1980) for mhz in (sm
         ({}, ""),
         ({PROCESSES: [[7, 2], [0, 2, [{"pid": 1}, {"pid": 2}]]] * 4}, "1 other process on the device"),
         ({"nvmlDeviceGetCurrentClocksEventReasons": [[0, 0], [0, 0x20 | 0x04]]}, "slowed down: power cap, heat"),
-        ({"nvmlDeviceGetClockInfo": CLOCKS}, "clock went from 1400 to 1980 MHz"),
-        ({"nvmlDeviceGetClockInfo": STARTING}, ""),
+        ({"nvmlDeviceGetClockInfo": CLOCKS}, ""),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": [[0, 0], [0, 0x01 | 0x02 | 0x10]]}, ""),  # idle, asked for, in step
     ],
 )
 def test_what_disturbs_a_device_is_told(

@@ -23,6 +23,17 @@ def test_a_tree_of_lists_is_that_of_tensors() -> None:
         assert torch.equal(other.tokens, made.tokens) and other.shape == made.shape
 
 
+def test_a_chain_of_a_list_is_that_of_a_tensor() -> None:
+    root = torch.tensor([3])
+    for drafted in ([5, 9], (torch.tensor(5), torch.tensor([9])), torch.tensor([5, 9])):
+        made = DraftTree.chain(root, drafted)
+        assert made.tokens.tolist() == [3, 5, 9] and made.tokens.dtype == torch.long
+        assert made.shape.parents == (-1, 0, 1)
+    assert len(DraftTree.chain(root, [])) == 1
+    with pytest.raises(TypeError, match="integer"):
+        DraftTree.chain(root, [5.5])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("tokens", "parents", "said"),
     [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.sampling import Sampling, sample_categorical
 from specbench_ss.decoding.tree import DraftTree, shape_of
 from specbench_ss.decoding.verify import Reached, verify_greedy, verify_sampled
 
@@ -82,8 +84,8 @@ def test_no_candidate_of_probability_zero_is_accepted(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_p=0.7), Sampling(1.0, top_k=3)])
 @pytest.mark.parametrize("drawn", [False, True])
-def test_nodes_looked_at_when_they_are_reached_give_the_same_verdict(sampling: Sampling, drawn: bool) -> None:
-    """As on a CPU; elsewhere all nodes are filtered at once."""
+def test_nodes_looked_at_when_they_are_reached_give_the_same_path(sampling: Sampling, drawn: bool) -> None:
+    """As on a CPU; elsewhere all nodes are filtered at once, and the next token is drawn before the walk."""
     rng = torch.Generator().manual_seed(0)
     q = torch.randn(7, 11, generator=rng).softmax(-1) if drawn else None
     for seed in range(60):
@@ -93,4 +95,59 @@ def test_nodes_looked_at_when_they_are_reached_give_the_same_verdict(sampling: S
             verify_sampled(probs, tree, torch.Generator().manual_seed(seed))
             for probs in (sampling.probs(logits), Reached(logits, sampling))
         )
-        assert (all_at_once.path, all_at_once.tokens) == (reached.path, reached.tokens)
+        assert (all_at_once.path, all_at_once.tokens[:-1]) == (reached.path, reached.tokens[:-1])
+        assert all_at_once.next_token.tolist() == all_at_once.tokens[-1:]
+
+
+class Looks(TorchDispatchMode):
+    """Counts transfers to the host."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in ("_local_scalar_dense", "multinomial")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("candidates", "most"), [([], 0), ([0], 0), ([2], 1)])
+def test_the_next_token_comes_with_the_walk_unless_it_was_refused(candidates: list[int], most: int) -> None:
+    """The first transfer is a list of numbers, which is not counted here; token 0 is all that p allows."""
+    p = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]])[: 1 + len(candidates)]
+    tree = DraftTree.of(torch.tensor([3, *candidates]), [-1] + [0] * len(candidates))
+    with Looks() as looks:
+        verdict = verify_sampled(p, tree, torch.Generator().manual_seed(0))
+    assert looks.count <= most and verdict.tokens[0] == 0
+
+
+# -- draws -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.5])
+def test_tokens_are_drawn_from_the_distribution(scale: float) -> None:
+    """Rows need not be normalised; what has no probability never comes, be it the first, the last or most of a row."""
+    rows = torch.tensor([[0.0, 0.5, 0.3, 0.15, 0.05, 0.0], [0.0, 0.0, 0.0, 1e-3, 0.999, 0.0], [1 / 6] * 6])
+    rng = torch.Generator().manual_seed(11)
+    drawn = sample_categorical(scale * rows.repeat(40_000, 1, 1), rng)
+    assert drawn.shape == (40_000, 3, 1)
+    for i, row in enumerate(rows):
+        counts, there, expected = drawn[:, i, 0].bincount(minlength=6), row > 0, row.double() / row.double().sum()
+        assert not counts[~there].any()
+        assert chisquare(counts[there].tolist(), (expected[there] * 40_000).tolist()).pvalue > 1e-3
+
+
+def test_rare_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should() -> None:
+    """Half of the mass lies on one token, half on 50,000 others of 1e-5 each."""
+    p = torch.cat((torch.tensor([0.5]), torch.full((50_000,), 1e-5)))
+    rng = torch.Generator().manual_seed(3)
+    drawn = torch.cat([sample_categorical(p.expand(200, -1), rng) for _ in range(20)])
+    rare = int((drawn > 0).sum())
+    assert chisquare([rare, 4000 - rare], [2000, 2000]).pvalue > 1e-3
+    halves = int((drawn > 25_000).sum())
+    assert chisquare([halves, rare - halves], [rare / 2, rare / 2]).pvalue > 1e-3
+
+
+def test_a_row_with_nan_gives_some_token_of_the_vocabulary() -> None:
+    """Verification reports it; on CUDA a number beyond the vocabulary would end the process."""
+    p = torch.full((2, 5), torch.nan)
+    drawn = sample_categorical(p, torch.Generator().manual_seed(0))
+    assert drawn.min() >= 0 and drawn.max() < 5

@@ -46,6 +46,25 @@ def test_whole_files_pass(tmp_path: Path, layout: str) -> None:
     check_folder(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool])
+def test_weights_that_are_whole_numbers_are_named(tmp_path: Path, dtype: torch.dtype) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    tensors = {"a.weight": torch.ones(3, 5), "b.weight": torch.ones(3, 5).to(dtype)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    for check in (check_folder, lambda path: check_model(str(path))):
+        with pytest.raises(UserError, match=r"b\.weight .* whole numbers"):
+            check(tmp_path)
+    (tmp_path / "config.json").write_text('{"quantization_config": {}}')
+    check_folder(tmp_path)
+
+
+def test_masks_and_positions_may_be_whole_numbers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    masks = {"a.bias": torch.ones(3, 5, dtype=torch.bool), "position_ids": torch.arange(5)}
+    save_file({"a.weight": torch.ones(3, 5), **masks}, tmp_path / "model.safetensors")
+    check_folder(tmp_path)
+
+
 def test_a_pickle_of_the_old_kind_passes(tmp_path: Path) -> None:
     folder(tmp_path, "pytorch_model.bin")
     torch.save(TENSORS, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)

@@ -20,6 +20,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.methods._shared.tree_advice import with_advice
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.drafter import Drafter
@@ -414,7 +415,7 @@ def refused(method: type[Decoder], options: Any, target: Target, said: str) -> N
         ({"fc.weight": torch.tensor(1.0)}, {}, "beside a hidden size of 0"),
         ({"layers.0.self_attn.k_proj.weight": torch.zeros(24, H)}, {}, "24 rows, which are no keys for 4 heads of 8"),
         ({"layers.0.self_attn.k_proj.weight": torch.zeros(0, H)}, {}, "0 rows, which are no keys for 4 heads of 8"),
-        ({}, {"advice": {"depth": "deep"}}, "advice.depth is not a whole number"),
+        ({}, {"advice": {"depth": "deep"}}, "option depth='deep' is not int"),
     ],
 )
 def test_wrong_eagle_folders_are_one_line(
@@ -524,8 +525,11 @@ def test_advice_and_options_settle_the_tree() -> None:
     settle = Eagle2.settle
     assert settle(DynamicOptions(), {}, 32000) == settle(DynamicOptions(total_tokens=60, depth=5, top_k=10), {}, 32000)
     assert Eagle3.settle(Eagle3Options(), {}, 32000).depth == 7
-    advice = {"advice": {"total_tokens": 8, "depth": 3, "top_k": 2}}
-    size = settle(DynamicOptions(depth=1), advice, 32000)
+    advice = {"advice": {"total_tokens": 8, "depth": 3, "top_k": 2, "nodes": 4}}
+    outline = Target(tiny_model("llama"))
+    advised, taken = with_advice(Eagle2, DynamicOptions(depth=1), advice, outline, Path("e"), Eagle2.tree_options)
+    assert taken == {"total_tokens": 8, "top_k": 2}
+    size = settle(advised, {}, 32000)
     assert (size.drafted, size.depth, size.top_k) == (6, 1, 2)  # two, and two of each
     assert settle(DynamicOptions(), {}, 7).top_k == 7
 

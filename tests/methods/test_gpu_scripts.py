@@ -22,6 +22,7 @@ from specbench_ss import __version__, registry
 from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.target import Target
 from specbench_ss.models.loading import load_target
+from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.testing.tiny import tiny_target
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +114,12 @@ def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path
     resumable = [line for line in made if " run " in line or " paper " in line]
     assert len(resumable) == 7 and all(line.endswith("--resume") for line in resumable)
     assert sum("doctor --calibrate" in line for line in made) == 1
+
+
+def test_cudnns_attention_is_the_last_choice_of_every_script() -> None:
+    command = ["bash", "-c", "GPU_READY=1 . benchmarks/gpu/preamble.sh; env"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in told.stdout.splitlines()
 
 
 def test_every_command_of_the_stages_ends_in_time() -> None:
@@ -287,6 +294,17 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     assert re.search(r"^BAD .*recycling +1 mismatch", told, re.MULTILINE) and re.search(
         r"^ok .*ar ", told, re.MULTILINE
     )
+
+
+def test_near_ties_are_harmless_in_every_format_and_counted(
+    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tied(decoder: Any, prompt: Any, expected: Row, row: Row) -> Sameness:
+        return Sameness(*row.key, "near-tie", 1, 1e-6, 1e-6)
+
+    monkeypatch.setitem(sameness, "judge", tied)
+    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "eager"]) == 0
+    assert "0 bad, 0 failed; 1 near-ties in float32" in capsys.readouterr().out
 
 
 def test_every_registered_method_is_named(sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

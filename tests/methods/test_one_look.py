@@ -117,8 +117,8 @@ def test_no_step_looks_at_the_device_before_it_verifies(
     name: str, replay: Replay | None, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Static steps are made without the proof of each, which looks at numbers once."""
-    monkeypatch.setattr(replaying, "agree", lambda *given: True)
-    monkeypatch.setattr(static_passes, "agree", lambda *given: True)
+    monkeypatch.setattr(replaying, "same", lambda *given: True)
+    monkeypatch.setattr(static_passes, "same", lambda *given: True)
     for label, make in shapes(name, target).items():
         decoder = make()
         passes = decoder.target.passes = StaticPasses(replay) if replay else None

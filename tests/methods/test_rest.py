@@ -386,7 +386,7 @@ def test_the_command_keeps_the_models_own_answers(
 def test_the_lab_brings_its_own() -> None:
     lab = outline_of("lab")
     REST.check(RESTOptions(), lab)
-    assert REST.opened(RESTOptions(), lab).advised_draft
+    assert REST.opened(RESTOptions(), lab).advice
     with pytest.raises(UserError, match="make one with `ssbench datastore build`"):
         REST.check(RESTOptions(), Target(tiny_model("llama")))
 

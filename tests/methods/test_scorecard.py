@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench_ss.decoding import verify as verifying
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.tree import DraftTree, shape_of
 from specbench_ss.decoding.verify import Verdict, verify, verify_sampled
+from specbench_ss.methods._shared import lossy_acceptance
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
 
 ROOT = 3
@@ -43,6 +45,7 @@ def one_step(rule: Rule, tree: DraftTree, cells: int = K) -> Joint:
     joint: Joint = defaultdict(float)
     sizes: list[int] = []
     following: list[Tensor] = []
+    ahead: list[Tensor] = []  # rows of all nodes, from which tokens are drawn before the walk
     given: list[float] = []
 
     def rand(*shape: object, **_: object) -> Tensor:
@@ -54,21 +57,25 @@ def one_step(rule: Rule, tree: DraftTree, cells: int = K) -> Joint:
         drawn = [0.0] * spare + (given or [0.5] * (count - spare))
         return torch.tensor(drawn).view(wanted)  # type: ignore[arg-type]
 
-    def multinomial(p: Tensor, *_: object, **__: object) -> Tensor:
-        following.append(p / p.sum())
-        return torch.zeros(1, dtype=torch.long)
+    def sample(p: Tensor, rng: torch.Generator) -> Tensor:
+        (ahead if p.ndim > 1 else following).append(p / p.sum(-1, keepdim=True))
+        return torch.zeros(*p.shape[:-1], 1, dtype=torch.long)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "rand", rand)
-        patch.setattr(torch, "multinomial", multinomial)
+        for module in (verifying, lossy_acceptance):
+            patch.setattr(module, "sample_categorical", sample)
         rule(tree)
         draws = list(product([(i + 0.5) / cells for i in range(cells)], repeat=sizes[0])) if sizes else [()]
         for chosen in draws:
             given[:] = list(chosen)
             following.clear()
+            ahead.clear()
             verdict = rule(tree)
             accepted = verdict.tokens[:-1]
-            last = following[0] if following else torch.eye(4)[verdict.tokens[-1]]
+            last = torch.eye(4)[verdict.tokens[-1]]
+            if following or ahead:
+                last = following[0] if following else ahead[0][verdict.path[-1]]
             for tokens, mass in _continued(accepted, last):
                 joint[tokens] += mass / len(draws)
     return joint

@@ -27,12 +27,14 @@ from specbench_ss.methods.ss.options import SharedAROptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.streams import StreamConfig, Streams
 from specbench_ss.methods.ss.worth_tuning import worth_trying
+from specbench_ss.models.drafter_advice import ANY, Advice
 from specbench_ss.tuning import bench as bench_module
 from specbench_ss.tuning.bench import DecoderBench
 from tests.methods import decoders
 from tests.tiny import tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
+ADVICE = Advice({ANY: {"k": 3, "n_draft": 8, "n_keep": 5}})
 ACCURACIES = [[0.5 / (rank + 1) for rank in range(10)] for _ in range(3)]
 
 
@@ -47,7 +49,7 @@ def streams(target: Target) -> SpeculativeStreaming:
     """Advised as the lab's are."""
     module = Streams(StreamConfig(gamma=3, n_msa_layers=2, init_rank=2), target.hidden_size)
     decoders.randomise(module, 2)
-    return SpeculativeStreaming(target, SSOptions(), module, {"k": 3, "n_draft": 8, "n_keep": 5})
+    return SpeculativeStreaming(target, SSOptions(), module, ADVICE).variant(SSOptions())
 
 
 def shared(target: Target) -> SharedStreaming:
@@ -55,7 +57,7 @@ def shared(target: Target) -> SharedStreaming:
     shape = {"gamma": 3, "n_msa_layers": 2, "adapter_rank": 0, "mode": "shared", "lora_rank": 4}
     module = Streams(StreamConfig(**shape, main_attends_streams=True), target.hidden_size)  # type: ignore[arg-type]
     decoders.randomise(module, 2)
-    return SharedStreaming(target, SSOptions(), module, {"k": 3, "n_draft": 8, "n_keep": 5})
+    return SharedStreaming(target, SSOptions(), module, ADVICE).variant(SSOptions())
 
 
 MAKERS = {"medusa": medusa, "ss": streams, "ss-shared": shared}
@@ -77,7 +79,7 @@ def test_no_configuration_that_tuning_may_try_changes_the_greedy_output(target: 
     decoder = MAKERS[name](target)
     own: Decoder = Autoregressive(target)
     if isinstance(decoder, SharedStreaming):
-        own = SharedAutoregressive(target, SharedAROptions(), decoder.streams, {})
+        own = SharedAutoregressive(target, SharedAROptions(), decoder.streams)
     expected = generate(own, PROMPT, Limits(12), Sampling()).tokens
     tried = 0
     for near in neighbours(decoder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+WORD = json.dumps({"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]})
+ENDLESS = {  # mode -> what is sent first, what is sent again and again, and every so many seconds
+    "comments": (": a comment\n\n", ": a comment\n\n", 0.02),
+    "comments after text": (f"data: {WORD}\n\n", ": a comment\n\n", 0.02),
+    "drip": (f"data: {WORD}\n\n", "d", 0.05),
+    "heartbeats": (f"data: {WORD}\n\n", 'data: {"choices": []}\n\n', 0.02),
+    "endless line": ("data: ", "x" * (1 << 17), 0.0),
+    "endless text": (f"data: {WORD}\n\n", f"data: {WORD}\n\n", 0.0),
+    "slow text": (f"data: {WORD}\n\n", f"data: {WORD}\n\n", 0.1),
+}
 
 
 class Clock:
@@ -33,7 +45,9 @@ class Behaviour:
     per_chunk: tokens in a piece of text; each step of a drafting server drafts `drafted`, and all but one of a piece
     are accepted ones.
     delay: seconds that its clock passes for each piece. pause: seconds that it really waits before each answer, so that
-    requests in flight are seen together.
+    requests in flight are seen together. counted: sent as usage in mode `miscount`. timings: in place of llama.cpp's.
+    page: how it misbehaves at pages: `endless`, `drip`, `silent`, or `deep`. once: a second request over one
+    connection gets no answer.
     """
 
     models: tuple[str, ...] = ("m",)
@@ -48,6 +62,10 @@ class Behaviour:
     say: str = "word"
     metrics: str = ""  # 'vllm', 'sglang', 'nan', 'llama.cpp', which counts in its last event, or none
     key: str = ""
+    counted: Any = None
+    timings: Any = None
+    page: str = ""
+    once: bool = False
     other_tokens: int = 0  # that somebody else asks for meanwhile, at each request
     clock: Clock = field(default_factory=Clock)
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -65,6 +83,11 @@ class Fake(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behaviour, self.lock, self.at_once = behaviour, threading.Lock(), 0
         self.stalled = threading.Event()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback, unless the client has hung up."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -88,6 +111,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Fake
+    requests = 0  # over this connection
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -104,6 +128,33 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def _dropped(self) -> bool:
+        self.requests += 1
+        self.close_connection = self.close_connection or (self.how.once and self.requests > 1)
+        return self.how.once and self.requests > 1
+
+    def _forever(self, data: bytes, every_s: float) -> None:
+        """Write until the client hangs up or the test is over."""
+        while not self.server.stalled.wait(every_s):
+            self.wfile.write(data)
+        self.close_connection = True
+
+    def _misbehaved(self) -> bool:
+        """Answer a page as `page` has it."""
+        if self.how.page == "silent":
+            self.server.stalled.wait(30)
+        elif self.how.page == "deep":
+            self._send(200, '{"data":' + "[" * 200_000)
+        elif self.how.page:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            if self.how.page == "endless":
+                self._forever(b" " * (1 << 18), 0)
+            else:
+                self._forever(b" ", 0.05)
+        return bool(self.how.page)
+
     def _refused(self) -> bool:
         if self.how.key and self.headers.get("Authorization") != f"Bearer {self.how.key}":
             self._send(401, json.dumps({"error": {"message": f"bad key {self.headers.get('Authorization')}"}}))
@@ -111,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:
+        if self._dropped() or self._misbehaved():
+            return
         if self.path == "/metrics" and self.how.metrics not in ("", "llama.cpp"):
             self._send(200, metrics(self.how), "text/plain; version=0.0.4")
         elif self.path == "/version" and self.how.metrics == "vllm":
@@ -127,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self._refused():
+        if self._dropped() or self._refused():
             return
         if self.path != "/v1/chat/completions":
             self._send(404, '{"detail": "Not Found"}')
@@ -156,6 +209,15 @@ class Handler(BaseHTTPRequestHandler):
         elif mode == "drop":
             self.close_connection = True
             self.connection.close()
+        elif mode == "no headers":
+            self.server.stalled.wait(30)
+        elif mode == "dripped headers":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Padding: ")
+            self._forever(b"x", 0.05)
+        elif mode == "error page":
+            self.send_response(500)
+            self.end_headers()
+            self._forever(b" ", 0.05)
         else:
             self._stream(body, mode)
 
@@ -164,17 +226,35 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        made = min(self.how.tokens, body["max_tokens"])
+        if mode in ENDLESS:
+            first, then, every_s = ENDLESS[mode]
+            self._chunk(first)
+            while not self.server.stalled.wait(every_s):
+                self._chunk(then)
+        if mode == "dripped chunk":
+            self.wfile.write(b"1;")
+            self._forever(b"x", 0.05)
+        if mode == "no end":
+            self._chunk("\n".join([*self._lines(body, 1, True), ""]))
+            self._forever(b"", 0.05)
+        if self.server.stalled.is_set():
+            return
+        made = min(self.how.tokens, body["max_tokens"]) + 2 * (mode == "two more")
         asked_usage = body.get("stream_options", {}).get("include_usage")
         lines = [] if mode == "empty" else list(self._lines(body, made, bool(asked_usage)))
         if mode == "garbage":
             lines = ["\x00\x01 this is no stream"]
         if mode == "notjson":
             lines = ["data: {not json", ""]
+        if mode == "long line":
+            lines[1:1] = ["data: " + json.dumps({"padding": "x" * 3_000_000}), ""]
         if mode == "error":
             lines[2:] = ['data: {"error": {"message": "out of memory"}}', ""]
         if mode == "unfinished":
             lines = lines[:2]
+        if mode == "miscount":
+            usage = {"prompt_tokens": 3, "completion_tokens": self.how.counted}
+            lines[-4:] = [f"data: {json.dumps({'choices': [], 'usage': usage})}", ""]
         if mode == "nan":
             lines[-2:] = ['data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": NaN}}', ""]
         if mode == "negative":
@@ -214,7 +294,11 @@ class Handler(BaseHTTPRequestHandler):
         last: dict[str, Any] = {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}], "usage": None}
         if self.how.metrics == "llama.cpp":
             drafted = self.how.drafted * len(pieces)
-            last["timings"] = {"predicted_n": made, "draft_n": drafted, "draft_n_accepted": made - len(pieces)}
+            last["timings"] = self.how.timings or {
+                "predicted_n": made,
+                "draft_n": drafted,
+                "draft_n_accepted": made - len(pieces),
+            }
         yield "data: " + json.dumps(last)
         yield ""
         if self.how.usage and usage:

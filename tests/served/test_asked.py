@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.benchmark.asked_endpoints import Access, address, in_flight
+from specbench_ss.benchmark.asked_endpoints import Access, access_of, address, in_flight
 from specbench_ss.errors import UserError
 from specbench_ss.served.counters import Counters
 from specbench_ss.served.protocol import AnswerError, event, message_of, payloads
@@ -34,6 +34,12 @@ URL = "http://127.0.0.1:9/v1"
         ("--endpoint http://x:port/v1", "Port could not be cast"),
         ("--endpoint ftp://x/v1", "begins with http:// or https://"),
         ("--endpoint http://x/v1?key=abc", "an address has no ?"),
+        ("--endpoint http://x\ny/v1", "no spaces and no control characters"),
+        ("--endpoint http://x/v1\tz", "no spaces and no control characters"),
+        ("--endpoint http://x/\x01", "no spaces and no control characters"),
+        (f"--endpoint {URL}\n --suite jsonl:QUESTIONS", "cannot reach http://127.0.0.1:9/v1"),
+        ("--endpoint http://a..b/v1 --suite jsonl:QUESTIONS", "is no address of a server"),
+        ("--endpoint http://é..b/v1 --suite jsonl:QUESTIONS", "is no address of a server"),
         (f"--endpoint {URL} --label a --label b", "1 --endpoint and 2 --label"),
         (f"--endpoint {URL} --endpoint {URL} --label a --label a", "is given twice"),
         (f"--endpoint {URL} --label a,b", "has no comma"),
@@ -69,6 +75,14 @@ def test_addresses_and_commands_are_written_down_without_secrets() -> None:
         assert "word" not in str(e.value) and "secret" not in str(e.value)
 
 
+@pytest.mark.parametrize("key", ["sec\nret", "sec\u00c0ret"])
+def test_a_key_that_no_header_holds_is_refused_unseen(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", key)
+    with pytest.raises(UserError, match="printable ASCII") as e:
+        access_of({"endpoint": URL, "api_key_env": "SOME_KEY", "endpoint_timeout": None})
+    assert "ret" not in str(e.value)
+
+
 def test_one_in_flight_is_measured_in_any_case() -> None:
     assert in_flight("1,2,4") == in_flight([4, 2]) == in_flight("4,2,2") == (2, 4) and in_flight(2) == (2,)
     assert in_flight(None) == in_flight("1") == in_flight(()) == ()
@@ -87,7 +101,17 @@ def test_a_stream_may_come_in_any_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"null", b"[1]", b'{"choices": 3}', b'{"usage": {"completion_tokens": "3"}}', b"\xff"]
+    "data",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b'{"choices": 3}',
+        b'{"usage": {"completion_tokens": "3"}}',
+        b'{"usage": {"completion_tokens": 3, "prompt_tokens": true}}',
+        b"\xff",
+        b'{"error": ' + b"[" * 200_000,
+    ],
 )
 def test_what_is_no_event_is_told(data: bytes) -> None:
     with pytest.raises(AnswerError) as e:
@@ -98,6 +122,7 @@ def test_what_is_no_event_is_told(data: bytes) -> None:
 def test_what_a_server_says_is_one_printable_line() -> None:
     assert message_of(b'{"error": {"message": "no\\n\\u001b[31mroom"}}') == "no ?[31mroom"
     assert message_of(b'{"detail": [{"loc": 1}]}') == '[{"loc":1}]' and message_of(b"") == "nothing"
+    assert message_of(b'{"error": ' + b"[" * 200_000).startswith('{"error": [[[')
     assert message_of(b"<!doctype html><html>x") == "a page of HTML" and len(message_of(b"x" * 9999)) < 200
 
 
@@ -114,11 +139,11 @@ def test_counters_are_those_of_the_model_and_of_all_engines() -> None:
     def line(name: str, engine: int, model: str, value: str) -> str:
         return f'vllm:spec_decode_num_{name}_total{{engine="{engine}",model_name="{model}"}} {value}\n'
 
-    names = ("drafts", "draft_tokens", "accepted_tokens")
+    names = ("drafts", "accepted_tokens", "draft_tokens")
     text = "".join(line(n, e, "m", f"{10 * i + e}.0") for i, n in enumerate(names) for e in (0, 1))
-    assert read(text + "".join(line(n, 0, "other", "999.0") for n in names), "m") == Counters(1, 21, 41)
+    assert read(text + "".join(line(n, 0, "other", "999.0") for n in names), "m") == Counters(1, 41, 21)
     bare = "".join(f"vllm:spec_decode_num_{n} {i}\n" for i, n in enumerate(names))
-    assert read(bare, "m") == Counters(0, 1, 2)
+    assert read(bare, "m") == Counters(0, 2, 1)
     for text, said in (
         ("a{b 1", "no text that Prometheus reads"),
         ("", "has no vllm:spec_decode"),

@@ -72,6 +72,18 @@ def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tm
     )
 
 
+def test_a_server_is_sent_all_that_stands_before_a_question(tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one fish"}]
+    few = [*said, {"role": "assistant", "content": "two"}, {"role": "user", "content": "red fish"}]
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"messages": few}) + "\n")
+    with serving() as one:
+        measured([one], ["plain"], file, tmp_path / "run", warmup=1)
+    sent = [body["messages"] for body in one.behaviour.asked]
+    warm = next(messages for messages in sent if messages[0]["content"] == "brief. Be")
+    assert sent[-1] == few and [m["role"] for m in warm] == [m["role"] for m in few]
+
+
 def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +207,7 @@ def gone(server: Fake) -> None:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("stall", "gave no sign for 0.5 s"),
+        ("stall", "sent no text within 0.5 s"),
         ("cut", "the connection to .* broke"),
         ("drop", "the connection to .* broke"),
         ("garbage", "no stream of events"),

@@ -148,7 +148,7 @@ def test_prompts_of_ones_own(tmp_path: Path) -> None:
     data = load("jsonl", write(tmp_path / "own.jsonl", *SMALL["jsonl"]))
     assert [(q.id, q.category, q.turns) for q in data.questions] == [
         ("0", "prompts", ("Hello",)),
-        ("b", "prompts", ("Be brief.\n\nWho?",)),
+        ("b", "prompts", ("Who?",)),
         ("2", "two", ("One?", "Two?")),
     ]
     assert data.questions[2].references == (("1",), ("2",)) and data.questions[2].metric == "contains"

@@ -1,4 +1,4 @@
-"""Whether something else than the method decided how long a sample took, in words."""
+"""Disturbances of a sample, in words: what else than the method decided how long it took."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from specbench_ss.benchmark.telemetry.nvml import throttles
 from specbench_ss.benchmark.telemetry.seen import Seen
 
 FOREIGN_SHARE = 0.10  # of the usable cores, above which other processes' work is told
-SPREAD_OF_CLOCK = 0.05  # slowest over fastest reading, below one
-READINGS = 3  # fewer say nothing of a clock
-STARTING_S = 0.2  # in which an idle device raises its clock
 TICKS = 20  # of the system's own clock of the processor; a shorter sample is told nothing of others' work
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 GIVE_UP = 3  # disturbed samples in a row, each after all its tries, after which remaking is given up
 
 
 def disturbed_by(seen: Seen) -> str:
-    """Return what disturbed a sample, parts separated by '; ', or ''."""
-    return "; ".join((*_foreign_on_device(seen), *_throttled(seen), *_unsteady(seen), *_foreign_on_host(seen)))
+    """Return what disturbed a sample, parts separated by '; ', or ''.
+
+    A clock that changes is no disturbance by itself: it follows the load. The driver's reason for slowing down is one.
+    """
+    return "; ".join((*_foreign_on_device(seen), *_throttled(seen), *_foreign_on_host(seen)))
 
 
 def _foreign_on_device(seen: Seen) -> list[str]:
@@ -32,13 +32,6 @@ def _throttled(seen: Seen) -> list[str]:
         bits |= int(value)
     words = throttles(bits)
     return [f"the device was slowed down: {', '.join(words)}"] if words else []
-
-
-def _unsteady(seen: Seen) -> list[str]:
-    clocks = seen.within("nvml_sm_mhz", after=STARTING_S)
-    if len(clocks) < READINGS or min(clocks) >= (1 - SPREAD_OF_CLOCK) * max(clocks):
-        return []
-    return [f"the device's clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"]
 
 
 def _foreign_on_host(seen: Seen) -> list[str]:

@@ -40,10 +40,9 @@ class Seen:
         """Return the seconds from the first reading to the last."""
         return self.times[-1] - self.times[0] if self.times else 0.0
 
-    def within(self, name: str, after: float = 0.0) -> list[float]:
-        """Return what was read of a column after the sample had begun. after: so many seconds later."""
-        read = zip(self.times[1:], self.columns.get(name, [])[1:], strict=False)
-        return [value for when, value in read if value is not None and when - self.times[0] >= after]
+    def within(self, name: str) -> list[float]:
+        """Return what was read of a column after the sample had begun."""
+        return [value for value in self.columns.get(name, [])[1:] if value is not None]
 
     def mean(self, name: str) -> float | None:
         """Return the mean over time: each reading stands for the time since the one before."""

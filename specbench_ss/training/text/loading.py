@@ -17,15 +17,15 @@ import numpy as np
 
 from specbench_ss.errors import UserError
 from specbench_ss.files.cache_folder import cache_folder
+from specbench_ss.files.conversations import Conversation, read_conversation
 from specbench_ss.models.chat_templates import template_hash
-from specbench_ss.training.text.conversations import Conversation, read_conversation
 from specbench_ss.training.text.own_answers import OwnAnswers, own_documents
 from specbench_ss.training.text.rendering import Rendered, Renderer
 from specbench_ss.training.text.row_cache import Built, cached
 from specbench_ss.training.text.rows import Counts, TrainingRows, pack_documents
 from specbench_ss.training.text.sources import Source, open_source
 
-FORMAT = 1  # of what is kept on disk, and of how it is made: a change makes all rows anew
+FORMAT = 2  # of what is kept on disk, and of how it is made: a change makes all rows anew
 EVAL_FRACTION = 0.02
 
 Log = Callable[[str], None]

@@ -11,8 +11,8 @@ import numpy as np
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.files import crash_safe, records
+from specbench_ss.files.conversations import Conversation, Message
 from specbench_ss.training.text.answering import Answering, own_answers
-from specbench_ss.training.text.conversations import Conversation, Message
 from specbench_ss.training.text.rendering import Rendered, Renderer, Span
 
 KEPT = "answers.jsonl"

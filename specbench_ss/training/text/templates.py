@@ -12,7 +12,7 @@ from os.path import commonprefix
 from typing import Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.training.text.conversations import Message
+from specbench_ss.files.conversations import Message
 
 # from Unicode's private use area: no template and no text has them, and no strip() takes them away
 MARK = "\ue000{}\ue001"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specbench_ss import registry
 from specbench_ss.benchmark import preflight
 from specbench_ss.cli import main
+from specbench_ss.reports.paper import missing_parts
+from specbench_ss.reports.paper.missing_parts import config_for
 from specbench_ss.reports.paper.tables import Table1, Table6
 from specbench_ss.results.experiment import Bench, Request
 from specbench_ss.runs.config import RunConfig
@@ -56,3 +59,14 @@ def test_rows_are_found_whatever_their_options(tmp_path: Path, make_run: Callabl
 def test_figures_take_no_published_trees(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "figure-10", "--published", "--dry-run"]) == 2
     assert "takes no --published" in capsys.readouterr().err
+
+
+def test_the_papers_tables_have_the_papers_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing_parts, "comes_along", lambda model, name: True)
+
+    def asked(**given: Any) -> list[dict[str, str]]:
+        return [dict(spec.options) for spec in config_for(Request(**given), ["ss[k=2]", "medusa"]).methods[1:]]
+
+    assert asked(model="org/other") == [{"parent": "off", "k": "2"}, {}]  # whose folder may advise others
+    assert asked(model="org/other", settings=("ss.root=on",)) == [{"root": "on", "k": "2"}, {}]
+    assert asked() == [{"k": "2"}, {}]  # the lab's advises none

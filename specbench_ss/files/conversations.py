@@ -1,7 +1,4 @@
-"""Read rows of conversation data sets, in the common forms, as conversations of user and assistant.
-
-This module knows parsed rows, but not where they come from, and nothing of tokens.
-"""
+"""Conversations in rows of the common forms: prompts to answer (`run`) and text to learn from (`train`)."""
 
 from __future__ import annotations
 
@@ -15,6 +12,15 @@ from specbench_ss.errors import UserError
 
 Message = dict[str, str]  # role, content: as chat templates take it
 
+COLUMNS = {  # each form's columns, the one that it is known by first; where a row has several forms, the first is read
+    "messages": ("messages",),
+    "conversations": ("conversations",),
+    "prompt": ("prompt", "completion", "response"),
+    "instruction": ("instruction", "input", "output"),
+    "turns": ("turns",),
+}
+SYSTEM = "system"  # a column of every form: the system message
+MESSAGE_KEYS = {"role", "content", "from", "value"}
 FORMS = "'messages', 'conversations', 'prompt' and 'completion' (or 'response'), 'instruction' and 'output', or 'turns'"
 ROLES = {
     "system": "system",
@@ -70,8 +76,29 @@ def read_conversation(
 
     columns: {a form's name of a column: the row's own name}. prompts_only: answers are not used and may be missing.
     """
+    return _in_order(place, read_messages(place, row, columns, prompts_only), prompts_only)
+
+
+def read_messages(
+    place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
+) -> list[Message]:
+    """Return every message in a row of any known form, in the order and with the roles given.
+
+    Arguments and errors are those of `read_conversation`.
+    """
     row = _renamed(place, row, columns or {})
-    return _in_order(place, _messages(place, row, prompts_only), prompts_only)
+    messages = _messages(place, row, prompts_only)
+    if not row.get(SYSTEM):
+        return messages
+    if any(message["role"] == "system" for message in messages):
+        raise UserError(f"{place}: both {SYSTEM!r} and a system message; keep one")
+    return [{"role": "system", "content": _text(place, row, SYSTEM)}, *messages]
+
+
+def unread_keys(row: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a row's messages that are not read and hold something."""
+    entries = [entry for key in COLUMNS if isinstance(row.get(key), list) for entry in row[key]]
+    return [key for entry in entries if isinstance(entry, Mapping) for key in set(entry) - MESSAGE_KEYS if entry[key]]
 
 
 def _renamed(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
@@ -121,9 +148,17 @@ def _message(place: str, entry: Any) -> Message:
     if not isinstance(role, str) or role not in ROLES:
         raise UserError(f"{place} has role {role!r}; known roles: {', '.join(ROLES)}")
     content = entry.get("content", entry.get("value"))
-    if isinstance(content, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content):
-        content = "".join(part["text"] for part in content)
+    if isinstance(content, list):
+        content = "".join(_text_part(place, part) for part in content)
     return {"role": ROLES[role], "content": _checked(place, "content", content)}
+
+
+def _text_part(place: str, part: Any) -> str:
+    """Return the text of a part of a message. Raises UserError for a part of another type, such as an image."""
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind != "text":
+        raise UserError(f"{place}: 'content' has a part of type {kind!r}; only parts of type 'text' are read")
+    return _checked(place, "text", part.get("text"))
 
 
 def _text(place: str, row: Mapping[str, Any], key: str) -> str:

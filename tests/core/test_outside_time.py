@@ -1,0 +1,96 @@
+"""Work outside the clock: what passes during answers and is not measured voids a method, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.results.summary import OVERALL, disbelieved, summarise
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from specbench_ss.testing import tiny_target
+from tests.conftest import MakeRun
+
+
+@pytest.fixture
+def timed(make_run: MakeRun) -> Run:
+    return read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=6))
+
+
+def passing(run: Run, label: str, share: float, more: float = 0.0) -> None:
+    """Let so many times the measured time pass during each answer, and so many seconds more."""
+    for row in run.rows:
+        if row.method == label:
+            row.started, row.ended = 100.0, 100.0 + share * (row.wall_s or 0.0) + more
+
+
+def void(run: Run) -> bool:
+    row = next(row for row in summarise(run) if (row.category, row.method) == (OVERALL, "ss"))
+    assert (row.comparison == "void") == (row.speedup is None) == bool(disbelieved(run, "ss"))
+    return any("no clock runs" in line for line in row.health)
+
+
+@pytest.mark.parametrize(
+    ("ar", "ss", "found"),
+    [
+        ((1.1, 0.0), (1.1, 0.0), False),
+        ((1.0, 0.0), (3.7, 0.0), True),
+        ((1.0, 0.0), (1.4, 0.0), True),
+        ((1.0, 5.0), (1.0, 5.0), False),  # the harness itself is slow
+        ((1.0, 5.0), (3.0, 5.0), True),
+        ((3.0, 0.0), (1.0, 0.0), False),
+    ],
+)
+def test_more_time_than_was_measured_voids_a_method(
+    timed: Run, ar: tuple[float, float], ss: tuple[float, float], found: bool
+) -> None:
+    passing(timed, "ar", *ar)
+    passing(timed, "ss", *ss)
+    assert void(timed) is found
+
+
+def test_one_long_answer_voids_nothing(timed: Run) -> None:
+    """As where the machine slept: the clock stands then."""
+    passing(timed, "ss", 1.0)
+    next(row for row in timed.rows if row.method == "ss").ended = 4000.0
+    assert not void(timed)
+
+
+@pytest.mark.parametrize("name", ["started", "counted"])
+def test_what_is_not_known_is_not_found(timed: Run, name: str) -> None:
+    passing(timed, "ss", 3.0)
+    setattr(timed.rows[0], name, None if name == "started" else "usage")
+    assert not any("no clock runs" in line for row in summarise(timed) for line in row.health)
+
+
+def test_too_few_questions_are_not_judged(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
+    passing(run, "ss", 3.0)
+    assert not void(run)
+
+
+class Asks(Decoder):
+    """Works where its rows are asked for."""
+
+    name, summary = "asks", "works in max_rows"
+    seconds = 0.0
+
+    def max_rows(self) -> int:
+        type(self).seconds += 1.0
+        return 1
+
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.root_only(state.root)
+
+
+def test_what_a_method_does_before_its_first_token_is_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that this work alone moves on."""
+    clock: Any = type("clock", (), {"perf_counter": staticmethod(lambda: Asks.seconds)})
+    monkeypatch.setattr("specbench_ss.decoding.step_clock.time", clock)
+    made = decode(Asks(tiny_target("llama")), [3, 4], Limits(4), Sampling())
+    assert made.prefill_s == Asks.seconds > 0

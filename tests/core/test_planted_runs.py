@@ -1,0 +1,149 @@
+"""Lies to a run, and what the finished run must say of each.
+
+Others are planted where what catches them is tested: a method that answers repeats from memory in `test_remembering`,
+one that alters the target while it loads in `test_unchanged`, NaN in `test_not_finite`, one that does not end in
+`test_time_limit`, work before the clock in `test_outside_time`, the laws of `ssbench check` in `test_conformance`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specbench_ss import UserError, registry, run
+from specbench_ss.benchmark import quiet_timing
+from specbench_ss.cli import main
+from specbench_ss.results.finding import finding
+from specbench_ss.results.run_health import checks
+from specbench_ss.results.standings import standings
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.verdict_text import output, speedup
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
+from specbench_ss.testing import tiny_target
+
+LIES = Path(__file__).with_name("planted_lies.py")
+REFUSED = {
+    "of-itself": "is not autoregressive",
+    "of-speculative": "is not autoregressive",
+    "plain-of-itself": "leave reference_for out",
+    "of-missing": "no method 'nobody'",
+}
+SAID = {  # method -> what a finding about it holds
+    "fails": r"failed: .* failed in warm-up: RuntimeError: out of luck (planted_lies.py, line ",
+    "exits": r"failed in warm-up: SystemExit: 0 (planted_lies.py, line ",
+    "keeps-nothing": "failed in warm-up: ValueError: keeps-nothing: accept returned no token",
+    "keeps-more": "failed in warm-up: RuntimeError: ",
+    "lengthens-answer": "failed in warm-up: ",
+    "plain-drafts": "failed in warm-up: ValueError: plain-drafts sets autoregressive",
+    "another-root": "failed in warm-up: ValueError: propose returned a tree under token",
+    "drafts-unknown": "failed in warm-up: ValueError: propose drafted token",
+    "answers-unknown": "failed in warm-up: ValueError: answers-unknown answered with token -1",
+    "negative-calls": "failed: 4 samples, first a turn 1: ValueError: draft_calls",
+    "half-calls": "failed: 4 samples, first a turn 1: ValueError: draft_calls",
+    "nan-calls": "failed: 4 samples, first a turn 1: ValueError: ",
+    "accepts-anything": "mismatch: ",
+    "rewrites": "mismatch: ",
+    "forgets": "mismatch: ",
+    "verifies-more": "impossible: more nodes verified than drafted",
+    "writes-what-it-likes": "mismatch: ",
+    "shapeless-logits": "mismatch: ",
+}
+NO_FINDING = ("honest", "of-what-it-likes")  # of the latter, its reference's answers are found to be nobody's
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("asked") / "asked.jsonl"
+    texts = {"a": "abcdefg", "b": "hihihihi", "c": "klmn", "d": "opqrsto"}
+    file.write_text("".join(json.dumps({"id": name, "prompt": text}) + "\n" for name, text in texts.items()))
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    registry.clear_file_methods()
+
+
+def made(methods: str, questions: Path, out: Path, warmup: int = 1) -> Run:
+    target = tiny_target("llama", words=61)
+    target.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    run(
+        methods, plugin=LIES, suite=f"jsonl:{questions}", model=target, max_new_tokens=8, warmup=warmup, telemetry=0,
+        out=out,
+    )  # fmt: skip
+    return read_run(out)
+
+
+@pytest.fixture(scope="module")
+def lied(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One run of all the lies that leave the others alone."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(quiet_timing, "EXTRA_ROUNDS", 0)
+        return made(",".join([*NO_FINDING, *SAID]), questions, tmp_path_factory.mktemp("lied") / "run")
+
+
+def overall(of: Run, method: str) -> SummaryRow:
+    return next(row for row in summarise(of) if (row.category, row.method) == (OVERALL, method))
+
+
+@pytest.mark.parametrize("method", SAID)
+def test_a_lie_is_found_under_its_name(lied: Run, method: str) -> None:
+    row = overall(lied, method)
+    said = " | ".join(row.health)
+    for part in SAID[method].split(" .* "):
+        assert part in said
+    assert said.startswith("impossible") or not output(row, {"temperature": 0.0}).startswith("identical")
+    assert ("failed" in said) == (row.n_failed == 4) == (not row.n_prompts)
+    assert (speedup(row) == "void") == said.startswith(("impossible", "void"))
+
+
+@pytest.mark.parametrize("method", NO_FINDING)
+def test_nothing_is_found_of_others(lied: Run, method: str) -> None:
+    row = overall(lied, method)
+    assert not any(line.startswith(("failed", "mismatch", "void", "impossible")) for line in row.health)
+    assert row.sameness == {"identical": 4}
+
+
+def test_a_method_that_is_compared_with_a_liar_is_not_called_identical_to_the_model(lied: Run) -> None:
+    assert output(overall(lied, "of-what-it-likes"), {"temperature": 0.0}) == "identical to writes-what-it-likes"
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_references_that_are_none_are_refused(
+    method: str, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=REFUSED[method]):
+        made(method, questions, tmp_path / "run")
+    registry.clear_file_methods()
+    out = str(tmp_path / "run")
+    assert main(["run", "--plugin", str(LIES), "--methods", method, "--limit", "1", "--out", out]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_stopped_clock_voids(questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # given back afterwards
+    row = overall(made("stops-clock", questions, tmp_path / "run", warmup=0), "stops-clock")
+    assert any("no clock runs" in line for line in row.health) and speedup(row) == "void"
+
+
+def test_a_model_that_was_altered_voids_every_method(questions: Path, tmp_path: Path) -> None:
+    done = made("honest,tampers", questions, tmp_path / "run")
+    assert {row.comparison for row in summarise(done)} == {"reference", "void"}
+
+
+def test_without_warm_up_every_sample_fails(questions: Path, tmp_path: Path) -> None:
+    row = overall(made("fails", questions, tmp_path / "run", warmup=0), "fails")
+    assert row.n_failed == 4 and "RuntimeError: out of luck (planted_lies.py, line " in " ".join(row.health)
+
+
+def test_a_liar_that_fails_leaves_the_headline_to_the_others(questions: Path, tmp_path: Path) -> None:
+    done = made("honest,fails,half-calls", questions, tmp_path / "run")
+    rows = summarise(done)
+    said = finding(rows, checks(done, rows), standings(done, rows))
+    assert not said.startswith("Something is wrong") and "Without fails, half-calls" in said

@@ -1,0 +1,118 @@
+"""References are autoregressive methods: what names another one is refused, and what only says so fails in the loop."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.references import references
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.runs.sameness import judge_alone
+from specbench_ss.testing import tiny_target
+from tests.core.test_stats import make, step
+
+
+class Plain(Decoder):
+    name, summary = "plain", "drafts nothing"
+    autoregressive = True
+
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.root_only(state.root)
+
+
+class Own(Plain):
+    """Plain decoding of a model of its own."""
+
+    name = "own-ar"
+    lossless = False
+
+
+class Speculative(Plain):
+    name = "speculative"
+    autoregressive = False
+    named: ClassVar[str] = "own-ar"
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        return MethodSpec(cls.named)
+
+
+class OfItself(Speculative):
+    name = named = "of-itself"
+
+
+class PlainOfItself(Speculative):
+    name = named = "plain-of-itself"
+    autoregressive = True
+
+
+class OfSpeculative(Speculative):
+    name, named = "of-speculative", "speculative"
+
+
+def of(*kinds: type[Decoder]) -> dict[str, Decoder]:
+    target = tiny_target("llama")
+    return {"ar": Plain(target)} | {kind.name: kind(target) for kind in kinds}
+
+
+def test_a_method_is_compared_with_plain_decoding_of_its_own_model() -> None:
+    assert references(of(Own, Speculative)) == {"ar": "ar", "own-ar": "ar", "speculative": "own-ar"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "keyword"),
+    [
+        ((OfItself,), "is not autoregressive"),
+        ((Own, Speculative, OfSpeculative), "is not autoregressive"),
+        ((PlainOfItself,), "leave reference_for out"),
+        ((Speculative,), "must be among the methods"),
+    ],
+)
+def test_any_other_reference_is_refused(kinds: tuple[type[Decoder], ...], keyword: str) -> None:
+    with pytest.raises(UserError, match=keyword):
+        references(of(*kinds))
+
+
+class Drafts(Plain):
+    name = "drafts"
+
+    def propose(self, state: State) -> DraftTree:
+        return DraftTree.chain(state.root, state.root)
+
+
+class KeepsNone(Plain):
+    name = "keeps-none"
+
+    def accept(self, state: State, tree: DraftTree, output: Any) -> Verdict:
+        kept = super().accept(state, tree, output)
+        return Verdict(kept.path, [], kept.next_token)
+
+
+class KeepsTwo(Plain):
+    name = "keeps-two"
+
+    def accept(self, state: State, tree: DraftTree, output: Any) -> Verdict:
+        kept = super().accept(state, tree, output)
+        return Verdict([0, 0], kept.tokens * 2, kept.next_token)
+
+
+@pytest.mark.parametrize("kind", [Drafts, KeepsNone, KeepsTwo])
+def test_a_step_that_cannot_be_names_its_method(kind: type[Decoder]) -> None:
+    with pytest.raises(ValueError, match=kind.name):
+        decode(kind(tiny_target("llama")), [3, 4], Limits(8), Sampling())
+
+
+def test_an_answer_of_an_own_model_is_held_to_its_own_logits() -> None:
+    decoder = Own(tiny_target("llama"))
+    row = make([("a", "m", [step(0.01)] * 8, 0.1, None, 0)]).rows[0]
+    row.token_ids = decode(decoder, [3, 4], Limits(8), Sampling()).tokens
+    assert judge_alone(decoder, [3, 4], row, "why").reason == "why"
+    row.token_ids = [(token + 1) % decoder.target.vocab_size for token in row.token_ids]
+    assert judge_alone(decoder, [3, 4], row, "why").verdict == "mismatch"

@@ -1,0 +1,185 @@
+"""Replayed passes of real bfloat16 models: rounding is accepted, and a replay that is wrong is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from specbench_ss import load_model
+from specbench_ss.decoding.engines import replay_steps
+from specbench_ss.decoding.replaying import Pass, called
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.models.packages import packaged_model
+from tests.frozen import frozen
+
+
+@pytest.fixture(scope="module")
+def deep() -> Target:
+    """Return a random Llama in bfloat16: its 32 layers amplify rounding beyond two percent of its logits."""
+    config: Any = transformers.LlamaConfig
+    torch.manual_seed(0)
+    made: Any = transformers.AutoModelForCausalLM.from_config(
+        config(
+            vocab_size=512, hidden_size=256, num_hidden_layers=32, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=512, max_position_embeddings=256,
+        )
+    )  # fmt: skip
+    for weights in made.parameters():
+        if weights.ndim > 1:
+            nn.init.normal_(weights, std=0.06)
+    return Target(made.to(torch.bfloat16))
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Target:
+    """Return SmolLM2-135M in bfloat16, where it is fetched."""
+    if not packaged_model("smollm2").fetched:
+        pytest.skip("the model was not fetched: ssbench models fetch smollm2")
+    return load_model("smollm2", device="cpu", dtype="bfloat16")
+
+
+@pytest.fixture(params=["deep", "smollm2"])
+def half(request: pytest.FixtureRequest) -> Target:
+    """Return a model in bfloat16 whose steps are not replayed."""
+    target: Target = request.getfixturevalue(request.param)
+    target.passes = None
+    return target
+
+
+@pytest.mark.parametrize("replay", [called, frozen])
+def test_a_deep_model_in_half_precision_is_replayed(half: Target, replay: Any) -> None:
+    replay_steps(half, replay, "calls")
+    assert half.engine == "graph" and not half.passes.declined  # type: ignore[union-attr]
+
+
+class Recorded:
+    """A pass that was recorded, whose buffers can be changed behind its back before it is replayed."""
+
+    def __init__(self, one: Pass) -> None:
+        held = inspect.getclosurevars(one).nonlocals
+        self.one, self.buffers, self.rows = one, held["buffers"], held["where"]
+        x, at = self.buffers.x.clone(), self.buffers.at.clone()
+        self.first = SimpleNamespace(x=x, at=at)
+
+
+def its_first_results(target: Target, made: Recorded) -> Pass:
+    outs = made.one()
+    return lambda: outs
+
+
+def stale_rows(target: Target, made: Recorded) -> Pass:
+    return changed(made, lambda buffers: buffers.x.copy_(made.first.x))
+
+
+def stale_places(target: Target, made: Recorded) -> Pass:
+    """Those behind which it was recorded; the first pass of a form is right, a later one is not."""
+    return changed(made, lambda buffers: buffers.at.copy_(made.first.at))
+
+
+def no_mask(target: Target, made: Recorded) -> Pass:
+    return changed(made, lambda buffers: buffers.mask.zero_())
+
+
+def a_padded_key_is_seen(target: Target, made: Recorded) -> Pass:
+    return changed(made, lambda buffers: buffers.mask[..., -1].zero_())
+
+
+def a_key_is_not_seen(target: Target, made: Recorded) -> Pass:
+    return changed(made, lambda buffers: buffers.mask[..., 5].fill_(torch.finfo(torch.bfloat16).min))
+
+
+def siblings_see_each_other(target: Target, made: Recorded) -> Pass:
+    def causal(buffers: Any) -> None:
+        for row, at in enumerate(buffers.at.tolist()):
+            buffers.mask[0, 0, row, : at + 1] = 0
+
+    return changed(made, causal)
+
+
+def keys_go_one_place_off(target: Target, made: Recorded) -> Pass:
+    return changed(made, lambda buffers: buffers.at.add_(1))
+
+
+def positions_are_one_off(target: Target, made: Recorded) -> Pass:
+    cos, sin = target.rotary(torch.ones(1, 1, dtype=torch.long))
+
+    def turned(buffers: Any) -> None:
+        c, s = (part.clone() for part in buffers.turn)
+        buffers.turn[0].copy_(c * cos - s * sin)
+        buffers.turn[1].copy_(s * cos + c * sin)
+
+    return changed(made, turned)
+
+
+def keys_are_not_written(target: Target, made: Recorded) -> Pass:
+    def unwritten(k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        keys, values = made.rows.cache.memory_of(layer)
+        return keys[:, :, : made.rows.keys], values[:, :, : made.rows.keys]
+
+    def replayed() -> tuple[Tensor, ...]:
+        made.rows.update = unwritten
+        try:
+            return made.one()
+        finally:
+            del made.rows.update
+
+    return replayed
+
+
+def one_number_is_rounded_otherwise(target: Target, made: Recorded) -> Pass:
+    def replayed() -> tuple[Tensor, ...]:
+        outs = tuple(out.clone() for out in made.one())
+        outs[0].view(torch.int16)[0, 0, 7] += 1
+        return outs
+
+    return replayed
+
+
+def first_results_again_from_the_fourth_time_on(target: Target, made: Recorded) -> Pass:
+    """Nothing is proven by then: the logits at the end have to tell."""
+    given: list[tuple[Tensor, ...]] = []
+
+    def replayed() -> tuple[Tensor, ...]:
+        given.append(tuple(out.clone() for out in made.one()))
+        return given[-1] if len(given) < 4 else given[0]
+
+    return replayed
+
+
+def changed(made: Recorded, change: Callable[[Any], object]) -> Pass:
+    """Return the pass over buffers that are changed first, and are as they were afterwards."""
+
+    def replayed() -> tuple[Tensor, ...]:
+        held = (made.buffers.x, made.buffers.mask, made.buffers.at, *made.buffers.turn)
+        before = [tensor.clone() for tensor in held]
+        change(made.buffers)
+        try:
+            return made.one()
+        finally:
+            for tensor, was in zip(held, before, strict=True):
+                tensor.copy_(was)
+
+    return replayed
+
+
+FAULTS = (
+    its_first_results, stale_rows, stale_places, no_mask, a_padded_key_is_seen, a_key_is_not_seen,
+    siblings_see_each_other, keys_go_one_place_off, positions_are_one_off, keys_are_not_written,
+    one_number_is_rounded_otherwise, first_results_again_from_the_fourth_time_on,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_replay_that_is_wrong_is_refused_in_half_precision(deep: Target, fault: Any) -> None:
+    deep.passes = None
+    with pytest.raises(UserError, match="something else when they are replayed"):
+        replay_steps(deep, lambda one: fault(deep, Recorded(one)), "calls")
+    assert deep.passes is None

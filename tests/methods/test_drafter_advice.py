@@ -1,0 +1,163 @@
+"""What a drafter's folder advises is used where the user states nothing, said in one line, and written down."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench_ss import load_model
+from specbench_ss.cli import main
+from specbench_ss.decoding.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.tree_advice import with_advice
+from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2
+from specbench_ss.methods.eagle.static import Eagle, EagleOptions
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
+from specbench_ss.models.drafter_advice import Advice, read_advice
+from specbench_ss.models.loading import outline_of
+from specbench_ss.models.model_folder import LAB
+from specbench_ss.runs.manifest_reading import read_manifest
+from tests.cli import failing
+
+BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
+SMOLLM2 = Path(LAB).parent / "drafters" / "smollm2"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Target:
+    return load_model("lab")
+
+
+def folder(path: Path, advice: Any, of: str = "ss") -> Path:
+    """A copy of a lab drafter's folder that advises something else."""
+    shutil.copytree(LAB / of, path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "advice": advice}))
+    return path
+
+
+def read(given: Any) -> Advice:
+    return read_advice(given, SSOptions, SpeculativeStreaming.advisable, "ss", "ss/config.json")
+
+
+def test_settings_go_by_the_class_of_the_device() -> None:
+    advice = read(BY_DEVICE)
+    assert advice.on("cpu") == {"k": 3, "n_draft": 2, "gamma": 2, "prune": "off"}
+    assert advice.on("cuda") == {"k": 3, "n_draft": 12} and advice.on("mps") == {"k": 3, "n_draft": 8}
+    plain = read({"k": 3})
+    assert plain.on("cpu") == plain.on("cuda") == {"k": 3} and read(None).on("cpu") == read({}).on("cpu") == {}
+
+
+def test_a_stated_option_stays_and_the_others_are_advised() -> None:
+    options, taken = read(BY_DEVICE).settle(SSOptions(n_draft=5, prune="on"), "cpu")
+    assert options == SSOptions(k=3, n_draft=5, gamma=2, prune="on") and taken == {"k": 3, "gamma": 2}
+
+
+@pytest.mark.parametrize(
+    ("advice", "words"),
+    [
+        ("much", "advice must be a mapping"),
+        ({"gpu": {"k": 3}}, "advice for gpu: no such device class.*cpu, cuda"),
+        ({"n_drafts": 3}, "advice: no option 'n_drafts'.*did you mean n_draft"),
+        ({"cpu": {"weights": "x"}}, "advice for cpu: no option 'weights'"),
+        ({"cpu": {"k": "many"}}, "advice for cpu: option k='many' is not int"),
+        ({"cuda": {"k": -1}}, "advice for cuda: k must be at least 0"),
+        ({"cpu": {"prune": "perhaps"}}, "advice for cpu: option prune='perhaps'"),
+    ],
+)
+def test_advice_that_cannot_be_is_one_line_with_its_file(advice: Any, words: str, tmp_path: Path, lab: Target) -> None:
+    weights = str(folder(tmp_path / "ss", advice))
+    for ask in (SpeculativeStreaming.check, lambda options, base: SpeculativeStreaming.load(base, options)):
+        with pytest.raises(UserError, match=rf"^ss: {tmp_path}/ss/config\.json: {words}"):
+            ask(SSOptions(weights=weights), lab)
+
+
+def test_ss_drafts_as_advised_and_its_variants_do(tmp_path: Path, lab: Target) -> None:
+    weights = str(folder(tmp_path / "ss", BY_DEVICE))
+    found = SpeculativeStreaming.load(lab, SSOptions(weights=weights))
+    assert (found.settings.n_draft, found.settings.gamma, found.settings.prune) == (2, 2, False)
+    assert found.advised == {"k": 3, "n_draft": 2, "gamma": 2, "prune": "off"} and found.options.gamma == 2
+    other = found.variant(SSOptions(weights=weights, n_draft=6))
+    assert (other.settings.n_draft, other.settings.gamma) == (6, 2)
+
+
+def test_the_folder_of_ss_may_advise_streams_that_know_their_parent(tmp_path: Path) -> None:
+    base = load_model("lab")
+    base.companions = tmp_path
+    folder(tmp_path / "ss", {"n_draft": 4, "cpu": {"parent": "on", "gamma": 1}})
+    folder(tmp_path / "ss-parent", {"cpu": {"n_draft": 2}}, of="ss-parent")
+    found = SpeculativeStreaming.load(base, SSOptions())
+    assert found.streams.config.parent_rank and found.advised == {"parent": "on", "n_draft": 2}
+    for stated in (SSOptions(parent="off"), SSOptions(root="off")):  # both name the same folder
+        papers = SpeculativeStreaming.load(base, stated)
+        assert not papers.streams.config.parent_rank and papers.advised == {"n_draft": 4, "gamma": 1}
+    named = SpeculativeStreaming.load(base, SSOptions(weights=str(tmp_path / "ss")))
+    assert not named.streams.config.parent_rank
+    base.device_type = "cuda"
+    assert SpeculativeStreaming.load(base, SSOptions()).advised == {"n_draft": 4}
+
+
+def test_shared_streams_are_not_advised_what_is_part_of_their_model(tmp_path: Path, lab: Target) -> None:
+    weights = folder(tmp_path / "shared", {"k": 2, "gamma": 1}, of="ss-shared")
+    drafting = SharedStreaming.load(lab, SSOptions(weights=str(weights)))
+    assert drafting.advised == {"k": 2} and drafting.settings.gamma > 1
+    assert not SharedAutoregressive.load(lab, SharedAutoregressive.Options(weights=str(weights))).advised
+
+
+def test_methods_of_one_folder_take_their_own_options(tmp_path: Path) -> None:
+    config, base = {"advice": {"cpu": {"nodes": 2, "total_tokens": 3, "depth": 1}}}, outline_of("lab")
+
+    def taken(method: Any, options: Any) -> dict[str, Any]:
+        return with_advice(method, options, config, base, tmp_path, Eagle.tree_options)[1]
+
+    assert taken(Eagle, EagleOptions()) == {"nodes": 2}
+    assert taken(Eagle2, DynamicOptions(depth=4)) == {"total_tokens": 3}
+    assert taken(Eagle, EagleOptions(tree="published")) == {}  # a stated tree is drafted as it is
+    with pytest.raises(UserError, match="medusa: .*no option 'total_tokens'"):
+        taken_by_heads = {"advice": {"total_tokens": 3}}
+        with_advice(Medusa, MedusaOptions(), taken_by_heads, base, tmp_path)
+
+
+def test_a_run_says_and_records_what_was_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = folder(tmp_path / "ss", BY_DEVICE)
+    prompts = tmp_path / "own.jsonl"
+    prompts.write_text('{"prompt": "Hello"}\n')
+    asked = ["run", "--methods", f"ss[weights={weights},k=2]", "--suite", f"jsonl:{prompts}", "--warmup", "0"]
+    assert main([*asked, "--max-new-tokens", "4", "--out", str(tmp_path / "run")]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "advice" in line]
+    assert said == [f"ss[weights={weights},k=2]: n_draft=2, gamma=2, prune=off from its drafter's advice for cpu"]
+    method = next(m for m in read_manifest(tmp_path / "run")["methods"] if m["name"] == "ss")
+    assert method["advised"] == {"n_draft": 2, "gamma": 2, "prune": "off"}
+    assert {name: method["options"][name] for name in ("k", "n_draft", "gamma", "prune")} == {
+        "k": 2, "n_draft": 2, "gamma": 2, "prune": "off",
+    }  # fmt: skip
+    assert method["resolved"]["n_draft"] == 2 and method["resolved"]["gamma"] == 2
+
+
+def test_a_run_with_advice_that_cannot_be_begins_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = folder(tmp_path / "ss", {"tpu": {"k": 3}})
+    asked = ["run", "--methods", f"ss[weights={weights}]", "--limit", "1", "--out", str(tmp_path / "run")]
+    assert "no such device class" in failing(asked, capsys) and not (tmp_path / "run").exists()
+
+
+def test_the_lab_drafts_as_before(lab: Target) -> None:
+    found = SpeculativeStreaming.load(lab, SSOptions())
+    assert (found.settings.k, found.settings.n_draft, found.settings.n_keep) == (3, 4, 16) and found.settings.prune
+    assert found.settings.gamma == found.streams.config.gamma and not found.streams.config.parent_rank
+
+
+def test_what_ships_for_a_real_model_is_advised_for_a_cpu() -> None:
+    def on(name: str, file: str = "config.json") -> Any:
+        return json.loads((SMOLLM2 / name / file).read_text())["advice"]["cpu"]
+
+    assert on("ss")["parent"] == "on" and on("ss-parent") == {"n_draft": 2, "gamma": 2, "prune": "off"}
+    assert on("medusa") == {"nodes": 2} and on("eagle")["nodes"] == on("eagle")["total_tokens"] - 1 == 2
+    assert on("rest", "datastore.json") == {"draft": 4}
