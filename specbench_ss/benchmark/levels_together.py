@@ -86,7 +86,11 @@ class LevelsTogether(Levels[Request]):
         level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
         self.run_dir.append_level(level, rows)
         self._compare(label, concurrency, good)
-        self._test(label, concurrency, [(row, asked, answers[i]) for i, (row, asked) in enumerate(sent) if row.ok])
+        self._test(
+            label,
+            concurrency,
+            [(row, sent[place][1], answers[place]) for place, row in zip(answers, made, strict=True) if row.ok],
+        )
         if seen is not None and (why := disturbed_by(seen)):
             session.warn_and_keep(f"{label} with {concurrency} requests at a time was disturbed: {why}")
 
