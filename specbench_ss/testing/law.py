@@ -62,7 +62,7 @@ class OutOfTime(Exception):  # noqa: N818
 
 
 class Untested(Exception):  # noqa: N818
-    """Raised by a law's test that had nothing to test in a case; its text says why."""
+    """A law had nothing to test in a case."""
 
 
 class Subject:
@@ -84,6 +84,7 @@ class Subject:
         self.shape, self.place, self.target = shape, place, place.target
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
+        self.untested = dict[str, None]()  # of the law that is tested: cases and positions that it could not test
         self.until = math.inf  # when nothing more is asked, by time.monotonic()
         self._one: Decoder | None = None
         self._traces: dict[tuple[Case, Limits], Trace] = {}

@@ -27,7 +27,7 @@ from specbench_ss.testing.watched_decoder import Watched
 LENGTH = 16
 LIKELY = 0.85  # probability of what was drafted
 REPEATS = 40  # verdicts on each draft
-MOST = 3000  # verdicts in all; at LIKELY a depth of 14 is then reached often enough
+MOST = 6000  # verdicts in all; at LIKELY a depth of 14 is then reached often enough
 SAMPLED = 3  # times as many for sampled drafts, in which a rule that accepts too much shows less
 LEAST_ANSWERS, MOST_ANSWERS = 3, 24
 
@@ -156,10 +156,14 @@ def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
         subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
         verdicts += watched.verdicts
         wanted = ENOUGH * SAMPLED if watched.sampled else ENOUGH
-        if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough(subject, tallies) and tallies.fewest >= wanted):
+        if verdicts >= MOST or (
+            answer + 1 >= LEAST_ANSWERS and enough(subject, tallies) and not tallies.scarce(wanted)
+        ):
             break
     if not enough(subject, tallies):
         raise Untested("too few drafted tokens were decided to test acceptance")
+    for where in tallies.scarce():
+        subject.untested[f"{where} (too few tokens)"] = None
     return tallies
 
 

@@ -120,6 +120,8 @@ def add_draws(tallies: Tallies, seen: Seen) -> None:
     for node, children in enumerate(tree.shape.children()):
         left = tree.draft_probs[node].double()
         for token in dict.fromkeys(tree.tokens[children].tolist()):
+            if float(left[token]) <= 0:
+                raise Impossible(f"draws from draft_probs: token {token} has probability 0")
             tallies.add("draws from draft_probs", Decision(left / left.sum()), token)
             left = left.clone()
             left[token] = 0

@@ -24,7 +24,7 @@ def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken
     timeout: seconds after which a trial breaks the law, since it has not ended; no smaller example is then looked for.
     Raises Untested if there were cases, and nothing to test in any of them.
     """
-    untested, tested = "", False
+    tested = False
     for case in law.cases(subject):
         over = f"no end within {timeout:g} s" if timeout is not None else ""
         try:
@@ -33,13 +33,13 @@ def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken
         except TimeIsOver as error:
             return LawBroken(law, subject, case, f"{over}{place_of(error, of_any=True)}")
         except Untested as reason:
-            untested = untested or str(reason)
+            subject.untested[str(reason)] = None
             continue
         tested = True
         if problem:
             return LawBroken(law, subject, *smallest(law, subject, case, problem, timeout))
-    if untested and not tested:
-        raise Untested(untested)
+    if subject.untested and not tested:
+        raise Untested
     return None
 
 
