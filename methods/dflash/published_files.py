@@ -7,6 +7,7 @@ Both have the same tensors: `fc`, `hidden_norm`, `layers.N.*`, `norm`; speculato
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from specbench_ss.methods._shared.layer_configs import (
     sliding_layers,
 )
 from specbench_ss.methods._shared.mask_token import check_mask_token
+from specbench_ss.methods._shared.speculators_format import TYPE
 from specbench_ss.methods.dflash.drafter import Drafter, Shape
 from specbench_ss.methods.dflash.options import MOST_BLOCK
 from specbench_ss.methods.dflash.said import Said
@@ -36,19 +38,40 @@ from specbench_ss.models.drafter_folder import load_into, read_config, weight_fi
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # frequencies follow from the configuration
+NON_CAUSAL = "sliding_window_non_causal"  # speculators: of sliding layers; vLLM 0.32: of all layers
 
 
 def read_drafter(
     path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
 ) -> tuple[Drafter, dict[str, Any]]:
-    """The drafter of a folder, and its config.json. Raises UserError where it does not fit the base."""
+    """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base.
+
+    Warn where vLLM serves the folder otherwise than it is read here.
+    """
     file, _ = weight_file(path, WEIGHT_FILES, "dflash")
     config = read_config(file.parent)
     tensors = {name.removeprefix("model."): t for name, t in read(file).items() if not name.endswith(IGNORED)}
     try:
-        return drafter_from_tensors(tensors, config, base), config
+        drafter = drafter_from_tensors(tensors, config, base)
     except UserError as error:
         raise UserError(f"dflash: {error} ({file})") from None
+    for problem in _problems_in_vllm(config, drafter.shape):
+        warnings.warn(f"dflash: vLLM {problem} ({file})", stacklevel=1)  # this line: once for check and load
+    return drafter, config
+
+
+def _problems_in_vllm(config: dict[str, Any], shape: Shape) -> list[str]:
+    """Return how vLLM 0.32 serves a drafter otherwise than it is read here, each with its remedy."""
+    problems = []
+    if shape.from_anchor:
+        problems.append('does not serve "sample_from_anchor": true; train a drafter without it')
+    causal, served = {sight.causal for sight in shape.sights}, not config.get(NON_CAUSAL, True)
+    if config.get(TYPE) and causal != {served}:
+        remedy = f'set "{NON_CAUSAL}" to {str(served).lower()} in config.json'
+        if len(causal) > 1:
+            remedy = f'it has one "{NON_CAUSAL}" for all layers, these need both'
+        problems.append(f"makes every layer {'causal' if served else 'bidirectional'}: {remedy}")
+    return problems
 
 
 def drafter_from_tensors(tensors: dict[str, Tensor], config: dict[str, Any], base: Outline) -> Drafter:
@@ -116,8 +139,10 @@ def _sights(said: Said, layer: PretrainedConfig) -> tuple[Sight, ...]:
 
 
 def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
-    """config.json in z-lab's layout."""
+    """Return config.json in z-lab's layout. Raise UserError for a drafter with sliding windows."""
     shape, layer = drafter.shape, drafter.config
+    if set(shape.sights) != {Sight()}:
+        raise UserError("sliding windows cannot be written in z-lab's layout")
     outputs = [base.n_layers - 1 if i == FINAL else i - 1 for i in shape.layers]
     return {
         "architectures": ["DFlashDraftModel"],
@@ -126,23 +151,28 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
         "vocab_size": base.vocab_size,
         "block_size": shape.block,
         "num_target_layers": base.n_layers,
-        "dflash_config": {"target_layer_ids": outputs, "mask_token_id": shape.mask_token},
-        **({"sample_from_anchor": True} if shape.from_anchor else {}),
+        "dflash_config": {
+            "target_layer_ids": outputs,
+            "mask_token_id": shape.mask_token,
+            **({"sample_from_anchor": True} if shape.from_anchor else {}),  # where vLLM looks
+        },
         **({"draft_vocab_size": shape.draft_vocab} if shape.draft_vocab else {}),
     }
 
 
 def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
-    """config.json in speculators' layout.
+    """Return config.json in speculators' layout.
 
-    Raises UserError for a drafter that reads the final state, as one of a target of a single layer does.
+    Raise UserError for a drafter that reads the final state, as one of a target of a single layer does, and for layers
+    that the layout cannot describe.
     """
     shape = drafter.shape
     if FINAL in shape.layers:
         raise UserError(
             "speculators' layout names inputs of layers, this drafter reads the final state: --format z-lab"
         )
-    layer = {"model_type": "qwen3", **sizes_of(drafter.config), "vocab_size": base.vocab_size}
+    windows, non_causal = _windows(shape)
+    layer = {"model_type": "qwen3", **sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
     return {
         "architectures": ["DFlashDraftModel"],
         "speculators_model_type": "dflash",
@@ -152,6 +182,23 @@ def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
         "aux_hidden_state_layer_ids": list(shape.layers),
         "mask_token_id": shape.mask_token,
         "sample_from_anchor": shape.from_anchor,
-        "sliding_window_non_causal": False,
+        NON_CAUSAL: non_causal,
         "speculators_config": proposals("dflash", shape.block - shape.first, base),
     }
+
+
+def _windows(shape: Shape) -> tuple[dict[str, Any], bool]:
+    """Return the fields of sliding windows in speculators' layout, and the value of `sliding_window_non_causal`.
+
+    The value is the same whether it holds for sliding layers, as in speculators, or for all layers, as in vLLM.
+    """
+    others = set(shape.sights) - {Sight()}
+    if not others:
+        return {}, True
+    sight = others.pop()
+    if others or sight.window is None or not sight.from_root:
+        raise UserError("speculators' layout has one sliding window, counted from the root; these layers have others")
+    if sight.causal and Sight() in shape.sights:
+        raise UserError(f"{NON_CAUSAL} cannot be false beside full layers: vLLM would make them causal too")
+    kinds = ["full_attention" if s == Sight() else "sliding_attention" for s in shape.sights]
+    return {"use_sliding_window": True, "sliding_window": sight.window, "layer_types": kinds}, not sight.causal

@@ -43,7 +43,10 @@ class DFlashTraining(Bounded):
             "embedding is not zero."
         },
     )
-    sample_from_anchor: bool = field(default=False, metadata={"help": "Whether the root's place drafts a token, too."})
+    sample_from_anchor: bool = field(
+        default=False,
+        metadata={"help": "Whether the root's place drafts a token, too. vLLM does not serve such a drafter."},
+    )
     format: Literal["z-lab", "speculators"] = field(
         default="z-lab",
         metadata={"help": "Layout of the folder: as z-lab publishes drafters, or as speculators does, for vLLM."},

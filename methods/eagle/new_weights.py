@@ -48,9 +48,12 @@ def config_for(target: Target, shape: Shape) -> dict[str, Any]:
 
 
 def new_eagle(target: Target) -> tuple[Eagle1Drafter, dict[str, Any]]:
-    """An untrained EAGLE drafter and its config."""
-    shape = replace(shape_for(target), biases=frozenset({"fc"}))
-    config = config_for(target, shape) | {"bias": True}
+    """Return an untrained EAGLE drafter and its config.
+
+    `fc` has no bias, which vLLM would drop. `bias` is stated: the authors' code takes a missing one for true.
+    """
+    shape = shape_for(target)
+    config = config_for(target, shape) | {"bias": False}
     return Eagle1Drafter(shape, shape.llama(config)), config
 
 

@@ -6,6 +6,7 @@ EAGLE-1/2: `fc.*`, `layers.0.*`. EAGLE-3: `fc.*`, `midlayer.*` (speculators and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,29 @@ Tensors = Mapping[str, Tensor]
 def read_drafter(
     path: Path, base: Outline, method: str, levels: int, read: Callable[[Path], dict[str, Tensor]]
 ) -> Drafter:
-    """The drafter in a folder. levels: features a position, 0 = EAGLE-1. Raises UserError naming method and file."""
+    """Return the drafter in a folder. Raise UserError naming method and file; warn of biases that vLLM misreads.
+
+    levels: features a position, 0 = EAGLE-1.
+    """
     file, _ = weight_file(path, WEIGHT_FILES, method)
     about = drafter_config(path, method)
     tensors = read(file)
     try:
-        return drafter_from_tensors(tensors, about, base, levels)
+        drafter = drafter_from_tensors(tensors, about, base, levels)
     except UserError as error:
         raise UserError(f"{method}: {error} ({file})") from None
+    if problem := _problem_in_vllm(about, drafter.shape, levels):
+        warnings.warn(f"{method}: vLLM {problem} ({file})", stacklevel=1)  # this line: once for check and load
+    return drafter
+
+
+def _problem_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> str:
+    """Return how vLLM 0.32 misreads the drafter's biases, with the remedy; empty where it does not."""
+    attention = not levels and bool(about.get("bias")) and not shape.biases.issuperset(BIASED)
+    mistaken = 'takes "bias": true in config.json for attention biases'
+    if "fc" in shape.biases:
+        return f"drops fc.bias{f' and {mistaken}' if attention else ''}; train it again to serve it there"
+    return f'{mistaken}; delete "bias" from config.json' if attention else ""
 
 
 def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:

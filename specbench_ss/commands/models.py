@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -140,9 +141,12 @@ def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline)
             print(f"cannot tell: the shapes in {', '.join(found.unread)} are not known before it is downloaded")
             return CANNOT_TELL
         try:
-            kind.check(replace(options, weights=folder), outline)
+            with warnings.catch_warnings(record=True) as found_wrong:
+                kind.check(replace(options, weights=folder), outline)
         except UserError as error:
             raise UserError(str(error).replace(folder, weights)) from None
+    for warning in found_wrong:
+        warnings.warn(str(warning.message).replace(folder, weights), stacklevel=1)
     print("not checked: the numbers in the weights, such as the words of a draft vocabulary (d2t), which loading reads")
     return _works(kind, options, outline)
 

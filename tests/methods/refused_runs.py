@@ -1,4 +1,4 @@
-"""`ssbench run` and `models check` with a drafter that does not fit: one line, exit code 2, nothing written."""
+"""`ssbench run` and `models check` with a drafter that does not fit, or that vLLM would serve otherwise."""
 
 from __future__ import annotations
 
@@ -41,3 +41,18 @@ def check_refused_run(
     assert said.startswith(f"ssbench: {drafter.partition('[')[0]}: ") and told in said, said
     assert drafter.partition("weights=")[2].removesuffix("]") in said, said
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def check_warned(drafter: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check `drafter`, as METHOD[weights=FOLDER], with a tiny model: it works, and one line warns of `told`."""
+    model = tmp_path / "model"
+    made = tiny_model("llama")
+    made.save_pretrained(model)
+    tiny_tokenizer(made.config.vocab_size).save_pretrained(model)
+    capsys.readouterr()
+    assert main(["models", "check", str(model), drafter, "--chat-template", "plain"]) == 0
+    checked = capsys.readouterr()
+    assert f"works: {drafter.partition('[')[0]}" in checked.out
+    [line] = checked.err.splitlines()
+    assert line.startswith(f"ssbench: warning: {drafter.partition('[')[0]}: vLLM ") and told in line, line
+    assert drafter.partition("weights=")[2].removesuffix("]") in line, line

@@ -26,10 +26,11 @@ from specbench_ss.methods.dflash.decoding import DFlash
 from specbench_ss.methods.dflash.new_weights import new_drafter, published_layers, random_drafter
 from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.methods.dflash.published_files import config_of, read_drafter, speculators_config_of
+from specbench_ss.methods.dflash.sight import Sight
 from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
 from specbench_ss.testing.tiny import tiny_target
 from tests.methods import oracles
-from tests.methods.refused_runs import check_refused_run
+from tests.methods.refused_runs import check_refused_run, check_warned
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 5, 7, 40
@@ -275,8 +276,21 @@ def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
 # -- what is written here is read again ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", [config_of, speculators_config_of])
-@pytest.mark.parametrize("shape", [{}, {"draft_vocab": 20, "from_anchor": True}])
+ALL_SLIDE = (Sight(4, from_root=True, causal=True),) * D
+MIXED = (Sight(), Sight(4, from_root=True))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        (config_of, {}),
+        (config_of, {"draft_vocab": 20, "from_anchor": True}),
+        (speculators_config_of, {}),
+        (speculators_config_of, {"draft_vocab": 20, "from_anchor": True}),
+        (speculators_config_of, {"sights": ALL_SLIDE}),
+        (speculators_config_of, {"sights": MIXED}),
+    ],
+)
 def test_what_is_written_is_read_again(layout: Any, shape: dict[str, Any], tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     drafter = random_drafter(target, **shape)
@@ -287,6 +301,78 @@ def test_what_is_written_is_read_again(layout: Any, shape: dict[str, Any], tmp_p
         torch.testing.assert_close(again.state_dict()[name].float(), tensor.float(), atol=1e-3, rtol=1e-3)
     one, two = (DFlash(target, DFlashOptions(), d) for d in (drafter, again))
     assert one.described()["layers"] == two.described()["layers"]
+
+
+def vllm_causal(config: dict[str, Any]) -> list[bool]:
+    """Return each layer's causality as vLLM 0.32 reads it: `update_dflash` and `_dflash_layer_causal`."""
+    layers = config.get("transformer_layer_config")
+    if layers is not None:
+        return [not config.get("sliding_window_non_causal", True)] * layers["num_hidden_layers"]
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    return [config["dflash_config"].get("causal", kind == "sliding_attention") for kind in kinds]
+
+
+@pytest.mark.parametrize("layout", [config_of, speculators_config_of])
+@pytest.mark.parametrize("sights", [None, ALL_SLIDE, MIXED])
+def test_what_is_written_is_served_as_it_drafts(
+    layout: Any, sights: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    target = Target(tiny_model("llama"))
+    drafter = random_drafter(target, sights=sights)
+    if layout is config_of and sights:
+        with pytest.raises(UserError, match="sliding windows"):
+            layout(drafter, target)
+        return
+    config = layout(drafter, target)
+    assert vllm_causal(config) == [sight.causal for sight in drafter.shape.sights]
+    write_checkpoint(tmp_path, drafter, config)
+    read_drafter(tmp_path, target, read_tensors)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("sights", "said"),
+    [
+        ((Sight(), Sight(4, from_root=True, causal=True)), "sliding_window_non_causal"),
+        ((Sight(4, from_root=True), Sight(4, from_root=True, causal=True)), "window"),
+        ((Sight(causal=True),) * D, "window"),
+        ((Sight(4),) * D, "window"),
+        ((Sight(4, from_root=True), Sight(5, from_root=True)), "window"),
+    ],
+)
+def test_layers_that_the_speculators_layout_cannot_describe_are_refused(sights: Any, said: str) -> None:
+    target = Target(tiny_model("llama"))
+    with pytest.raises(UserError, match=said):
+        speculators_config_of(random_drafter(target, sights=sights), target)
+
+
+def test_the_anchor_is_stated_where_vllm_looks() -> None:
+    """Beside the mask token in z-lab's layout: elsewhere vLLM serves such a drafter with all drafts one place off."""
+    target = Target(tiny_model("llama"))
+    drafter = random_drafter(target, from_anchor=True)
+    assert config_of(drafter, target)["dflash_config"]["sample_from_anchor"] is True
+    assert speculators_config_of(drafter, target)["sample_from_anchor"] is True
+
+
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4}
+EACH = {**WINDOWS, "layer_types": ["sliding_attention"] * D}
+SERVED_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
+    "full layers": (speculators(), '"sliding_window_non_causal" to true'),
+    "sliding layers": (speculators(layer=EACH), '"sliding_window_non_causal" to false'),
+    "both": (speculators(layer={**WINDOWS, **SLIDING}), "sliding_window_non_causal"),
+    "anchor": (speculators(sample_from_anchor=True, sliding_window_non_causal=True), "sample_from_anchor"),
+    "anchor, z-lab": (zlab(dflash_config={"sample_from_anchor": True}), "sample_from_anchor"),
+}  # fmt: skip
+
+del SERVED_OTHERWISE["sliding layers"][0]["sliding_window_non_causal"]  # vLLM then takes true, speculators false
+
+
+@pytest.mark.parametrize("name", SERVED_OTHERWISE)
+def test_models_check_warns_of_what_vllm_serves_otherwise(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, said = SERVED_OTHERWISE[name]
+    check_warned(f"dflash[weights={folder(tmp_path / 'd', tensors(), config)}]", said, tmp_path, capsys)
 
 
 def test_layers_and_mask_of_a_new_drafter() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from specbench_ss.methods.eagle.drafter import Drafter
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.examples import best_layers
 from specbench_ss.methods.eagle.feature_layers import published_levels
-from specbench_ss.methods.eagle.new_weights import random_eagle
+from specbench_ss.methods.eagle.new_weights import new_eagle, random_eagle
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.eagle.trees import PUBLISHED
-from tests.methods.refused_runs import check_refused_run
+from tests.methods.refused_runs import check_refused_run, check_warned
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
@@ -247,6 +248,52 @@ def test_eagle_1_drafts_what_its_description_says(
         check_static(target, Eagle.load(target, EagleOptions(weights=weights)), w)
     options = DynamicOptions(weights=weights, total_tokens=12, depth=2, top_k=3)
     check_dynamic(target, Eagle2.load(target, options), w, (FINAL,), {})
+
+
+BIAS = {f"layers.0.self_attn.{n}.bias": torch.zeros(r) for n, r in (("q_proj", H), ("k_proj", 16), ("v_proj", 16))}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "about", "said"),
+    [
+        (eagle1(), {}, "drops fc.bias"),
+        (eagle1(), {"bias": True}, 'drops fc.bias and takes "bias": true in config.json for attention biases'),
+        (eagle1(bias=False), {"bias": True}, 'delete "bias" from config.json'),
+        ({**eagle1(bias=False), **BIAS}, {"bias": True}, 'delete "bias" from config.json'),
+    ],
+)
+def test_biases_that_vllm_misreads_are_warned_of_once(
+    tensors: dict[str, Tensor], about: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = folder(tmp_path / "e", tensors, **about)
+    check_warned(f"eagle[weights={weights}]", said, tmp_path, capsys)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        target, options = Target(tiny_model("llama")), EagleOptions(weights=weights)
+        Eagle.check(options, target)
+        assert Eagle.load(target, options).drafter.fc.bias is None or "fc.bias" in tensors
+    assert [said in str(warning.message) for warning in told] == [True]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "about"),
+    [
+        (eagle1(bias=False), {}),
+        (eagle1(bias=False), {"bias": False}),
+        ({**eagle1(bias=False), **BIAS, "layers.0.self_attn.o_proj.bias": torch.zeros(H)}, {"bias": True}),
+    ],
+)
+def test_biases_that_vllm_reads_as_they_are_meant_are_not_warned_of(
+    tensors: dict[str, Tensor], about: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    Eagle.check(EagleOptions(weights=folder(tmp_path / "e", tensors, **about)), Target(tiny_model("llama")))
+    assert not recwarn.list
+
+
+def test_a_new_drafter_has_no_bias_and_says_so() -> None:
+    """The authors' code takes a missing `bias` for true, vLLM takes a true one for attention biases."""
+    drafter, config = new_eagle(Target(tiny_model("llama")))
+    assert config["bias"] is False and not [name for name in drafter.state_dict() if name.endswith("bias")]
 
 
 @pytest.mark.parametrize(
