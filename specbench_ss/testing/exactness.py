@@ -95,7 +95,7 @@ class Tallies:
 
     def scarce(self, wanted: int = ENOUGH) -> list[str]:
         """Return the positions at which fewer tokens were decided."""
-        return sorted(where for where, tally in self.by_position.items() if len(tally.places) < wanted)
+        return [where for where, tally in self.by_position.items() if len(tally.places) < wanted]
 
     @property
     def tested_acceptance(self) -> bool:

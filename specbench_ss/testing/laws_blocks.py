@@ -26,7 +26,7 @@ from specbench_ss.testing.watched_decoder import Watched
 
 LENGTH = 16
 LIKELY = 0.85  # probability of what was drafted
-REPEATS = 40  # verdicts on each draft
+REPEATS, MORE = 40, 240  # verdicts on each draft; if drafts or tokens deep in them are seldom
 MOST = 6000  # verdicts in all; at LIKELY a depth of 14 is then reached often enough
 SAMPLED = 3  # times as many for sampled drafts, in which a rule that accepts too much shows less
 LEAST_ANSWERS, MOST_ANSWERS = 3, 24
@@ -43,11 +43,12 @@ class Designed(Watched):
 
 
 class Repeated(Designed):
-    """As `Designed`, and calls `accept` REPEATS times for each draft, tallying what it decides."""
+    """As `Designed`, and calls `accept` many times for each draft, tallying what it decides."""
 
-    def __init__(self, inner: Decoder, tallies: Tallies, seed: int) -> None:
+    def __init__(self, inner: Decoder, tallies: Tallies, seed: int, repeats: int) -> None:
         super().__init__(inner)
-        self.tallies, self.seed, self.verdicts, self.sampled = tallies, seed, 0, False
+        self.tallies, self.seed, self.repeats = tallies, seed, repeats
+        self.verdicts, self.sampled = 0, False
 
     def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
         """Tally repeated verdicts, then return the one that counts."""
@@ -56,7 +57,7 @@ class Repeated(Designed):
         probs = state.sampling.probs(logits)
         known = dict[int, Decision]()
         self.sampled = self.sampled or tree.draft_probs is not None
-        for _ in range(REPEATS if len(tree) > 1 else REPEATS // 10):
+        for _ in range(self.repeats if len(tree) > 1 else REPEATS // 10):
             self.verdicts += 1
             rng = torch.Generator().manual_seed(self.seed * MOST * 10 + self.verdicts)
             drawn = redrawn(tree, rng)
@@ -151,7 +152,7 @@ def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
     """Tally verdicts on the drafts of some answers, until every position of a draft was decided often enough."""
     decoder, tallies, verdicts = subject.decoder(), Tallies(first), 0
     for answer in range(MOST_ANSWERS):
-        watched = Repeated(decoder, tallies, first + answer)
+        watched = Repeated(decoder, tallies, first + answer, REPEATS if answer < LEAST_ANSWERS else MORE)
         sampling = replace(case.sampling, seed=first + answer)
         subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
         verdicts += watched.verdicts
@@ -161,9 +162,10 @@ def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
         ):
             break
     if not enough(subject, tallies):
-        raise Untested("too few drafted tokens were decided to test acceptance")
-    for where in tallies.scarce():
-        subject.untested[f"{where} (too few tokens)"] = None
+        raise Untested("too few decisions on drafted tokens to test acceptance")
+    if scarce := tallies.scarce():
+        others = f" and {len(scarce) - 1} more positions" if len(scarce) > 1 else ""
+        subject.untested[f"too few tokens at {scarce[0]}{others}"] = None
     return tallies
 
 
