@@ -38,7 +38,7 @@ SAID = {  # method -> what a finding about it holds
     "exits": r"failed in warm-up: SystemExit: 0 (planted_lies.py, line ",
     "keeps-nothing": "failed in warm-up: ValueError: keeps-nothing: accept returned no token",
     "keeps-more": "failed in warm-up: RuntimeError: ",
-    "lengthens-answer": "failed in warm-up: ",
+    "lengthens-answer": "failed in warm-up: RuntimeError: counts do not add up",
     "plain-drafts": "failed in warm-up: ValueError: plain-drafts sets autoregressive",
     "another-root": "failed in warm-up: ValueError: propose returned a tree under token",
     "drafts-unknown": "failed in warm-up: ValueError: propose drafted token",
