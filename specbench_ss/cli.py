@@ -101,7 +101,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def console() -> NoReturn:
-    """Run the command line as a process, which ends with its exit code whatever threads a plugin has left."""
+    """Run the command line and exit, even if plugin threads are alive."""
     code = 1
     try:
         code = main()

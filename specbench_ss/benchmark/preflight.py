@@ -126,7 +126,7 @@ def without_unfit(
 
 
 def with_references(config: RunConfig) -> RunConfig:
-    """Return the configuration with every method whose output another one must equal, asked for or not.
+    """Add the reference of every method to the configuration.
 
     Raises UserError for a reference that is not autoregressive.
     """
