@@ -34,7 +34,8 @@ from specbench_ss.commands import (
 )
 from specbench_ss.commands.shared import literal
 from specbench_ss.deferred_imports import deferred_imports
-from specbench_ss.errors import UserError, error_text, innermost
+from specbench_ss.error_place import place_of
+from specbench_ss.errors import UserError, error_text
 
 LEFT_S = 2.0  # for threads to end after the command
 
@@ -100,7 +101,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def console() -> NoReturn:
-    """Run the command line as a process, which ends with its exit code whatever threads a plugin has left."""
+    """Run the command line and exit, even if plugin threads are alive."""
     code = 1
     try:
         code = main()
@@ -138,7 +139,7 @@ def main(args: list[str] | None = None) -> int:
         except (Exception, SystemExit):
             raise
         except BaseException as error:  # of a plugin: nothing here raises another kind
-            return _fail(f"{error_text(error)} ({innermost(error)})")
+            return _fail(f"{error_text(error)}{place_of(error, of_any=True)}")
     return code if isinstance(code, int) else 0
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 class UserError(Exception):
@@ -49,12 +47,6 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, UserError):
         return text
     return f"{kind}: {text}" if text else kind
-
-
-def innermost(error: BaseException) -> str:
-    """Return the place that an exception was raised at: 'my_way.py, line 7, in propose'."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else "no place"
 
 
 def first_line(error: BaseException) -> str:

@@ -133,9 +133,9 @@ class TreeHeads(Decoder):
     @classmethod
     def choices(cls, options: HeadsOptions, config: dict[str, Any], count: int) -> list[Choice]:
         """The tree that the options ask for, no deeper than the `count` heads, or those of them that are used."""
-        if not 0 <= options.heads <= count:
+        if not -1 <= options.heads <= count:
             raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
-        heads = options.heads or count
+        heads = options.heads if options.heads > 0 else count
         return asked_tree(options.tree, options.nodes, config, heads, cls.name)
 
     # -- what the harness asks ----------------------------------------------------------------------------------

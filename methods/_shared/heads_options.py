@@ -28,7 +28,13 @@ class HeadsOptions(Bounded):
     nodes: int = field(
         default=0, metadata={"help": "How many nodes an auto tree has. 0: as the heads' folder advises."}
     )
-    heads: int = field(default=0, metadata={"help": "How many of the heads are used, the first ones. 0: all."})
+    heads: int = field(
+        default=-1,
+        metadata={
+            "help": "How many of the heads are used, the first ones. 0: all. -1: as the heads' folder advises, "
+            "else all."
+        },
+    )
     accept: Literal["exact", "typical", "nucleus"] = field(
         default="exact",
         metadata={

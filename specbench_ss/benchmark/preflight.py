@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.suite import Suite, SuiteData
 
@@ -126,7 +126,7 @@ def without_unfit(
 
 
 def with_references(config: RunConfig) -> RunConfig:
-    """Return the configuration with every method whose output another one must equal, asked for or not.
+    """Add the reference of every method to the configuration.
 
     Raises UserError for a reference that is not autoregressive.
     """
@@ -136,8 +136,7 @@ def with_references(config: RunConfig) -> RunConfig:
     for spec in config.methods:
         kind = registry.method_class(spec.name)
         reference = kind.reference_for(_options(spec, config))
-        if reference.name != REFERENCE:
-            check_reference(kind, registry.method_class(reference.name))
+        check_reference(kind, registry.method_class(reference.name))
         specs.setdefault(reference.label, reference)
     return replace(config, methods=tuple(specs.values()))
 

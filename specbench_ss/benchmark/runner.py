@@ -236,7 +236,7 @@ class LocalSession(Session):
         return sameness.judge(self.decoders[reference.method], self._prompt(sample), reference, row)
 
     def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
-        """Return the verdict, after a look at what an autoregressive method says of its own model."""
+        """Return the verdict; check one token against the method's own next_logits."""
         decoder = self.decoders[row.method]
         if row.tokens and type(decoder).autoregressive and not self.config.temperature:
             return sameness.judge_alone(decoder, self._prompt(sample), row, reason)

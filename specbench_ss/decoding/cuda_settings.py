@@ -25,7 +25,7 @@ def settle_cuda() -> None:
 
 
 def cuda_settings() -> dict[str, str]:
-    """Return each setting as torch has it now, on or off by its name; one that torch cannot tell is left out."""
+    """Return each CUDA setting, on or off; omit those that torch cannot read."""
     backends = torch.backends
     asked: dict[str, Callable[[], object]] = {
         "cuDNN attention": backends.cuda.cudnn_sdp_enabled,

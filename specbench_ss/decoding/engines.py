@@ -98,7 +98,7 @@ def _difference(unpadded: Sequence[Tensor], padded: Sequence[Tensor], replayed: 
 
 
 def agree(given: Tensor, expected: Tensor) -> bool:
-    """Say whether logits [.., V] of two ways to compute them differ by rounding alone.
+    """Return True if two logits tensors [.., V] agree within rounding.
 
     In half precision, where rounding may change a third of them, the best token of each row must be a near-tie of the
     best expected one. In full precision every number counts.

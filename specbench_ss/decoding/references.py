@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
     """Raise UserError where a method may not be compared with the one that its `reference_for` names.
 
-    An autoregressive method keeps one token a step, which the loop enforces (`loop.Session`). It is itself compared
-    with plain decoding of the target alone, so that no method is compared with itself.
+    Plain decoding of the target is a reference of every method. Another reference must be autoregressive: it keeps one
+    token a step, which the loop enforces (`loop.Session`). It is itself compared with plain decoding of the target
+    alone, so that no method is compared with itself.
     """
+    if reference.name == REFERENCE:
+        return
     named = f"method {method.name!r}: reference_for names {reference.name!r}"
     if method.autoregressive:
         raise UserError(f"{named}; the reference of an autoregressive method is {REFERENCE!r}: leave reference_for out")
@@ -35,6 +38,5 @@ def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
     for label, reference in found.items():
-        if reference != REFERENCE:
-            check_reference(type(decoders[label]), type(decoders[reference]))
+        check_reference(type(decoders[label]), type(decoders[reference]))
     return found

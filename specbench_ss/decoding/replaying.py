@@ -49,7 +49,7 @@ def recorded(replay: Replay, one: Pass, fill: Callable[[], None]) -> Pass:
 
 
 def same(given: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Say whether tensors hold the same numbers, bit for bit but for the sign of zero; NaN is the same as NaN.
+    """Return True if all tensors are equal; NaN equals NaN, +0 equals -0.
 
     The same operators on the same shapes give that on one device, in every number format. A bound on the difference
     would be of no use: in half precision the layers of a deep model amplify rounding to a third of the logits.

@@ -308,7 +308,7 @@ class StaticPasses:
             self.declined[why] += 1
 
     def _why_not(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any, most: int) -> str:
-        """Return what of a pass cannot lie in buffers that stay, in words; '' where all of it can. most: rows."""
+        """Return why a pass cannot be captured; '' if it can. most: rows of the widest buffers."""
         b, q, _ = x.shape
         if b != 1:
             return "rows of several requests"

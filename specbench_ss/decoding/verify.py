@@ -137,7 +137,7 @@ class _Edges:
     ahead: Tensor | None
 
     def stands(self, node: int, refused: Collection[int]) -> bool:
-        """Say whether what was drawn from the node's row is drawn from what is left of it without refused tokens."""
+        """Return True if the pre-drawn token of the node was not refused."""
         return not refused or (self.ahead is not None and self.next_tokens[node] not in refused)
 
     def look(self, p: Tensor, node: int, children: list[int]) -> None:
@@ -164,7 +164,7 @@ def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _E
 
 
 def _deterministic(children: list[int], edges: _Edges) -> tuple[int | None, dict[int, float]]:
-    """The accepted child or None, and the tokens that were refused before it with their p(x)."""
+    """Return the accepted child or None, and the tokens refused before it with their p(x)."""
     refused: dict[int, float] = {}
     left = 1.0
     for child in children:
@@ -186,7 +186,7 @@ def _without(p: Tensor, refused: dict[int, float]) -> Tensor:
 
 
 def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
-    """The accepted child, or None and what is left of p [V], for children drawn from q [V] without replacement."""
+    """Return the accepted child, or None and the rest of p [V]; children are drawn from q [V] without replacement."""
     for i, child in enumerate(children):
         x = edges.tokens[child]
         p_x, q_x = (edges.p[child], edges.q[child]) if i == 0 else torch.stack((p[x], q[x])).tolist()

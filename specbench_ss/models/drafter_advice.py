@@ -29,7 +29,8 @@ class Advice:
     def settle(self, options: O, device: str, without: Collection[str] = ()) -> tuple[O, dict[str, Any]]:
         """Return the options with advised values in place of defaults, and the values that were taken.
 
-        An option that is not at its default was stated by the user, and stays. without: options that are left alone.
+        The default of an option that can be advised means "as advised"; any other value was stated, and stays.
+        without: options that are left alone.
         """
         defaults = {f.name: f.default for f in fields(options)}  # type: ignore[arg-type]
         own = option_values(options)

@@ -74,8 +74,8 @@ def _has_columns(names: Sequence[str], file: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A form of several files.
+class ExportFormat:
+    """Export format of several files.
 
     write: writes them into a folder and returns what was left out, a sentence each. files: of each file that a run is
     written to, by name, the test that an existing file of that name is one of an earlier export.
@@ -85,10 +85,10 @@ class Target:
     files: Callable[[Run], Mapping[str, Known]]
 
 
-FOLDERS: dict[str, Target] = {
-    "specbench": Target(write_answers, answer_files),
-    "csv": Target(write_csv, _csv_files),
-    "parquet": Target(write_parquet, _parquet_files),
+FOLDERS: dict[str, ExportFormat] = {
+    "specbench": ExportFormat(write_answers, answer_files),
+    "csv": ExportFormat(write_csv, _csv_files),
+    "parquet": ExportFormat(write_parquet, _parquet_files),
 }
 
 

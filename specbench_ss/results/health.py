@@ -105,7 +105,7 @@ def outside_clock(passed: Interval | None) -> list[str]:
     """
     if passed is None or passed[0] <= MOST:
         return []
-    return [f"void: at least {passed[0]:.2f} times the measured time passed: it works where no clock runs"]
+    return [f"void: wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"]
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

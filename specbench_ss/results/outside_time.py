@@ -12,7 +12,7 @@ import numpy as np
 from specbench_ss.results.resampling import Floats
 from specbench_ss.runs.rows import Row
 
-LEAST = 0.1  # of its measured time: logarithms are taken of sums over questions
+LEAST = 0.1  # Lower bound, as a share of measured time; ratio_interval takes logarithms.
 MOST = 1.25  # times its measured time that an answer may take; honest methods had 0.98 to 1.06
 
 

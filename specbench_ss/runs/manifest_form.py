@@ -161,7 +161,7 @@ class _OwnWork(Struct):
 
 
 class Shape(Struct):
-    """What a pass of a method's model reads and computes, as `decoding.model_shape` gives it."""
+    """Cost of a forward pass."""
 
     weight_bytes: Amount
     matrix_parameters: Amount
@@ -184,7 +184,7 @@ class _Gaps(Struct):
 
 
 class Trace(Struct):
-    """What the profiler saw of one request, as `benchmark.tracing` gives it."""
+    """Profile of one request."""
 
     what: str
     tokens: Amount

@@ -59,7 +59,7 @@ def _check_whole(manifest: dict[str, Any]) -> None:
     """Raise ValueError where a field is missing or of another type, or where the methods do not fit together."""
     served = isinstance(manifest.get("config"), dict) and manifest["config"].get("endpoints")
     records.convert(manifest, ServedForm if served else ManifestForm)
-    _check_parts("machine.shapes", (manifest.get("machine") or {}).get("shapes"), "weight_bytes", Shape)
+    _check_parts("machine.shapes", (manifest.get("machine") or {}).get("shapes"), "weight_bytes", Shape, required=True)
     _check_parts("traces", manifest.get("traces"), "timeline", Trace)
     labels = [method["label"] for method in manifest["methods"]]
     if not labels or len(set(labels)) < len(labels):
@@ -71,15 +71,20 @@ def _check_whole(manifest: dict[str, Any]) -> None:
         raise ValueError(f"method {min(strangers)} is named as a reference, but is missing")
 
 
-def _check_parts(place: str, parts: Mapping[str, Any] | None, mark: str, kind: type[Any]) -> None:
-    """Raise ValueError where a part that has an entry `mark` is not of the type. parts: by name."""
+def _check_parts(
+    place: str, parts: Mapping[str, Any] | None, mark: str, kind: type[Any], required: bool = False
+) -> None:
+    """Raise ValueError where a part that has a value of `mark` is not of the type.
+
+    parts: by name. required: every part must have an entry `mark`, which may be None.
+    """
     for name, part in (parts or {}).items():
         if part and part.get(mark) is not None:
             try:
                 records.convert(part, kind)
             except ValueError as error:
                 raise ValueError(f"in {place}.{name}, {error}") from None
-        elif part and mark == "weight_bytes" and mark not in part:
+        elif part and required and mark not in part:
             raise ValueError(f"in {place}.{name}, it lacks {mark}")
 
 

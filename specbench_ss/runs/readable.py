@@ -1,4 +1,4 @@
-"""The check of a sample before it is written, by the readers of its lines."""
+"""Round-trip check of a sample before it is written."""
 
 from __future__ import annotations
 

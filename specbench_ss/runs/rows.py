@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
-Seconds = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Seconds = NonNegative
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
@@ -205,11 +206,11 @@ class SampledTokens:
     pit_counts: list[Count] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
     log_ratios: list[float] = field(default_factory=lambda: [0.0] * len(TILTS))
     surplus: float = 0.0
-    variance: Seconds = 0.0
+    variance: NonNegative = 0.0
     offered: Count = 0
     accepted: Count = 0
-    expected: Seconds = 0.0
-    accept_variance: Seconds = 0.0
+    expected: NonNegative = 0.0
+    accept_variance: NonNegative = 0.0
     accept_ratios: list[float] = field(default_factory=lambda: [0.0] * len(ACCEPT_TILTS))
 
     @property

@@ -75,7 +75,7 @@ class RunDir:
         """Make a new directory, or, with where.resume, open the unfinished one of the same run. Raises UserError."""
         path, rows, judged = where.out, list[Row](), list[Key]()
         resuming = check_out(where)
-        with _writing(path), contextlib.ExitStack() as on_error:
+        with _errors_named(path), contextlib.ExitStack() as on_error:
             path.mkdir(parents=True, exist_ok=True)
             held = lock(path)
             on_error.callback(os.close, held)
@@ -97,31 +97,31 @@ class RunDir:
     def append(self, row: Row, steps: Sequence[Step]) -> None:
         """Commit a sample: write its steps, then its row, and flush each to the disk."""
         lines = [StepRow(*row.key, index=i, step=step).as_dict() for i, step in enumerate(steps)]
-        with self._writing():
+        with self._write_access():
             crash_safe.append(self._files[STEPS], lines)
             crash_safe.append(self._files[ROWS], [row.as_dict()])
         self.rows[row.key] = row
 
     def append_sameness(self, verdict: Sameness) -> None:
         """Commit one comparison with the reference."""
-        with self._writing():
+        with self._write_access():
             crash_safe.append(self._files[SAMENESS], [verdict.as_dict()])
         self.judged.add(verdict.key)
 
     def append_level(self, level: levels.Level, rows: Sequence[Row]) -> None:
         """Commit a level of a served engine with its requests."""
-        with self._writing():
+        with self._write_access():
             levels.append_level(self.path, level, rows)
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
         """Append a line to one of the optional files that `side_files` names. Returns why it could not, or ''."""
-        with self._writing():
+        with self._write_access():
             return self._beside.append(name, line)
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
         self.manifest |= changes
-        with self._writing():
+        with self._write_access():
             crash_safe.write_json(self.path / MANIFEST, self.manifest)
 
     def keep_warning(self, text: str) -> None:
@@ -133,11 +133,11 @@ class RunDir:
             self.update(warnings=[*kept, *([] if text in kept else [text])], warned_in={**places, text: where})
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Within, as `_writing`. Raises UserError in a forked process: two would write to one folder."""
+    def _write_access(self) -> Iterator[None]:
+        """Convert errors as `_errors_named` does. Raises UserError in a forked process, before anything is written."""
         if os.getpid() != self._process:
-            raise UserError(f"{self.path} is written by process {self._process}: a fork of it, as of a plugin, may not")
-        with _writing(self.path):
+            raise UserError(f"{self.path} belongs to process {self._process}; a forked process cannot write to it")
+        with _errors_named(self.path):
             yield
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ def check_out(where: RunTarget) -> bool:
 
     This leaves nothing behind and is cheap: call it before anything is loaded.
     """
-    with _writing(where.out):
+    with _errors_named(where.out):
         there = next(p for p in (where.out, *where.out.absolute().parents) if p.exists())
         if not there.is_dir():
             raise UserError(f"cannot write to {where.out}: {there} is not a folder")
@@ -186,7 +186,7 @@ def is_of_run(path: Path) -> bool:
 
 def check_place(path: Path) -> None:
     """Raise UserError where a folder cannot be made or written to. This leaves nothing behind."""
-    with _writing(path):
+    with _errors_named(path):
         there = next(p for p in (path, *path.absolute().parents) if p.exists())
         if not os.access(there, os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {path}: permission denied")
@@ -237,7 +237,7 @@ def read_run(path: Path) -> Run:
 @contextlib.contextmanager
 def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
     """Give a function that commits a judge's verdict. Only one process may write to a run directory at a time."""
-    with _writing(path), contextlib.ExitStack() as stack:
+    with _errors_named(path), contextlib.ExitStack() as stack:
         stack.callback(os.close, lock(path))
         crash_safe.cut(path / JUDGE, JudgeVerdict.read)
         file = stack.enter_context((path / JUDGE).open("ab", buffering=0))
@@ -313,7 +313,7 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[K
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _errors_named(path: Path) -> Iterator[None]:
     """Turn an error of the operating system into a one-line UserError."""
     try:
         yield

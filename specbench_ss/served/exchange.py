@@ -74,7 +74,7 @@ class Exchange:
 
     @property
     def total_is_next(self) -> bool:
-        """Whether the limit of the whole response comes before that of the next progress."""
+        """Return True if the limit of the whole response comes before that of the next progress."""
         return self._until >= self._end or self.total_s < self.progress_s
 
     def _keep_time(self) -> None:

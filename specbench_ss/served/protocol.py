@@ -70,12 +70,12 @@ _read = msgspec.json.Decoder(Event).decode
 
 
 def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the data of each event as soon as its line is whole. Raises AnswerError for what is no stream of events."""
+    """Yield the data of each event as soon as its line is whole. Raises AnswerError for any other line."""
     for line in _lines(pieces):
         if line.startswith(b"data:"):
             yield line[5:].strip()
         elif line and not FIELD.match(line):
-            raise AnswerError(f"the server sent what is no stream of events: {shown(line)}")
+            raise AnswerError(f"the response is not a server-sent event stream: {shown(line)}")
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

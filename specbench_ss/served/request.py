@@ -1,4 +1,4 @@
-"""What a server is asked: how to decode, as fields of a chat completion."""
+"""Request parameters of a chat completion."""
 
 from __future__ import annotations
 

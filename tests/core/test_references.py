@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from specbench_ss.benchmark.preflight import with_references
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.loop import Limits, decode
 from specbench_ss.decoding.references import references
@@ -14,6 +15,7 @@ from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
+from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.sameness import judge_alone
 from specbench_ss.testing import tiny_target
 from tests.core.test_stats import make, step
@@ -25,6 +27,10 @@ class Plain(Decoder):
 
     def propose(self, state: State) -> DraftTree:
         return DraftTree.root_only(state.root)
+
+
+class Reference(Plain):
+    name = "ar"
 
 
 class Own(Plain):
@@ -59,11 +65,33 @@ class OfSpeculative(Speculative):
 
 def of(*kinds: type[Decoder]) -> dict[str, Decoder]:
     target = tiny_target("llama")
-    return {"ar": Plain(target)} | {kind.name: kind(target) for kind in kinds}
+    return {"ar": Reference(target)} | {kind.name: kind(target) for kind in kinds}
 
 
 def test_a_method_is_compared_with_plain_decoding_of_its_own_model() -> None:
     assert references(of(Own, Speculative)) == {"ar": "ar", "own-ar": "ar", "speculative": "own-ar"}
+
+
+class OfSecond(Plain):
+    name = "of-second"
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        return MethodSpec("ar", copy=2)
+
+
+def test_a_second_copy_of_the_reference_is_a_reference_before_and_after_loading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before loading, methods go by name; afterwards, decoders go by label."""
+    kinds = {kind.name: kind for kind in (Reference, OfSecond)}
+    monkeypatch.setattr("specbench_ss.registry.method_class", kinds.__getitem__)
+    config = with_references(RunConfig((MethodSpec("ar"), MethodSpec("of-second"))))
+    labels = [spec.label for spec in config.methods]
+    assert labels == ["ar", "of-second", "ar#2"]
+    target = tiny_target("llama")
+    decoders = {spec.label: kinds[spec.name](target) for spec in config.methods}
+    assert references(decoders) == {"ar": "ar", "of-second": "ar#2", "ar#2": "ar"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from specbench_ss import load_model
 from specbench_ss.cli import main
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.tree_advice import with_advice
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
+from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
@@ -24,6 +27,8 @@ from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, Shared
 from specbench_ss.models.drafter_advice import Advice, read_advice
 from specbench_ss.models.loading import outline_of
 from specbench_ss.models.model_folder import LAB
+from specbench_ss.options import describe_options
+from specbench_ss.registry import method_options
 from specbench_ss.runs.manifest_reading import read_manifest
 from tests.cli import failing
 
@@ -59,6 +64,35 @@ def test_settings_go_by_the_class_of_the_device() -> None:
 def test_a_stated_option_stays_and_the_others_are_advised() -> None:
     options, taken = read(BY_DEVICE).settle(SSOptions(n_draft=5, prune="on"), "cpu")
     assert options == SSOptions(k=3, n_draft=5, gamma=2, prune="on") and taken == {"k": 3, "gamma": 2}
+
+
+@pytest.mark.parametrize(
+    ("method", "stated"),
+    [
+        (Medusa, {"heads": 0}), (Hydra, {"heads": 0}), (Eagle2, {"depth": 0}),
+        (SpeculativeStreaming, {"n_draft": 0}), (SpeculativeStreaming, {"gamma": 3}),
+    ],
+)  # fmt: skip
+def test_a_stated_value_that_means_all_or_none_is_kept(method: Any, stated: dict[str, int]) -> None:
+    (name,) = stated
+    spec = MethodSpec.parse(f"{method.name}[{name}={stated[name]}]")
+    advice = read_advice({name: 2}, method.Options, method.advisable, method.name, "config.json")
+    assert advice.settle(method_options(spec), "cpu") == (method.Options(**stated), {})
+    assert advice.settle(method.Options(), "cpu")[1] == {name: 2}
+
+
+@pytest.mark.parametrize("method", [Medusa, Hydra, Eagle, Eagle2, SpeculativeStreaming, SharedStreaming])
+def test_the_default_of_an_advised_option_means_as_advised(method: Any) -> None:
+    helps = {option.name: option for option in describe_options(method.Options)}
+    for name in set(method.advisable) - {"parent"}:  # which is as root is
+        assert re.search(rf"{helps[name].default}: as the .*advises", helps[name].help), name
+
+
+def test_all_heads_that_are_stated_are_used(lab: Target, tmp_path: Path) -> None:
+    weights = str(folder(tmp_path / "medusa", {"heads": 2}, of="medusa"))
+    advised, stated = (Medusa.load(lab, MedusaOptions(weights=weights, **given)) for given in ({}, {"heads": 0}))
+    assert advised.advised == {"heads": 2} and advised.depth == 2
+    assert not stated.advised and stated.depth == stated.heads.count > 2
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def gone(server: Fake) -> None:
         ("stall", "sent no text within 0.5 s"),
         ("cut", "the connection to .* broke"),
         ("drop", "the connection to .* broke"),
-        ("garbage", "no stream of events"),
+        ("garbage", "event stream"),
         ("notjson", "no part of a chat completion"),
         ("html", "answers with text/html"),
         ("empty", "the stream ended before any text"),

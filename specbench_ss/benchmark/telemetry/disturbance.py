@@ -1,4 +1,4 @@
-"""Disturbances of a sample, in words: what else than the method decided how long it took."""
+"""Detection of external disturbances of a sample."""
 
 from __future__ import annotations
 
