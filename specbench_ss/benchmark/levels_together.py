@@ -19,7 +19,7 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.decoding.together import Answered, Asked, Together
-from specbench_ss.results.sampled_output import BIASED, bound, pool
+from specbench_ss.runs.betting_score import BIASED, bound, pool, too_coarse
 from specbench_ss.runs.level import Level
 from specbench_ss.runs.readable import check_readable
 from specbench_ss.runs.rows import Row
@@ -139,7 +139,8 @@ class LevelsTogether(Levels[Request]):
             if done.generation is not None
         ]
         pooled = pool(one for one in verdicts if one is not None)
-        if bound(pooled) < BIASED:
+        config = self.session.config
+        if bound(pooled) < BIASED and not too_coarse(pooled, bool(config.top_k) or config.top_p < 1):
             self.session.warn_and_keep(
                 f"{label}: {pooled.tokens:,} sampled tokens of answers made {concurrency} at a time are biased"
             )

@@ -21,6 +21,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.runs.rows import ACCEPT_TILTS, OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
 from specbench_ss.runs.sameness import not_compared
 
+UNDERFLOW = 100.0  # nats below the most probable token, where a probability is 0 in float32
 SUMMED = 1e-5  # what float32 may lose in the cumulative sum of a row of probabilities, many times over
 
 
@@ -106,6 +107,7 @@ def _compare(
         log_ratios=[float(ratio) for ratio in ratios],
         surplus=float(log_p_x.sum() + entropy[inside].sum()),
         variance=float((squares - entropy.square()).clamp_min(0).sum()),
+        rounding=sum(near_tie_drop(dtype, best) for best in logits.amax(1).tolist()) / sampling.temperature,
     )
 
 
@@ -125,8 +127,15 @@ def _acceptance(p: Tensor, tokens: Sequence[int], offers: Sequence[Offer]) -> Sa
         if offer.tokens:
             own = offer.tokens if offer.q is None else offer.tokens[:1]
             total = sum(chances[i, x] for x in dict.fromkeys(own))
-            found += _offered(min(1.0, total / (offer.q or 1.0)), token in own)
+            found += _offered(_chance(total, offer.q), token in own)
     return found
+
+
+def _chance(p: float, q: float | None) -> float:
+    """Return the probability of acceptance: p of chosen candidates (q is None), min(1, p / q) of a drawn one."""
+    if not q:
+        return min(1.0, p) if q is None else float(p > 0)
+    return min(1.0, p / q)
 
 
 def _offered(chance: float, accepted: bool) -> SampledTokens:
@@ -151,13 +160,13 @@ def _norms(p: Tensor) -> list[Tensor]:
 
 
 def _as_though_kept(logits: Tensor, p: Tensor, token: int, sampling: Sampling) -> float:
-    """Return the log of p(token) as though the filters had kept it besides the others."""
+    """Return log p(token) with the token added to the kept set."""
     whole = (logits / sampling.temperature).log_softmax(-1)
     return float(whole[token] - whole[p > 0].logsumexp(-1))
 
 
 def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str) -> bool:
-    """Say whether top-k or top-p leave a token out, whatever rounding does to the logits [V].
+    """Return True if top-k or top-p excludes the token beyond rounding. logits: [V].
 
     Only tokens whose logit is larger by more than a near-tie count as before it. A near-tie also bounds how far
     rounding can shift probability between these tokens and the rest.
@@ -166,8 +175,8 @@ def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str)
     before = logits > logits[token] + tie
     if sampling.top_k and int(before.sum()) >= sampling.top_k:
         return True
-    if sampling.top_p >= 1:
-        return not sampling.top_k  # its probability is 0 in float32 without any filter
+    if sampling.top_p >= 1:  # without any filter
+        return not sampling.top_k and float(logits.max() - logits[token] - tie) / sampling.temperature > UNDERFLOW
     mass = float(Sampling(sampling.temperature, top_k=sampling.top_k).probs(logits)[before].sum())
     limit = sampling.top_p + SUMMED
     return limit < 1 and mass > 0 and _log_odds(mass) - tie / sampling.temperature >= _log_odds(limit)

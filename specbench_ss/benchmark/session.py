@@ -133,7 +133,7 @@ class Session(RunLoop):
         return answers
 
     def _judge(self, sample: Sample) -> None:
-        """Commit the sample's sameness verdict, once; the reference's repeats are held against its first.
+        """Append the verdict once; compare later repeats of the reference with its first.
 
         Sampled answers are each compared with their distribution, those of the reference too.
         """

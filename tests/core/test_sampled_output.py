@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from specbench_ss.reports.summary_files import MarkdownReport
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.parquet_files import write_parquet
 from specbench_ss.results.run_health import checks
-from specbench_ss.results.sampled_output import BIASED, ENOUGH, bound, pool, sampling_tests
+from specbench_ss.results.sampled_output import ENOUGH, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.runs.betting_score import BIASED, bound, pool
 from specbench_ss.runs.collected import Collected
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
@@ -177,6 +179,13 @@ def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> 
         assert (verdict.sampled.offered > 0) == (verdict.method == "honest")
 
 
+def test_drafts_whose_acceptance_was_not_tested_are_no_pass(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=16)
+    assert row_of(done, "honest").bias == "no bias found"
+    done.sameness = [replace(v, sampled=replace(v.sampled, offered=0)) for v in done.sameness if v.sampled]
+    assert row_of(done, "honest").bias == "too few tokens"
+
+
 def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
     decoders: dict[str, Decoder] = {"honest": Drafting(target())}
     before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
@@ -209,8 +218,48 @@ def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: 
     assert said.state == "warning" and "greedy" in said.lines[0]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "bias"),
+    [
+        (Sampling(0.1), {"not testable"}),
+        (Sampling(0.2), {"not testable"}),
+        (Sampling(0.5, top_p=0.9), {"not testable"}),
+        (Sampling(0.5), {"no bias found"}),
+        (FILTERED, {"no bias found"}),
+    ],
+)
+def test_rounding_of_half_precision_voids_no_honest_method(tmp_path: Path, sampling: Sampling, bias: set[str]) -> None:
+    """Replications of 5,000 draws; the passes they come from and those of the test differ by noise and rounding."""
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, sampling, questions=1)
+    done.manifest["model"]["dtype"] = "bfloat16"
+    found, evidence = set(), []
+    for seed in range(8):
+        for place, verdict in enumerate(done.sameness):
+            verdict.sampled = rounded(10 * seed + place, sampling)
+        tests = sampling_tests(done)
+        found.add(tests["honest"].bias)
+        evidence.append(tests["honest"].p)
+        assert ("rounding of bfloat16" in tests["honest"].reason) == (bias == {"not testable"})
+    assert found == bias
+    if sampling.temperature == 0.1:
+        assert min(evidence) < BIASED  # so that a verdict would be wrong
+    said = [check.lines for check in checks(done, summarise(done)) if check.name == "untestable"]
+    assert bool(said) == (bias == {"not testable"}) and all("rounding" in line for lines in said for line in lines)
+
+
+def rounded(seed: int, sampling: Sampling, n: int = 5000, noise: float = 0.1) -> SampledTokens:
+    """Return the comparison of exact draws at noisy bfloat16 logits with other noisy logits of the same passes."""
+    rng = torch.Generator().manual_seed(seed)
+    exact = 1.5 * torch.randn(n, 60, generator=rng)
+    exact += 20 - exact.amax(1, keepdim=True)
+    step, fresh = ((exact + noise * torch.randn(n, 60, generator=rng)).bfloat16().float() for _ in range(2))
+    tokens = torch.multinomial(sampling.probs(step), 1, generator=rng)[:, 0].tolist()
+    offers = [Offer((int(x),)) for x in (exact + torch.randn(n, 60, generator=rng)).argmax(1)]
+    return compare([fresh], tokens, offers, sampling, "bfloat16", seed)
+
+
 def test_false_alarms_are_as_rare_as_stated() -> None:
-    """The bound holds at every level: of 400 honest methods at most a share p has evidence of p."""
+    """The bound holds at every level: of 200 honest methods at most a share p has evidence of p."""
     p = [bound(drawn(seed)) for seed in range(200)]
     assert sum(x <= 0.1 for x in p) / len(p) <= 0.1 and sum(x <= 0.02 for x in p) / len(p) <= 0.02
 
@@ -250,6 +299,12 @@ def test_filtered_tokens_count_where_rounding_does_not_explain_them(dtype: str, 
     assert found.pit_counts[OUTSIDE] == int(outside)
 
 
+@pytest.mark.parametrize(("drop", "outside"), [(0.375, 0), (0.75, 0), (0.85, 1)])
+def test_a_probability_of_zero_counts_where_rounding_does_not_explain_it(drop: float, outside: int) -> None:
+    logits = torch.tensor([[20.0, 20.0 - drop]])  # a near-tie is 0.5
+    assert compare([logits], [1], [], Sampling(0.003), "bfloat16", 0).pit_counts[OUTSIDE] == outside
+
+
 def test_tokens_that_rounding_may_reorder_are_both_within_top_k() -> None:
     p = torch.tensor([[0.40, 0.35, 0.25]])
     for dtype, outside in (("float32", 1), ("bfloat16", 0)):
@@ -279,7 +334,13 @@ def test_enough_is_what_it_takes_to_see_another_temperature(scale: float) -> Non
 
 def test_one_candidate_that_was_drawn_is_accepted_with_p_over_q() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    chances = {Offer((0,)): 0.5, Offer((0, 1)): 0.75, Offer((0, 1), 0.8): 0.625, Offer((0,), 0.1): 1.0}
+    chances = {
+        Offer((0,)): 0.5,
+        Offer((0, 1)): 0.75,
+        Offer((0, 1), 0.8): 0.625,
+        Offer((0,), 0.1): 1.0,
+        Offer((0,), 0.0): 1.0,
+    }
     for offer, expected in chances.items():
         assert compare([logits], [0], [offer], PLAIN, "float32", 0).expected == pytest.approx(expected)
 
