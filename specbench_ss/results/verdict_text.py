@@ -20,7 +20,7 @@ BIAS = {
     "distribution; texts, and quality, differ by chance",
     "biased": f"biased: so many sampled tokens are no draws of the target's distribution (p < {BIASED:g})",
     "too few tokens": "too few tokens: the test cannot see a clear bias in so many sampled tokens",
-    "not testable": "not testable: of rounding at this temperature, or as plain decoding fails the test itself; see below",
+    "not testable": "not testable: of rounding at this temperature, or as plain decoding fails the test; see below",
 }
 MARKS = {"not distinguishable": "≈", "too few": "?"}
 

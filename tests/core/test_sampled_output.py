@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from specbench_ss.benchmark.runner import run
-from specbench_ss.benchmark.sampled_tokens import compare, judge_sampled
+from specbench_ss.benchmark.sampled_tokens import _seed, compare, judge_sampled, positions
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.commands.fail_on import found
 from specbench_ss.decoding.decoder import Decoder
@@ -35,7 +35,7 @@ from specbench_ss.runs.betting_score import BIASED, bound, pool
 from specbench_ss.runs.collected import Collected
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, Run, SampledTokens
+from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, Run, Sameness, SampledTokens
 from specbench_ss.runs.run_directory import RunDir, read_run
 from specbench_ss.runs.suite import Question, Suite, SuiteData
 from specbench_ss.sharded.shard import shards
@@ -191,12 +191,13 @@ def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
     before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
     file = tmp_path / "r" / "sameness.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:3]))
+    kept = {Sameness.read(line).key for line in file.read_bytes().splitlines()}
     after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).sameness}
-    assert after.keys() == before.keys()
+    assert after.keys() == before.keys() and any((of := before[key].sampled) and of.offered for key in kept)
     for key, verdict in after.items():  # what was drafted is known no more
         one, other = verdict.sampled, before[key].sampled
         assert one is not None and other is not None
-        assert one.pit_counts == other.pit_counts and one.offered in (0, other.offered)
+        assert one.pit_counts == other.pit_counts and one.offered == (other.offered if key in kept else 0)
 
 
 @pytest.mark.parametrize(("temperature", "missing"), [(1.0, 1), (0.0, 0)])
@@ -356,16 +357,24 @@ def test_logits_that_are_missing_or_not_finite_are_no_verdict(tmp_path: Path) ->
     assert verdict.verdict == "not compared" and "finite" in verdict.reason
 
 
-def test_a_method_with_another_model_gives_a_few_positions() -> None:
+def test_a_method_with_another_model_is_compared_at_a_few_positions_of_the_whole_answer(tmp_path: Path) -> None:
     class Own(Autoregressive):
-        def next_logits(self, prompt: Any, answer: Any, cache: Any = None) -> Tensor:
-            return 2 * self.target.next_logits([*prompt, *answer])
+        asked: list[int] = []
 
-    with torch.inference_mode():
-        parts = torch.cat(list(Own(target()).answer_logits([3], list(range(3, 40)))))
-        plain = torch.cat(list(Autoregressive(target()).answer_logits([3], list(range(3, 40)))))
-    assert len(parts) == 16 and len(plain) == 37
-    torch.testing.assert_close(parts, 2 * plain[:16])
+        def next_logits(self, prompt: Any, answer: Any, cache: Any = None) -> Tensor:
+            self.asked.append(len(answer))
+            return self.target.next_logits([*prompt, *answer])
+
+    row = measured(tmp_path / "r", {}, PLAIN, questions=1).rows[0]
+    verdict = judge_sampled(Own(target()), [3], row, PLAIN)
+    assert verdict.sampled is not None and verdict.sampled.tokens == len(Own.asked) == len(set(Own.asked))
+    assert Own.asked == positions(TOKENS, _seed(row)) and max(Own.asked) > TOKENS // 3
+
+
+def test_the_positions_do_not_depend_on_the_length_of_the_answer() -> None:
+    for seed in range(20):
+        assert [at for at in positions(1000, seed) if at < 50] == positions(50, seed)
+        assert len(positions(1000, seed)) < 60
 
 
 def lossy() -> Lossy:
