@@ -182,7 +182,7 @@ def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> 
 def test_drafts_whose_acceptance_was_not_tested_are_no_pass(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=16)
     assert row_of(done, "honest").bias == "no bias found"
-    done.sameness = [replace(v, sampled=replace(v.sampled, offered=0)) for v in done.sameness if v.sampled]
+    done.sameness = [replace(v, sampled=replace(v.sampled, offered=0, accept_variance=0.0)) for v in done.sameness if v.sampled]
     assert row_of(done, "honest").bias == "too few tokens"
 
 
