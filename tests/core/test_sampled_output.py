@@ -19,8 +19,10 @@ from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.commands.fail_on import found
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Offer
+from specbench_ss.decoding.loop import candidates, offers
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.reports.html.report import page as page_of
@@ -182,7 +184,9 @@ def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> 
 def test_drafts_whose_acceptance_was_not_tested_are_no_pass(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=16)
     assert row_of(done, "honest").bias == "no bias found"
-    done.sameness = [replace(v, sampled=replace(v.sampled, offered=0, accept_variance=0.0)) for v in done.sameness if v.sampled]
+    done.sameness = [
+        replace(v, sampled=replace(v.sampled, offered=0, accept_variance=0.0)) for v in done.sameness if v.sampled
+    ]
     assert row_of(done, "honest").bias == "too few tokens"
 
 
@@ -310,6 +314,20 @@ def test_tokens_that_rounding_may_reorder_are_both_within_top_k() -> None:
     p = torch.tensor([[0.40, 0.35, 0.25]])
     for dtype, outside in (("float32", 1), ("bfloat16", 0)):
         assert compare([p.log()], [1], [], Sampling(1.0, top_k=1), dtype, 0).pit_counts[OUTSIDE] == outside
+
+
+def test_a_token_in_place_of_the_last_kept_one_is_compared_as_that_one() -> None:
+    logits, sampling = torch.tensor([[20.0, 19.9, 19.8]]), Sampling(1.0, top_k=2)
+    kept, other = (compare([logits], [token], [], sampling, "bfloat16", 0) for token in (1, 2))
+    assert other.log_ratios == pytest.approx(kept.log_ratios) and other.pit_counts[OUTSIDE] == 0
+
+
+def test_the_candidates_of_each_token_are_those_behind_its_node() -> None:
+    root, q = torch.tensor([7]), torch.arange(40.0).view(4, 10)
+    chosen = DraftTree.of([root, 1, 2, 3], (-1, 0, 0, 1))
+    drawn_ones = DraftTree.chain(root, torch.tensor([1, 2, 3]), q)
+    steps = [candidates(chosen, [0, 1, 3]), candidates(drawn_ones, [0, 1]), candidates(DraftTree.root_only(root), [0])]
+    assert offers(steps) == [Offer((1, 2)), Offer((3,)), Offer(), Offer((1,), 1.0), Offer((2,), 12.0), Offer()]
 
 
 def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
