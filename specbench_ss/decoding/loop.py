@@ -291,7 +291,7 @@ def offers(steps: Sequence[Candidates]) -> list[Offer]:
 def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:
     """Return the numbers of all these tensors, in one transfer."""
     given = [part for part in parts if part is not None]
-    return cast("list[Any]", torch.cat(given).tolist()) if given else []
+    return torch.cat(given).tolist() if given else []
 
 
 def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
