@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from specbench_ss.benchmark.answering import Answering, Request
 from specbench_ss.benchmark.levels import Levels
 from specbench_ss.benchmark.out_of_memory import told
 from specbench_ss.benchmark.quiet_timing import quiet_collector
-from specbench_ss.benchmark.sampled_tokens import judge_sampled
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.benchmark.session import Session
 from specbench_ss.benchmark.telemetry.disturbance import disturbed_by
 from specbench_ss.benchmark.telemetry.record import MachineRecord
 from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.generation import Generation, Offer
+from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
 from specbench_ss.decoding.together import Answered, Asked, Together
-from specbench_ss.results.sampled_output import BIASED, bound, pool
+from specbench_ss.runs.betting_score import BIASED, bound, pool, too_coarse
 from specbench_ss.runs.level import Level
 from specbench_ss.runs.readable import check_readable
-from specbench_ss.runs.rows import Row
+from specbench_ss.runs.rows import Row, Sameness
 from specbench_ss.runs.run_directory import RunDir
 
 WARM_TOKENS = 4  # of each answer before a level is measured
 
 
 class LevelsTogether(Levels[Request]):
-    """Decodes in this process. request: what is asked for a sample; answering, machine: those of the run."""
+    """Decodes in this process. request: what is asked for a sample; answering, machine: those of the run.
+    tested: the comparison of a sampled answer with its distribution."""
 
     def __init__(
         self,
@@ -39,10 +40,11 @@ class LevelsTogether(Levels[Request]):
         request: Callable[[Sample], Request],
         answering: Answering,
         machine: MachineRecord,
+        tested: Callable[[Row, Sequence[int], Sampling, Sequence[Offer]], Sameness],
     ) -> None:
         super().__init__(session, run_dir)
         self.decoders, self.request, self.answering, self.machine = decoders, request, answering, machine
-        self.target = answering.target
+        self.target, self.tested = answering.target, tested
 
     def prompt(self, sample: Sample) -> Request:
         """Return the request of the sample's own method."""
@@ -132,14 +134,14 @@ class LevelsTogether(Levels[Request]):
         """Warn where sampled answers of a method that promises its reference's distribution are biased."""
         if self.session.config.temperature == 0 or not self.decoders[label].lossless:
             return
-        own = self.decoders[self.session.same_as(label)]
         verdicts = [
-            judge_sampled(own, asked.prompt, row, asked.sampling, done.generation.offers).sampled
+            self.tested(row, asked.prompt, asked.sampling, done.generation.offers).sampled
             for row, asked, done in good
             if done.generation is not None
         ]
         pooled = pool(one for one in verdicts if one is not None)
-        if bound(pooled) < BIASED:
+        config = self.session.config
+        if bound(pooled) < BIASED and not too_coarse(pooled, bool(config.top_k) or config.top_p < 1):
             self.session.warn_and_keep(
                 f"{label}: {pooled.tokens:,} sampled tokens of answers made {concurrency} at a time are biased"
             )

@@ -141,13 +141,14 @@ class LocalSession(Session):
             from specbench_ss.benchmark.levels_together import LevelsTogether
 
             run_dir = cast("RunDir", self.run_dir)
-            LevelsTogether(self, run_dir, self.decoders, self.request, self.answering, self.machine).make()
+            LevelsTogether(self, run_dir, self.decoders, self.request, self.answering, self.machine, self.tested).make()
 
     def second_passes(self) -> SecondPasses:
         """What answers once more, untimed, after the samples."""
         return SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self.warn_and_keep)
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, row: Row) -> None:
+        self._offers.pop(row.key, None)
         check_device(*self.target.layers_on)
 
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
@@ -197,7 +198,8 @@ class LocalSession(Session):
             done = looked_into(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
-        self._offers[row.key] = done.offers
+        if self.config.temperature:
+            self._offers[row.key] = done.offers
         self.machine.note(row, seen)
         if recorded(target) != before:
             row.disturbed = row.disturbed or "a pass was recorded within the answer, to be replayed later"
@@ -224,11 +226,14 @@ class LocalSession(Session):
         return prompt_ids(self.target, sample.question, self.history(sample))
 
     def sampled(self, sample: Sample, row: Row) -> Sameness:
+        offers = self._offers.pop(row.key, ())
+        return self.tested(row, self._prompt(sample), self._sampling(row.seed), offers)
+
+    def tested(self, row: Row, prompt: Sequence[int], sampling: Sampling, offers: Sequence[Offer]) -> Sameness:
         """Compare with the model of the method's reference; where it is one itself, with its own."""
         references = {self.baseline, *map(self.same_as, self.decoders)}
         label = row.method if row.method in references else self.same_as(row.method)
-        offers, sampling = self._offers.pop(row.key, ()), self._sampling(row.seed)
-        found = judge_sampled(self.decoders[label], self._prompt(sample), row, sampling, offers)
+        found = judge_sampled(self.decoders[label], prompt, row, sampling, offers)
         check_device(*self.target.layers_on)
         return found
 

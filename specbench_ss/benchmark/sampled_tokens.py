@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -21,6 +22,7 @@ from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.runs.rows import ACCEPT_TILTS, OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
 from specbench_ss.runs.sameness import not_compared
 
+UNDERFLOW = 100.0  # nats below the most probable token, where a probability is 0 in float32
 SUMMED = 1e-5  # what float32 may lose in the cumulative sum of a row of probabilities, many times over
 
 
@@ -32,13 +34,38 @@ def judge_sampled(
     decoder: of the method whose distribution the answer should follow, for a fresh pass of its model.
     offers: what was drafted for each token; none where that is not known.
     """
-    answer, dtype = list(row.token_ids or ()), str(decoder.target.dtype)
+    answer, seed = list(row.token_ids or ()), _seed(row)
+    at: Sequence[int] = range(len(answer))
+    if decoder.one_position_per_pass:
+        at = positions(len(answer), seed)
+    tokens, drafted = [answer[i] for i in at], [offers[i] for i in at if i < len(offers)]
     try:
         with torch.inference_mode():
-            found = compare(decoder.answer_logits(prompt, answer), answer, offers, sampling, dtype, _seed(row))
+            found = compare(
+                _logits(decoder, prompt, answer, at), tokens, drafted, sampling, str(decoder.target.dtype), seed
+            )
     except Exception as e:  # the sample stands: it was not compared
         return not_compared(row, f"no logits to test it: {told(e, decoder)}")
     return Sameness(*row.key, verdict="sampled", sampled=found)
+
+
+def positions(n: int, seed: int) -> list[int]:
+    """Return some positions of an answer of n tokens, spaced at random by up to their own index: about 18 of 1,000.
+
+    They do not depend on n, which depends on the tokens: positions chosen among n would make end tokens too frequent.
+    """
+    rng, at, found = random.Random(seed), 0, list[int]()
+    while at < n:
+        found.append(at)
+        at += 1 + rng.randint(0, at)
+    return found
+
+
+def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: Sequence[int]) -> Iterable[Tensor]:
+    """Return the logits at these positions of an answer."""
+    if decoder.one_position_per_pass:
+        return (decoder.next_logits(prompt, answer[:n])[None] for n in at)
+    return decoder.answer_logits(prompt, answer)
 
 
 def _seed(row: Row) -> int:
@@ -93,7 +120,11 @@ def _compare(
     for i in (drawn == 0).nonzero()[:, 0].tolist():
         outside = _clearly_outside(logits[i], int(tokens[i]), sampling, dtype)
         bins[i] = OUTSIDE if outside else PIT_BINS - 1
-        if not outside:
+        if not outside and int((p[i] > 0).sum()) == sampling.top_k:  # the last kept token was left out for this one
+            last = p[i][p[i] > 0].min()
+            bins[i] = min(PIT_BINS - 1, int((1 - float(uniform[i] * last)) * PIT_BINS))
+            log_p_x[i] = last.log()
+        elif not outside:
             log_p_x[i] = _as_though_kept(logits[i], p[i], int(tokens[i]), sampling)
     inside = bins != OUTSIDE
     log_p_x = log_p_x.double().cpu()[inside]
@@ -106,6 +137,7 @@ def _compare(
         log_ratios=[float(ratio) for ratio in ratios],
         surplus=float(log_p_x.sum() + entropy[inside].sum()),
         variance=float((squares - entropy.square()).clamp_min(0).sum()),
+        rounding=sum(near_tie_drop(dtype, best) for best in logits.amax(1).tolist()) / sampling.temperature,
     )
 
 
@@ -125,8 +157,15 @@ def _acceptance(p: Tensor, tokens: Sequence[int], offers: Sequence[Offer]) -> Sa
         if offer.tokens:
             own = offer.tokens if offer.q is None else offer.tokens[:1]
             total = sum(chances[i, x] for x in dict.fromkeys(own))
-            found += _offered(min(1.0, total / (offer.q or 1.0)), token in own)
+            found += _offered(_chance(total, offer.q), token in own)
     return found
+
+
+def _chance(p: float, q: float | None) -> float:
+    """Return the probability of acceptance: p of chosen candidates (q is None), min(1, p / q) of a drawn one."""
+    if not q:
+        return min(1.0, p) if q is None else float(p > 0)
+    return min(1.0, p / q)
 
 
 def _offered(chance: float, accepted: bool) -> SampledTokens:
@@ -151,13 +190,13 @@ def _norms(p: Tensor) -> list[Tensor]:
 
 
 def _as_though_kept(logits: Tensor, p: Tensor, token: int, sampling: Sampling) -> float:
-    """Return the log of p(token) as though the filters had kept it besides the others."""
+    """Return log p(token) with the token added to the kept set."""
     whole = (logits / sampling.temperature).log_softmax(-1)
     return float(whole[token] - whole[p > 0].logsumexp(-1))
 
 
 def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str) -> bool:
-    """Say whether top-k or top-p leave a token out, whatever rounding does to the logits [V].
+    """Return True if top-k or top-p excludes the token beyond rounding. logits: [V].
 
     Only tokens whose logit is larger by more than a near-tie count as before it. A near-tie also bounds how far
     rounding can shift probability between these tokens and the rest.
@@ -166,8 +205,8 @@ def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str)
     before = logits > logits[token] + tie
     if sampling.top_k and int(before.sum()) >= sampling.top_k:
         return True
-    if sampling.top_p >= 1:
-        return not sampling.top_k  # its probability is 0 in float32 without any filter
+    if sampling.top_p >= 1:  # without any filter
+        return not sampling.top_k and float(logits.max() - logits[token] - tie) / sampling.temperature > UNDERFLOW
     mass = float(Sampling(sampling.temperature, top_k=sampling.top_k).probs(logits)[before].sum())
     limit = sampling.top_p + SUMMED
     return limit < 1 and mass > 0 and _log_odds(mass) - tie / sampling.temperature >= _log_odds(limit)

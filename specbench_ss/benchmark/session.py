@@ -92,7 +92,7 @@ class Session(RunLoop):
             check_readable(made, made_steps)
             row, steps = made, made_steps
         except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
-            self.failed(e)
+            self.failed(e, row)
             row = self.blank(sample)
             row.status, row.error = "failed", failure_text(e)
             self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
@@ -100,8 +100,8 @@ class Session(RunLoop):
             row.quality = self._score(sample, row.text or "")
         return row, steps
 
-    def failed(self, error: BaseException) -> None:
-        """Raise UserError where an error means that nothing works any more."""
+    def failed(self, error: BaseException, row: Row) -> None:
+        """Drop what is kept of a failed sample. Raise UserError for an error of the device."""
         return
 
     def _score(self, sample: Sample, answer: str) -> float | None:
@@ -133,7 +133,7 @@ class Session(RunLoop):
         return answers
 
     def _judge(self, sample: Sample) -> None:
-        """Commit the sample's sameness verdict, once; the reference's repeats are held against its first.
+        """Append the verdict once; compare later repeats of the reference with its first.
 
         Sampled answers are each compared with their distribution, those of the reference too.
         """

@@ -21,8 +21,6 @@ from specbench_ss.decoding.verify import verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.options import NoOptions, option_values
 
-ONE_BY_ONE = 16  # positions of an answer whose logits take a pass each
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -126,14 +124,16 @@ class Decoder(ABC):
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
         """Yield float32 logits [n, V] of this method's model at successive tokens of an answer; untimed.
 
-        They come from a fresh pass, and may end before the answer does. A method that overrides `next_logits` gives
-        the first few positions, with a pass each, unless it overrides this too.
+        They come from a fresh pass, and may end before the answer does. Of a method that overrides `next_logits` and
+        not this one, only a few positions are compared, with a pass each.
         """
-        if type(self).next_logits is Decoder.next_logits:
-            yield from self.target.answer_logits(prompt, answer)
-            return
-        for n in range(min(len(answer), ONE_BY_ONE)):
-            yield self.next_logits(prompt, answer[:n])[None]
+        yield from self.target.answer_logits(prompt, answer)
+
+    @property
+    def one_position_per_pass(self) -> bool:
+        """Return True if only `next_logits` gives the logits of this method's model."""
+        own = type(self)
+        return own.next_logits is not Decoder.next_logits and own.answer_logits is Decoder.answer_logits
 
     def described(self) -> dict[str, Any]:
         """What this object measures, JSON-ready: settings as resolved and, where it has weights, their hash.

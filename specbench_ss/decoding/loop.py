@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -93,7 +94,7 @@ class Session:
         self.prompt, self.began = list(prompt), began
         self.finish: Finish | None = None
         self.overshoot = 0
-        self.offers: list[Offer] = []
+        self.candidates: list[Candidates] = []  # of every kept token, at a temperature above 0
         self.rows = decoder.max_rows()
         self.one_token = type(decoder).autoregressive
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
@@ -110,7 +111,7 @@ class Session:
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
         self._check_known(answer)
         counts = (self.overshoot, state.draft_calls)
-        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, self.offers)
+        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
 
     def prefill(self) -> tuple[State, float]:
         """Run the prompt; the first token comes from here."""
@@ -127,7 +128,7 @@ class Session:
         self.decoder.begin(state)
         seconds, _ = self.clock.stop()
         _, self.finish = self.cutter.cut([], first.tokens)
-        self.offers = [] if self.sampling.greedy else [Offer()]
+        self.candidates = [] if self.sampling.greedy else [Candidates([0])]
         return state, before + seconds
 
     def step(self, state: State) -> Step:
@@ -156,7 +157,7 @@ class Session:
         parts = (draft + observe, forward, accept)
         host = max(0.0, total - sum(parts))
         if not self.sampling.greedy:
-            self.offers += offers(kept, verdict.path)[:new]
+            self.candidates.append(candidates(kept, verdict.path[:new]))
         return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
 
     def propose(self, state: State) -> DraftTree:
@@ -249,16 +250,48 @@ class DraftProbe(Session):
                 raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
 
 
-def offers(tree: DraftTree, path: Sequence[int]) -> list[Offer]:
-    """Return the candidates behind each node of an accepted path; not timed."""
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Candidates for successive tokens of an answer, on the device.
+
+    counts: of candidates for each token. tokens: int64 [sum of counts]. q: draft probability of the first candidate of
+    each token that has any; None where the candidates were chosen, not drawn.
+    """
+
+    counts: list[int]
+    tokens: Tensor | None = None
+    q: Tensor | None = None
+
+
+def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
+    """Return the candidates behind each node of an accepted path, without waiting for the device."""
     children = tree.shape.children()
-    if not children[0]:
-        return [Offer()]
-    tokens, q, found = tree.tokens.tolist(), tree.draft_probs, []
-    for node in path:
-        own = tuple(tokens[child] for child in children[node])
-        found.append(Offer(own, None if q is None or not own else float(q[node, own[0]])))
-    return found
+    own = [children[node] for node in path]
+    counts, firsts = [len(nodes) for nodes in own], [nodes[0] for nodes in own if nodes]
+    if not firsts:
+        return Candidates(counts)
+    tokens = tree.tokens[indices([node for nodes in own for node in nodes], tree.tokens.device)]  # copied
+    if (q := tree.draft_probs) is None:
+        return Candidates(counts, tokens)
+    nodes = indices([node for node, count in zip(path, counts, strict=True) if count], q.device)
+    first = tree.tokens[indices(firsts, tree.tokens.device)].to(q.device)
+    return Candidates(counts, tokens, q[nodes, first])
+
+
+def offers(steps: Sequence[Candidates]) -> list[Offer]:
+    """Return what was drafted for each token; waits for the device twice at most."""
+    tokens, q = (iter(_on_host([getattr(step, name) for step in steps])) for name in ("tokens", "q"))
+    return [
+        Offer(tuple(islice(tokens, n)), next(q) if n and step.q is not None else None)
+        for step in steps
+        for n in step.counts
+    ]
+
+
+def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:
+    """Return the numbers of all these tensors, in one transfer."""
+    given = [part for part in parts if part is not None]
+    return torch.cat(given).tolist() if given else []
 
 
 def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:

@@ -145,6 +145,7 @@ SAMENESS = _columns(
     "sampled_expected | Float64 | tokens | as many as should have been, by the model's distribution",
     "sampled_accept_variance | Float64 | | the variance of their number",
     "sampled_accept_ratios | object | nats | log-likelihood ratios of accepting more, or less, often",
+    "sampled_rounding | Float64 | | the sum over the tokens of the near-tie bound over the temperature",
 )
 
 _OF_INTERVAL = "end of its 95 % interval; missing below four questions"
@@ -226,6 +227,7 @@ SUMMARY = _columns(
     "bias_offered | Int64 | tokens | of them, tokens for which something was drafted",
     "bias_accepted | Int64 | tokens | of these, tokens that were drafted",
     "bias_expected | Float64 | tokens | as many as should have been, by the model's distribution",
+    "bias_reason | string | | why they are not testable; empty where they are",
     "within_tau | boolean | | whether it is no faster than its steps allow, as it must be; missing where not checked",
     "unstable | boolean | | whether times of the same work spread by more than a tenth; missing where not checked",
     "health | object | | what is wrong with the numbers, a tuple of sentences; empty where nothing is",

@@ -45,6 +45,7 @@ OF_SAMPLED = {  # column -> field of `SampledTokens`
     "sampled_expected": "expected",
     "sampled_accept_variance": "accept_variance",
     "sampled_accept_ratios": "accept_ratios",
+    "sampled_rounding": "rounding",
 }
 
 

@@ -40,7 +40,7 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
     "void": ("wrong", "Results that must not be used."),
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
-    "untestable": ("warning", "Plain decoding fails the test of sampled tokens itself: it cannot be used here."),
+    "untestable": ("warning", "Sampled tokens cannot be tested: of rounding, or as plain decoding fails the test."),
     "failed": ("wrong", "Samples failed; no number includes them."),
     "mismatch": ("wrong", "Answers differ from their reference's in a way that no near-tie explains."),
     "length": ("warning", "Answers end earlier or later than their reference's."),
@@ -229,7 +229,7 @@ def _same(rows: Sequence[SummaryRow]) -> Check:
 
 
 def _sampled(rows: Sequence[SummaryRow]) -> Check:
-    """Say of which methods the sampled tokens were tested, where no bias was found."""
+    """Return the check of sampled tokens."""
     rest: dict[str, list[str]] = {}
     promised = [row for row in rows if row.lossless and row.comparison != "reference"]
     for row in (row for row in promised if row.bias not in ("biased", "no bias found")):

@@ -1,38 +1,32 @@
 """Test of a method's sampled tokens against the target's distribution.
 
-The evidence is a betting score: a product of likelihood ratios, whose mean is at most 1 where tokens are drawn from the
-target's distribution (Ville 1939; Shafer, JRSS A 184, 2021). So the probability that it ever exceeds 1 / p is at most
-p, after any number of tokens and whatever ended the answers. docs/design/sampled-output.md has the alternatives.
+The evidence is that of `runs/betting_score.py`. docs/design/sampled-output.md has the alternatives.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import add
 from typing import Any, Literal
 
-from specbench_ss.runs.rows import PIT_BINS, Run, SampledTokens
+from specbench_ss.runs.betting_score import BIASED, bound, pool, too_coarse
+from specbench_ss.runs.rows import Run, SampledTokens
 
 Bias = Literal["biased", "no bias found", "too few tokens", "not testable"]
 
-BIASED = 1e-6  # the largest p at which a method is called biased; that of one false alarm in a million methods
 CONTROL = 1e-3  # the largest p of its reference at which a method is not testable
 ENOUGH = 600.0  # variance of the log-likelihood: sampling at two thirds of the temperature is found with p = 0.99
 ENOUGH_OFFERED = 150.0  # variance of the accepted tokens: accepting at e times the odds is found with p = 0.99
-ROUNDING = 1e-4  # share of tokens that a filter may exclude by more than the rounding that is allowed for
-PRIOR = (*[8.0] * PIT_BINS, 0.1)  # Dirichlet: how unequal the alternatives' histograms are
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTest:
-    """How the sampled tokens of a method compare with the target's distribution.
+    """Result of the sampling test of one method.
 
     tokens: tokens that were compared. p: bound on the probability of such evidence without bias. surplus: mean of log
     p(x) minus its expectation, in nats per token. outside: tokens that the sampling filters exclude. offered: tokens
     for which something was drafted. accepted: of them, drafted ones. expected: as many as should have been accepted.
+    reason: why the method is not testable, where it is not; else ''.
     """
 
     bias: Bias
@@ -43,6 +37,7 @@ class SamplingTest:
     offered: int
     accepted: int
     expected: float
+    reason: str = ""
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the summary."""
@@ -59,9 +54,13 @@ def sampling_tests(run: Run) -> dict[str, SamplingTest]:
         if of.tokens:
             control = min((p[other] for other in _controls(run, label)), default=1.0)
             counts = (of.pit_counts[-1], of.offered, of.accepted, of.expected)
-            found[label] = SamplingTest(
-                _bias(of, p[label], control), of.tokens, p[label], of.surplus / of.tokens, *counts
+            reason = _why_not(run, label, of, control)
+            bias = (
+                "not testable"
+                if reason
+                else _bias(of, p[label], drafts=any(row.drafted for row in run.rows if row.method == label and row.ok))
             )
+            found[label] = SamplingTest(bias, of.tokens, p[label], of.surplus / of.tokens, *counts, reason)
     return found
 
 
@@ -74,11 +73,11 @@ def bias_found(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[
 
 
 def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[str]:
-    """Report that plain decoding fails the test itself, so that other methods cannot be tested by it."""
+    """Report that other methods cannot be tested by plain decoding: of rounding, or as it fails the test itself."""
     held = [m["label"] for m in run.manifest["methods"] if m.get("reference", run.baseline) == label != m["label"]]
-    if test is None or test.p >= CONTROL or not held:
+    if test is None or not held or not (test.reason or test.p < CONTROL):
         return []
-    return [f"untestable: its own {described(test)}; not tested: {', '.join(held)}"]
+    return [f"untestable: {test.reason or f'its own {described(test)}'}; not tested: {', '.join(held)}"]
 
 
 def described(test: SamplingTest) -> str:
@@ -90,51 +89,30 @@ def described(test: SamplingTest) -> str:
     return f"{test.tokens:,} sampled tokens, {p}, {abs(test.surplus):.3f} nats a token too {side}{drafted}{outside}"
 
 
-def pool(answers: Iterable[SampledTokens]) -> SampledTokens:
-    """Return the sums over all these answers."""
-    return reduce(add, answers, SampledTokens())
-
-
-def bound(pooled: SampledTokens) -> float:
-    """Return the bound on the probability of this evidence, or more, where the tokens are not biased."""
-    return min(1.0, math.exp(-evidence(pooled)))
-
-
-def evidence(pooled: SampledTokens) -> float:
-    """Return the logarithm of the betting score: the mean of those of likelihoods, histogram and acceptance."""
-    parts = (_log_mean(pooled.log_ratios), _histogram(pooled.pit_counts), _log_mean(pooled.accept_ratios))
-    return _log_mean(parts)
-
-
-def _histogram(counts: Sequence[int]) -> float:
-    """Return the log likelihood ratio of a Dirichlet mixture of histograms to the uniform one."""
-    n, total = sum(counts), sum(PRIOR)
-    shares = (*[1 / PIT_BINS] * PIT_BINS, ROUNDING)
-    terms = (
-        math.lgamma(a + k) - math.lgamma(a) - k * math.log(share)
-        for a, k, share in zip(PRIOR, counts, shares, strict=True)
-    )
-    return math.fsum(terms) - math.lgamma(total + n) + math.lgamma(total)
-
-
-def _log_mean(logs: Sequence[float]) -> float:
-    largest = max(logs)
-    return largest + math.log(math.fsum(math.exp(x - largest) for x in logs) / len(logs))
-
-
 def _controls(run: Run, label: str) -> set[str]:
-    """Return the plain decodings whose own tokens show whether the test works: the method's reference, if another."""
-    return {_entry(run, label).get("reference", run.baseline)} - {label}
+    """Return the label of the method's reference, unless it is the method itself."""
+    return {_reference(run, label)} - {label}
+
+
+def _reference(run: Run, label: str) -> str:
+    return str(_entry(run, label).get("reference", run.baseline))
 
 
 def _entry(run: Run, label: str) -> dict[str, Any]:
     return next(method for method in run.manifest["methods"] if method["label"] == label)
 
 
-def _bias(of: SampledTokens, p: float, control: float) -> Bias:
-    if control < CONTROL:
-        return "not testable"
+def _why_not(run: Run, label: str, of: SampledTokens, control: float) -> str:
+    """Return why the tokens of a method cannot be tested; '' where they can."""
+    config = run.manifest["config"]
+    if too_coarse(of, filtered=bool(config["top_k"]) or config["top_p"] < 1):
+        return f"rounding of {run.manifest['model']['dtype']} at temperature {config['temperature']:g}"
+    return f"{_reference(run, label)} fails the test itself" if control < CONTROL else ""
+
+
+def _bias(of: SampledTokens, p: float, drafts: bool) -> Bias:
+    """Return the verdict on tokens that can be tested. drafts: the method drafted, so acceptance has to be tested."""
     if p < BIASED:
         return "biased"
-    enough = of.variance >= ENOUGH and (not of.offered or of.accept_variance >= ENOUGH_OFFERED)
+    enough = of.variance >= ENOUGH and (not drafts or of.accept_variance >= ENOUGH_OFFERED)
     return "no bias found" if enough else "too few tokens"

@@ -117,6 +117,7 @@ class SummaryRow:
     bias_offered: int | None = None
     bias_accepted: int | None = None
     bias_expected: float | None = None
+    bias_reason: str | None = None
 
     @property
     def step_cost(self) -> float | None:

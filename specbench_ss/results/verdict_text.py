@@ -8,8 +8,8 @@ from typing import Any
 from specbench_ss.results.intervals import FEWEST, Comparison, Interval, compare
 from specbench_ss.results.number_text import MISSING, interval, sameness, times
 from specbench_ss.results.quality import measures
-from specbench_ss.results.sampled_output import BIASED
 from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.runs.betting_score import BIASED
 from specbench_ss.runs.rows import Run
 
 NOT_COMPARED, SAMPLED = "not compared", "sampled"
@@ -20,7 +20,7 @@ BIAS = {
     "distribution; texts, and quality, differ by chance",
     "biased": f"biased: so many sampled tokens are no draws of the target's distribution (p < {BIASED:g})",
     "too few tokens": "too few tokens: the test cannot see a clear bias in so many sampled tokens",
-    "not testable": "not testable: plain decoding fails the test of sampled tokens itself; see below",
+    "not testable": "not testable: of rounding at this temperature, or as plain decoding fails the test; see below",
 }
 MARKS = {"not distinguishable": "≈", "too few": "?"}
 

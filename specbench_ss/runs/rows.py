@@ -201,6 +201,7 @@ class SampledTokens:
     expected: the sum of the probabilities of that.
     accept_variance: the sum of the variances of that.
     accept_ratios: for each of `ACCEPT_TILTS`, the log-likelihood ratios of accepting with so much larger log-odds.
+    rounding: the sum of the near-tie bounds over the temperature.
     """
 
     pit_counts: list[Count] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
@@ -212,6 +213,7 @@ class SampledTokens:
     expected: NonNegative = 0.0
     accept_variance: NonNegative = 0.0
     accept_ratios: list[float] = field(default_factory=lambda: [0.0] * len(ACCEPT_TILTS))
+    rounding: Seconds = 0.0
 
     @property
     def tokens(self) -> int:
@@ -230,6 +232,7 @@ class SampledTokens:
             self.expected + other.expected,
             self.accept_variance + other.accept_variance,
             [a + b for a, b in zip(self.accept_ratios, other.accept_ratios, strict=True)],
+            self.rounding + other.rounding,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from rich.console import Console
 from torch import Tensor
 
 from specbench_ss.benchmark.runner import run
-from specbench_ss.benchmark.sampled_tokens import compare, judge_sampled
+from specbench_ss.benchmark.sampled_tokens import _seed, compare, judge_sampled, positions
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.commands.fail_on import found
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Offer
+from specbench_ss.decoding.loop import candidates, offers
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.reports.html.report import page as page_of
@@ -27,13 +30,14 @@ from specbench_ss.reports.summary_files import MarkdownReport
 from specbench_ss.results import frames, verdict_text
 from specbench_ss.results.parquet_files import write_parquet
 from specbench_ss.results.run_health import checks
-from specbench_ss.results.sampled_output import BIASED, ENOUGH, bound, pool, sampling_tests
+from specbench_ss.results.sampled_output import ENOUGH, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.runs.betting_score import BIASED, bound, pool
 from specbench_ss.runs.collected import Collected
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, Run, SampledTokens
+from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, Run, Sameness, SampledTokens
 from specbench_ss.runs.run_directory import RunDir, read_run
 from specbench_ss.runs.suite import Question, Suite, SuiteData
 from specbench_ss.sharded.shard import shards
@@ -177,17 +181,27 @@ def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> 
         assert (verdict.sampled.offered > 0) == (verdict.method == "honest")
 
 
+def test_drafts_whose_acceptance_was_not_tested_are_no_pass(tmp_path: Path) -> None:
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=16)
+    assert row_of(done, "honest").bias == "no bias found"
+    done.sameness = [
+        replace(v, sampled=replace(v.sampled, offered=0, accept_variance=0.0)) for v in done.sameness if v.sampled
+    ]
+    assert row_of(done, "honest").bias == "too few tokens"
+
+
 def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
     decoders: dict[str, Decoder] = {"honest": Drafting(target())}
     before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
     file = tmp_path / "r" / "sameness.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:3]))
+    kept = {Sameness.read(line).key for line in file.read_bytes().splitlines()}
     after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).sameness}
-    assert after.keys() == before.keys()
+    assert after.keys() == before.keys() and any((of := before[key].sampled) and of.offered for key in kept)
     for key, verdict in after.items():  # what was drafted is known no more
         one, other = verdict.sampled, before[key].sampled
         assert one is not None and other is not None
-        assert one.pit_counts == other.pit_counts and one.offered in (0, other.offered)
+        assert one.pit_counts == other.pit_counts and one.offered == (other.offered if key in kept else 0)
 
 
 @pytest.mark.parametrize(("temperature", "missing"), [(1.0, 1), (0.0, 0)])
@@ -209,8 +223,48 @@ def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: 
     assert said.state == "warning" and "greedy" in said.lines[0]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "bias"),
+    [
+        (Sampling(0.1), {"not testable"}),
+        (Sampling(0.2), {"not testable"}),
+        (Sampling(0.5, top_p=0.9), {"not testable"}),
+        (Sampling(0.5), {"no bias found"}),
+        (FILTERED, {"no bias found"}),
+    ],
+)
+def test_rounding_of_half_precision_voids_no_honest_method(tmp_path: Path, sampling: Sampling, bias: set[str]) -> None:
+    """Replications of 5,000 draws; the passes they come from and those of the test differ by noise and rounding."""
+    done = measured(tmp_path / "r", {"honest": Drafting(target())}, sampling, questions=1)
+    done.manifest["model"]["dtype"] = "bfloat16"
+    found, evidence = set(), []
+    for seed in range(5):
+        for place, verdict in enumerate(done.sameness):
+            verdict.sampled = rounded(10 * seed + place, sampling)
+        tests = sampling_tests(done)
+        found.add(tests["honest"].bias)
+        evidence.append(tests["honest"].p)
+        assert ("rounding of bfloat16" in tests["honest"].reason) == (bias == {"not testable"})
+    assert found == bias
+    if sampling.temperature == 0.1:
+        assert min(evidence) < BIASED  # so that a verdict would be wrong
+    said = [check.lines for check in checks(done, summarise(done)) if check.name == "untestable"]
+    assert bool(said) == (bias == {"not testable"}) and all("rounding" in line for lines in said for line in lines)
+
+
+def rounded(seed: int, sampling: Sampling, n: int = 5000, noise: float = 0.1) -> SampledTokens:
+    """Return the comparison of exact draws at noisy bfloat16 logits with other noisy logits of the same passes."""
+    rng = torch.Generator().manual_seed(seed)
+    exact = 1.5 * torch.randn(n, 60, generator=rng)
+    exact += 20 - exact.amax(1, keepdim=True)
+    step, fresh = ((exact + noise * torch.randn(n, 60, generator=rng)).bfloat16().float() for _ in range(2))
+    tokens = torch.multinomial(sampling.probs(step), 1, generator=rng)[:, 0].tolist()
+    offers = [Offer((int(x),)) for x in (exact + torch.randn(n, 60, generator=rng)).argmax(1)]
+    return compare([fresh], tokens, offers, sampling, "bfloat16", seed)
+
+
 def test_false_alarms_are_as_rare_as_stated() -> None:
-    """The bound holds at every level: of 400 honest methods at most a share p has evidence of p."""
+    """The bound holds at every level: of 200 honest methods at most a share p has evidence of p."""
     p = [bound(drawn(seed)) for seed in range(200)]
     assert sum(x <= 0.1 for x in p) / len(p) <= 0.1 and sum(x <= 0.02 for x in p) / len(p) <= 0.02
 
@@ -250,10 +304,30 @@ def test_filtered_tokens_count_where_rounding_does_not_explain_them(dtype: str, 
     assert found.pit_counts[OUTSIDE] == int(outside)
 
 
+@pytest.mark.parametrize(("drop", "outside"), [(0.375, 0), (0.75, 0), (0.85, 1)])
+def test_a_probability_of_zero_counts_where_rounding_does_not_explain_it(drop: float, outside: int) -> None:
+    logits = torch.tensor([[20.0, 20.0 - drop]])  # a near-tie is 0.5
+    assert compare([logits], [1], [], Sampling(0.003), "bfloat16", 0).pit_counts[OUTSIDE] == outside
+
+
 def test_tokens_that_rounding_may_reorder_are_both_within_top_k() -> None:
     p = torch.tensor([[0.40, 0.35, 0.25]])
     for dtype, outside in (("float32", 1), ("bfloat16", 0)):
         assert compare([p.log()], [1], [], Sampling(1.0, top_k=1), dtype, 0).pit_counts[OUTSIDE] == outside
+
+
+def test_a_token_in_place_of_the_last_kept_one_is_compared_as_that_one() -> None:
+    logits, sampling = torch.tensor([[20.0, 19.9, 19.8]]), Sampling(1.0, top_k=2)
+    kept, other = (compare([logits], [token], [], sampling, "bfloat16", 0) for token in (1, 2))
+    assert other.log_ratios == pytest.approx(kept.log_ratios) and other.pit_counts[OUTSIDE] == 0
+
+
+def test_the_candidates_of_each_token_are_those_behind_its_node() -> None:
+    root, q = torch.tensor([7]), torch.arange(40.0).view(4, 10)
+    chosen = DraftTree.of([root, 1, 2, 3], (-1, 0, 0, 1))
+    drawn_ones = DraftTree.chain(root, torch.tensor([1, 2, 3]), q)
+    steps = [candidates(chosen, [0, 1, 3]), candidates(drawn_ones, [0, 1]), candidates(DraftTree.root_only(root), [0])]
+    assert offers(steps) == [Offer((1, 2)), Offer((3,)), Offer(), Offer((1,), 1.0), Offer((2,), 12.0), Offer()]
 
 
 def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
@@ -279,7 +353,13 @@ def test_enough_is_what_it_takes_to_see_another_temperature(scale: float) -> Non
 
 def test_one_candidate_that_was_drawn_is_accepted_with_p_over_q() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    chances = {Offer((0,)): 0.5, Offer((0, 1)): 0.75, Offer((0, 1), 0.8): 0.625, Offer((0,), 0.1): 1.0}
+    chances = {
+        Offer((0,)): 0.5,
+        Offer((0, 1)): 0.75,
+        Offer((0, 1), 0.8): 0.625,
+        Offer((0,), 0.1): 1.0,
+        Offer((0,), 0.0): 1.0,
+    }
     for offer, expected in chances.items():
         assert compare([logits], [0], [offer], PLAIN, "float32", 0).expected == pytest.approx(expected)
 
@@ -295,16 +375,24 @@ def test_logits_that_are_missing_or_not_finite_are_no_verdict(tmp_path: Path) ->
     assert verdict.verdict == "not compared" and "finite" in verdict.reason
 
 
-def test_a_method_with_another_model_gives_a_few_positions() -> None:
+def test_a_method_with_another_model_is_compared_at_a_few_positions_of_the_whole_answer(tmp_path: Path) -> None:
     class Own(Autoregressive):
-        def next_logits(self, prompt: Any, answer: Any, cache: Any = None) -> Tensor:
-            return 2 * self.target.next_logits([*prompt, *answer])
+        asked: list[int] = []
 
-    with torch.inference_mode():
-        parts = torch.cat(list(Own(target()).answer_logits([3], list(range(3, 40)))))
-        plain = torch.cat(list(Autoregressive(target()).answer_logits([3], list(range(3, 40)))))
-    assert len(parts) == 16 and len(plain) == 37
-    torch.testing.assert_close(parts, 2 * plain[:16])
+        def next_logits(self, prompt: Any, answer: Any, cache: Any = None) -> Tensor:
+            self.asked.append(len(answer))
+            return self.target.next_logits([*prompt, *answer])
+
+    row = measured(tmp_path / "r", {}, PLAIN, questions=1).rows[0]
+    verdict = judge_sampled(Own(target()), [3], row, PLAIN)
+    assert verdict.sampled is not None and verdict.sampled.tokens == len(Own.asked) == len(set(Own.asked))
+    assert Own.asked == positions(TOKENS, _seed(row)) and max(Own.asked) > TOKENS // 3
+
+
+def test_the_positions_do_not_depend_on_the_length_of_the_answer() -> None:
+    for seed in range(20):
+        assert [at for at in positions(1000, seed) if at < 50] == positions(50, seed)
+        assert len(positions(1000, seed)) < 60
 
 
 def lossy() -> Lossy:
