@@ -195,7 +195,12 @@ class Session:
 
     def _check_kept(self, nodes: int, verdict: Verdict) -> None:
         """Raise ValueError for a step that keeps no token, and for drafts of an autoregressive method."""
-        kept, name = len(verdict.tokens), self.decoder.name
+        name = self.decoder.name
+        if not isinstance(verdict, Verdict) or verdict.path[:1] != [0]:
+            raise TypeError(
+                f"{name}: accept returned {_named(verdict)}; return a Verdict whose path begins with node 0"
+            )
+        kept = len(verdict.tokens)
         if not kept:
             raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
         if self.one_token and max(nodes, kept) > 1:

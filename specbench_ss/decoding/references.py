@@ -38,5 +38,6 @@ def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
     for label, reference in found.items():
-        check_reference(type(decoders[label]), type(decoders[reference]))
+        if reference != REFERENCE:
+            check_reference(type(decoders[label]), type(decoders[reference]))
     return found

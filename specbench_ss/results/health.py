@@ -83,6 +83,15 @@ def changed_target(run: Run) -> list[str]:
     return [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
 
 
+def wrong_reference(run: Run, label: str) -> list[str]:
+    """Report answers of the method's reference that are not those of the reference's own model."""
+    reference = next((m.get("reference", "") for m in run.manifest["methods"] if m["label"] == label), "")
+    if reference in (label, run.baseline):
+        return []
+    wrong = sum(one.verdict == "mismatch" for one in run.sameness if one.method == reference)
+    return [f"void: {wrong} answers of its reference {reference} are not those of its own model"] if wrong else []
+
+
 def within_tau(excess: Interval | None) -> bool | None:
     """Say whether a method is no faster than its steps allow. excess: the interval of the least time over its own.
 

@@ -154,7 +154,8 @@ def failing(summaries: Sequence[SummaryRow]) -> set[str]:
 
 def _void(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
     """Return the findings over all tasks for which a method's numbers must not be used."""
-    return [*health.changed_target(run), *remembering(run, label), *bias_found(run, label, tests)]
+    wrong = health.wrong_reference(run, label)
+    return [*health.changed_target(run), *wrong, *remembering(run, label), *bias_found(run, label, tests)]
 
 
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:

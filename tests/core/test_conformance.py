@@ -450,7 +450,7 @@ def test_a_sampler_that_is_biased_is_caught(kind: type[Decoder], monkeypatch: py
 @pytest.mark.parametrize("kind", EXACT, ids=[kind.__name__ for kind in EXACT])
 def test_an_exact_sampler_passes(kind: type[Decoder]) -> None:
     results = check_decoder(kind, architectures=(), laws=SAMPLED, all=True)
-    assert [(result.verdict, result.untested) for result in results] == [("ok", "")] * 2
+    assert [result.verdict for result in results] == ["ok", "ok"]
 
 
 def test_a_law_that_tested_nothing_says_so() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from specbench_ss.decoding import target as targets
 from specbench_ss.decoding.cuda_settings import cuda_settings, settle_cuda
+from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.results.run_differences import differences
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest import manifest_for
@@ -81,9 +82,10 @@ def test_settings_are_made_where_a_model_lies_on_cuda_and_nowhere_else(monkeypat
 
 def test_a_run_on_cuda_records_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data = tiny_target("llama"), SuiteData("specbench", "generated", ())
-    assert "cuda_settings" not in manifest_for(RunConfig(methods=()), target, data, {}, ())["model"]
+    decoders = {"ar": Autoregressive(target)}
+    assert "cuda_settings" not in manifest_for(RunConfig(methods=()), target, data, decoders, ())["model"]
     monkeypatch.setattr(target, "device", torch.device("cuda", 0))
-    model = manifest_for(RunConfig(methods=()), target, data, {}, ())["model"]
+    model = manifest_for(RunConfig(methods=()), target, data, decoders, ())["model"]
     assert model["cuda_settings"] == cuda_settings()
 
 

@@ -53,7 +53,8 @@ SAID = {  # method -> what a finding about it holds
     "writes-what-it-likes": "mismatch: ",
     "shapeless-logits": "mismatch: ",
 }
-NO_FINDING = ("honest", "of-what-it-likes")  # of the latter, its reference's answers are found to be nobody's
+NO_FINDING = ("honest",)
+COMPARED_WITH_A_LIAR = "of-what-it-likes"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,9 @@ def lied(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One run of all the lies that leave the others alone."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(quiet_timing, "EXTRA_ROUNDS", 0)
-        return made(",".join([*NO_FINDING, *SAID]), questions, tmp_path_factory.mktemp("lied") / "run")
+        return made(
+            ",".join([*NO_FINDING, COMPARED_WITH_A_LIAR, *SAID]), questions, tmp_path_factory.mktemp("lied") / "run"
+        )
 
 
 def overall(of: Run, method: str) -> SummaryRow:
@@ -110,8 +113,10 @@ def test_nothing_is_found_of_others(lied: Run, method: str) -> None:
     assert row.sameness == {"identical": 4}
 
 
-def test_a_method_that_is_compared_with_a_liar_is_not_called_identical_to_the_model(lied: Run) -> None:
-    assert output(overall(lied, "of-what-it-likes"), {"temperature": 0.0}) == "identical to writes-what-it-likes"
+def test_a_method_that_is_compared_with_a_liar_has_no_speedup(lied: Run) -> None:
+    row = overall(lied, COMPARED_WITH_A_LIAR)
+    assert output(row, {"temperature": 0.0}) == "identical to writes-what-it-likes"
+    assert speedup(row) == "void" and any("reference writes-what-it-likes" in line for line in row.health)
 
 
 @pytest.mark.parametrize("method", REFUSED)
