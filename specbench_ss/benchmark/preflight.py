@@ -130,12 +130,12 @@ def with_references(config: RunConfig) -> RunConfig:
 
     Raises UserError for a reference that is not autoregressive.
     """
-    from specbench_ss.decoding.references import check_reference
+    from specbench_ss.decoding.references import check_reference, reference_spec
 
     specs = {spec.label: spec for spec in config.methods}
     for spec in config.methods:
         kind = registry.method_class(spec.name)
-        reference = kind.reference_for(_options(spec, config))
+        reference = reference_spec(kind, _options(spec, config))
         check_reference(kind, registry.method_class(reference.name))
         specs.setdefault(reference.label, reference)
     return replace(config, methods=tuple(specs.values()))

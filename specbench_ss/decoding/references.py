@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.method_spec import REFERENCE, MethodSpec
 
 if TYPE_CHECKING:
     from specbench_ss.decoding.decoder import Decoder
@@ -28,12 +28,20 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
         raise UserError(f"{named}, which is not autoregressive; name {REFERENCE!r} or plain decoding of its model")
 
 
+def reference_spec(method: type[Decoder] | Decoder, options: Any) -> MethodSpec:
+    """Return what `reference_for` gives. Raises UserError for anything but a MethodSpec."""
+    found = method.reference_for(options)
+    if not isinstance(found, MethodSpec):
+        raise UserError(f"method {method.name!r}: reference_for returns {found!r}; return MethodSpec(name)")
+    return found
+
+
 def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
     """Return the label of every method's reference, by label.
 
     Raises UserError where a reference is not among the methods, or is one that `check_reference` refuses.
     """
-    found = {label: decoder.reference_for(decoder.options).label for label, decoder in decoders.items()}
+    found = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
     for label in (REFERENCE, *found.values()):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")

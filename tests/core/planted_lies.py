@@ -50,6 +50,16 @@ class OfMissing(Honest):
         return MethodSpec("nobody")
 
 
+class OfText(Honest):
+    """Names its reference by a text."""
+
+    name, summary = "of-text", "names its reference by a text"
+
+    @classmethod
+    def reference_for(cls, options: Any) -> MethodSpec:
+        return "ar"  # type: ignore[return-value]
+
+
 class Fails(Honest):
     name = "fails"
 

@@ -32,6 +32,7 @@ REFUSED = {
     "of-speculative": "is not autoregressive",
     "plain-of-itself": "leave reference_for out",
     "of-missing": "no method 'nobody'",
+    "of-text": "return MethodSpec",
 }
 SAID = {  # method -> what a finding about it holds
     "fails": r"failed: .* failed in warm-up: RuntimeError: out of luck (planted_lies.py, line ",
