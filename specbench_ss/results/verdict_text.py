@@ -18,8 +18,8 @@ NO_MEAN = "quality over all tasks is left out: the tasks are scored by different
 BIAS = {
     "no bias found": "no bias found: so many sampled tokens are not distinguishable from draws of the target's "
     "distribution; texts, and quality, differ by chance",
-    "biased": f"biased: so many sampled tokens are no draws of the target's distribution (p < {BIASED:g})",
-    "too few tokens": "too few tokens: the test cannot see a clear bias in so many sampled tokens",
+    "biased": f"biased: sampled tokens (how many were tested) do not follow the target's distribution, p < {BIASED:g}",
+    "too few tokens": "too few tokens: not enough sampled tokens to find a clear bias; ask more prompts or allow longer answers",
     "not testable": "not testable: of rounding at this temperature, or as plain decoding fails the test; see below",
 }
 MARKS = {"not distinguishable": "≈", "too few": "?"}
