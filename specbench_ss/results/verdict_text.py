@@ -16,11 +16,11 @@ NOT_COMPARED, SAMPLED = "not compared", "sampled"
 PROMISED = f"{SAMPLED}: the method promises the same distribution, not the same text; quality may differ by chance"
 NO_MEAN = "quality over all tasks is left out: the tasks are scored by different measures"
 BIAS = {
-    "no bias found": "no bias found: so many sampled tokens are not distinguishable from draws of the target's "
-    "distribution; texts, and quality, differ by chance",
+    "no bias found": "no bias found: the sampled tokens (how many were tested) fit the target's distribution; texts, "
+    "and quality, differ by chance",
     "biased": f"biased: sampled tokens (how many were tested) do not follow the target's distribution, p < {BIASED:g}",
-    "too few tokens": "too few tokens: not enough sampled tokens to find a clear bias; ask more prompts or allow longer answers",
-    "not testable": "not testable: of rounding at this temperature, or as plain decoding fails the test; see below",
+    "too few tokens": "too few tokens: not enough to find a clear bias; ask more prompts or allow longer answers",
+    "not testable": "not testable: rounding is too coarse at this temperature, or the reference fails the test; see below",
 }
 MARKS = {"not distinguishable": "≈", "too few": "?"}
 
