@@ -20,7 +20,7 @@ BIAS = {
     "and quality, differ by chance",
     "biased": f"biased: sampled tokens (how many were tested) do not follow the target's distribution, p < {BIASED:g}",
     "too few tokens": "too few tokens: not enough to find a clear bias; ask more prompts or allow longer answers",
-    "not testable": "not testable: rounding is too coarse at this temperature, or the reference fails the test; see below",
+    "not testable": "not testable: rounding at this temperature, or a reference that fails the test; see below",
 }
 MARKS = {"not distinguishable": "≈", "too few": "?"}
 
