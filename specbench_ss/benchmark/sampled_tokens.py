@@ -19,7 +19,8 @@ from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Offer
 from specbench_ss.decoding.near_ties import near_tie_drop
 from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.runs.rows import ACCEPT_TILTS, OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
+from specbench_ss.runs.betting_score import acceptance
+from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
 from specbench_ss.runs.sameness import not_compared
 
 UNDERFLOW = 100.0  # nats below the most probable token, where a probability is 0 in float32
@@ -157,7 +158,7 @@ def _acceptance(p: Tensor, tokens: Sequence[int], offers: Sequence[Offer]) -> Sa
         if offer.tokens:
             own = offer.tokens if offer.q is None else offer.tokens[:1]
             total = sum(chances[i, x] for x in dict.fromkeys(own))
-            found += _offered(_chance(total, offer.q), token in own)
+            found += acceptance(_chance(total, offer.q), token in own)
     return found
 
 
@@ -166,17 +167,6 @@ def _chance(p: float, q: float | None) -> float:
     if not q:
         return min(1.0, p) if q is None else float(p > 0)
     return min(1.0, p / q)
-
-
-def _offered(chance: float, accepted: bool) -> SampledTokens:
-    ratios = [tilt * accepted - math.log1p(chance * math.expm1(tilt)) for tilt in ACCEPT_TILTS]
-    return SampledTokens(
-        offered=1,
-        accepted=int(accepted),
-        expected=chance,
-        accept_variance=chance * (1 - chance),
-        accept_ratios=ratios,
-    )
 
 
 def _norms(p: Tensor) -> list[Tensor]:

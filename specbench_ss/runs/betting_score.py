@@ -12,12 +12,23 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
 
-from specbench_ss.runs.rows import PIT_BINS, SampledTokens
+from specbench_ss.runs.rows import ACCEPT_TILTS, PIT_BINS, SampledTokens
 
 BIASED = 1e-6  # the largest p at which a method is called biased; that of one false alarm in a million methods
 COARSE, COARSE_FILTERED = 1.0, 0.75  # mean near-tie bound / temperature, beyond which rounding counts: by simulation
 ROUNDING = 1e-4  # share of tokens that a filter may exclude by more than the rounding that is allowed for
 PRIOR = (*[8.0] * PIT_BINS, 0.1)  # Dirichlet: how unequal the alternatives' histograms are
+
+
+def acceptance(chance: float, accepted: bool) -> SampledTokens:
+    """Return the terms of one token for which something was drafted. chance: the probability that it is accepted."""
+    return SampledTokens(
+        offered=1,
+        accepted=int(accepted),
+        expected=chance,
+        accept_variance=chance * (1 - chance),
+        accept_ratios=[tilt * accepted - math.log1p(chance * math.expm1(tilt)) for tilt in ACCEPT_TILTS],
+    )
 
 
 def pool(answers: Iterable[SampledTokens]) -> SampledTokens:

@@ -213,7 +213,7 @@ class SampledTokens:
     expected: NonNegative = 0.0
     accept_variance: NonNegative = 0.0
     accept_ratios: list[float] = field(default_factory=lambda: [0.0] * len(ACCEPT_TILTS))
-    rounding: Seconds = 0.0
+    rounding: NonNegative = 0.0
 
     @property
     def tokens(self) -> int:

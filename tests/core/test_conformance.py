@@ -22,8 +22,8 @@ from specbench_ss.method_spec import MethodSpec
 from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
 from specbench_ss.testing.law import Case, Law, Subject
 from specbench_ss.testing.shrink import holds
-from tests.core.planted_samplers import EXACT, PLANTED, Chain
 from tests.laws import laws
+from tests.planted_samplers import EXACT, PLANTED, Chain
 
 SAMPLED = [law for law in LAWS if law.name in ("distribution", "blocks")]
 
