@@ -43,7 +43,7 @@ def tries(target: Target, remembers: bool) -> Iterator[None]:
 
 
 def unreplayed(target: Target) -> Counter[str] | None:
-    """Return how many passes of a model were made operator by operator so far, where others are replayed, by reason.
+    """Return how many passes of a model ran eagerly so far, where others are replayed, by reason.
 
     None where nothing is replayed.
     """

@@ -109,7 +109,7 @@ class Decoder(ABC):
     def reference_for(cls, options: Any) -> MethodSpec:
         """Return the method whose output a lossless one must equal; a run includes it.
 
-        Another one than plain decoding of the target only where the method changes the model itself: then an
+        Another one than autoregressive decoding of the target only where the method changes the model itself: then an
         autoregressive method of that model (`references.check_reference`).
         """
         return MethodSpec(REFERENCE)

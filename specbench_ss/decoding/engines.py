@@ -1,4 +1,4 @@
-"""Engines of a model's steps: operator by operator, or replayed.
+"""Execution engines of a model: eager, or CUDA graphs.
 
 Replayed passes of a model are proven when it is loaded, and every pass when it is recorded (`replaying`).
 """
@@ -91,7 +91,7 @@ def replay_draft(draft: Target, target: Target) -> None:
 
 
 def _difference(unpadded: Sequence[Tensor], padded: Sequence[Tensor], replayed: Sequence[Tensor]) -> str:
-    """Return in words how logits [1, n, V] of the same passes differ beyond rounding; '' where they do not."""
+    """Describe how logits [1, n, V] of the same passes differ beyond rounding; '' where they do not."""
     if not same(replayed, padded):
         return SOMETHING_ELSE
     return "" if all(map(agree, padded, unpadded)) else "other logits when rows and keys are added to a pass"

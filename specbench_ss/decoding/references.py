@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
-    """Raise UserError where a method may not be compared with the one that its `reference_for` names.
+    """Raise UserError if a method may not be compared with the one that its `reference_for` names.
 
-    Plain decoding of the target is a reference of every method. Another reference must be autoregressive: it keeps one
-    token a step, which the loop enforces (`loop.Session`). It is itself compared with plain decoding of the target
-    alone, so that no method is compared with itself.
+    The autoregressive baseline is a reference of every method. Any other reference must be autoregressive: it keeps one
+    token a step, which the loop enforces (`loop.Session`). It is compared with the baseline alone, so that no method is
+    compared with itself.
     """
     if reference.name == REFERENCE:
         return
@@ -25,7 +25,9 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
     if method.autoregressive:
         raise UserError(f"{named}; the reference of an autoregressive method is {REFERENCE!r}: leave reference_for out")
     if not reference.autoregressive:
-        raise UserError(f"{named}, which is not autoregressive; name {REFERENCE!r} or plain decoding of its model")
+        raise UserError(
+            f"{named}, which is not autoregressive; name {REFERENCE!r} or autoregressive decoding of its model"
+        )
 
 
 def reference_spec(method: type[Decoder] | Decoder, options: Any) -> MethodSpec:

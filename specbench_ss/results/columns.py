@@ -218,7 +218,7 @@ SUMMARY = _columns(
     "n_other_text | Int64 | answers | answers of a server with another text, where equality is not promised",
     "n_sampled | Int64 | answers | sampled answers whose tokens were compared with the model's distribution",
     "n_not_compared | Int64 | answers | answers of which equality is not promised, or could not be asked",
-    "output | string | | these in words, as the report has them",
+    "output | string | | these counts as text, as in the report",
     "bias | string | | of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`",
     "bias_tokens | Int64 | tokens | sampled tokens that were compared, over all tasks",
     "bias_p | Float64 | 0 to 1 | bound on the probability of such tokens without bias; `biased` below 1e-6",

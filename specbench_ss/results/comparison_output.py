@@ -105,7 +105,7 @@ def _notes(made: RunComparison) -> Iterator[str]:
     for rate in [rate for rate in rates if rate.verdict in (OTHER_MACHINE, OTHER_THREADS)][:1]:
         yield (
             f"{rate.verdict.capitalize()} ({rate.reason}): times do not compare; speedups do, since each is relative "
-            "to plain decoding there."
+            "to autoregressive decoding there."
         )
     for row in rows:
         if row.n_other_answers:

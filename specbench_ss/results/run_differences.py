@@ -55,7 +55,7 @@ def _rounded(what: str, x: str, y: str) -> bool:
 def conditions_apart(a: Run, b: Run) -> dict[str, str]:
     """Return the conditions that make times of the two runs incomparable, each with both values: '1 → 2'.
 
-    They are the processor, GPUs, threads, driver and device. Two machines of the same kind cannot be told apart.
+    They are the processor, GPUs, threads, driver and device. Two machines of the same kind cannot be distinguished.
     """
     old, new = a.manifest["environment"], b.manifest["environment"]
     changed = [name for name in machine_changes(old, new) if name in MACHINE]

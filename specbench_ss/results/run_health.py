@@ -40,7 +40,10 @@ FOUND: dict[str, tuple[State, str]] = {  # kind of a finding (`health`) -> how b
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
     "void": ("wrong", "Results that must not be used."),
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
-    "untestable": ("warning", "Sampled tokens cannot be tested: of rounding, or as plain decoding fails the test."),
+    "untestable": (
+        "warning",
+        "Sampled tokens cannot be tested: rounding, or the baseline fails the test.",
+    ),
     "failed": ("wrong", "Samples failed; no number includes them."),
     "mismatch": ("wrong", "Answers differ from their reference's in a way that no near-tie explains."),
     "length": ("warning", "Answers end earlier or later than their reference's."),

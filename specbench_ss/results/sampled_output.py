@@ -73,7 +73,7 @@ def bias_found(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[
 
 
 def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[str]:
-    """Report that other methods cannot be tested by plain decoding: of rounding, or as it fails the test itself."""
+    """Report that methods cannot be tested: rounding, or the baseline fails the test itself."""
     held = [m["label"] for m in run.manifest["methods"] if m.get("reference", run.baseline) == label != m["label"]]
     if test is None or not held or not (test.reason or test.p < CONTROL):
         return []
@@ -81,7 +81,7 @@ def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[st
 
 
 def described(test: SamplingTest) -> str:
-    """Return the evidence in words: '1,204 sampled tokens, p < 1e-06, 0.21 nats a token too probable'."""
+    """Describe the evidence: '1,204 sampled tokens, p < 1e-06, 0.21 nats a token too probable'."""
     p = f"p < {BIASED:g}" if test.p < BIASED else f"p = {test.p:.2g}"
     side = "probable" if test.surplus > 0 else "improbable"
     outside = f", {test.outside:,} of them excluded by the sampling filters" if test.outside else ""

@@ -60,7 +60,7 @@ def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
 
 
 def _sampled(row: SummaryRow) -> str:
-    """Return the test of sampled tokens in words: 'no bias found (1,480 tokens)'."""
+    """Describe the test of sampled tokens: 'no bias found (1,480 tokens)'."""
     if not row.lossless:
         return f"not promised, {row.bias}"
     return f"{row.bias} ({row.bias_tokens:,})" if row.bias != "not testable" else row.bias

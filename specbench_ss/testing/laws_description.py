@@ -27,7 +27,7 @@ SUITE = SuiteData("kit", "tiny", (Question("q", "qa", ("?",)),))
 class Undrafted(Decoder):
     """Plain decoding, as a stand-in for the method that others are compared with."""
 
-    name, summary = REFERENCE, "plain decoding"
+    name, summary = REFERENCE, "autoregressive decoding"
     autoregressive = True
 
     def propose(self, state: State) -> DraftTree:

@@ -214,7 +214,7 @@ class StopsClock(Honest):
 
 
 class WritesWhatItLikes(Decoder):
-    """Claims that the target is another model, of which it is the plain decoding."""
+    """Claims that the target is another model, of which it is the autoregressive baseline."""
 
     name, summary = "writes-what-it-likes", "answers from a table"
     autoregressive = True

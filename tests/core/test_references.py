@@ -34,7 +34,7 @@ class Reference(Plain):
 
 
 class Own(Plain):
-    """Plain decoding of a model of its own."""
+    """Autoregressive decoding of a model of its own."""
 
     name = "own-ar"
     lossless = False
