@@ -29,8 +29,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Folder to write to, RUN/FORM if not given; of markdown a file, the terminal if not given. It lies in "
-            "no run directory; files of an earlier export are replaced, others are not.",
+            help="Folder outside of run directories, RUN/FORM if not given; of markdown a file, the terminal if not "
+            "given.",
         ),
     ] = None,
 ) -> None:
@@ -59,15 +59,13 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
             print(text, end="")
             return
         _check_outside(out)
-        exports.check_replaced({out: exports.is_markdown})
         out.write_text(text, encoding="utf-8")
         return
-    folder, target = out or run.path / form, exports.FOLDERS[form]
+    folder = out or run.path / form
     if folder.resolve() != run.path.resolve() / form:
         _check_outside(folder)
-    exports.check_replaced({folder / name: known for name, known in target.files(run).items()})
     folder.mkdir(parents=True, exist_ok=True)
-    for said in target.write(run, folder):
+    for said in exports.FOLDERS[form](run, folder):
         print(f"ssbench: warning: {said}", file=sys.stderr)
     print(f"written: {folder}")
 

@@ -14,7 +14,6 @@ from specbench_ss.errors import UserError, first_line, os_reason
 from specbench_ss.options import encodable
 
 Row = dict[str, Any]
-MOST_BYTES = 256 << 20  # of a file that is read as a whole
 
 
 def read_text(path: Path) -> str:
@@ -72,16 +71,12 @@ def _row(place: str, line: str) -> Row:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the file's content. Raises UserError where it cannot be read, or has more than MOST_BYTES."""
+    """Return the file's content. Raises UserError where it cannot be read."""
     check_ends(path)
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from error
-    if len(content) > MOST_BYTES:
-        raise UserError(f"cannot read {path}: it has more than {MOST_BYTES >> 20:,} MiB")
-    return content
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from specbench_ss.errors import UserError
 from specbench_ss.results import frames
-from specbench_ss.results.columns import SAMENESS, SAMPLES, STEPS, SUMMARY
 from specbench_ss.results.markdown_table import table
 from specbench_ss.results.number_text import interval, number, times, title
-from specbench_ss.results.specbench_files import answer_files, write_answers
+from specbench_ss.results.specbench_files import write_answers
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal_table import ranked
 from specbench_ss.results.verdict_text import output, quality, short_n
@@ -24,13 +20,11 @@ from specbench_ss.runs.rows import Run
 
 HEAD = ("task", "method", "speedup", "95% interval", "verdict", "τ", "output", "quality", "tokens/s", "n")
 LEFT = ("task", "method", "verdict", "output")
-FRAMES = {"samples": SAMPLES, "steps": STEPS, "sameness": SAMENESS, "summary": SUMMARY}  # csv and parquet: a file each
-Known = Callable[[Path], bool]
 
 
 def write_csv(run: Run, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
-    for name in FRAMES:
+    for name in ("samples", "steps", "sameness", "summary"):
         plain(getattr(frames, name)(run)).to_csv(folder / f"{name}.csv", index=False, errors="replace")
     return []
 
@@ -53,60 +47,11 @@ def write_parquet(run: Run, folder: Path) -> list[str]:
     return []
 
 
-def _csv_files(run: Run) -> dict[str, Known]:
-    heads = {name: ",".join(column.name for column in columns) for name, columns in FRAMES.items()}
-    return {f"{name}.csv": partial(_begins, head) for name, head in heads.items()}
-
-
-def _parquet_files(run: Run) -> dict[str, Known]:
-    names = {name: [column.name for column in columns] for name, columns in FRAMES.items()}
-    return {f"{name}.parquet": partial(_has_columns, own) for name, own in names.items()}
-
-
-def _has_columns(names: Sequence[str], file: Path) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return list(pq.read_schema(file).names) == list(names)
-    except pa.ArrowException:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class ExportFormat:
-    """Export format of several files.
-
-    write: writes them into a folder and returns what was left out, a sentence each. files: of each file that a run is
-    written to, by name, the test that an existing file of that name is one of an earlier export.
-    """
-
-    write: Callable[[Run, Path], list[str]]
-    files: Callable[[Run], Mapping[str, Known]]
-
-
-FOLDERS: dict[str, ExportFormat] = {
-    "specbench": ExportFormat(write_answers, answer_files),
-    "csv": ExportFormat(write_csv, _csv_files),
-    "parquet": ExportFormat(write_parquet, _parquet_files),
+FOLDERS: dict[str, Callable[[Run, Path], list[str]]] = {  # formats of several files
+    "specbench": write_answers,
+    "csv": write_csv,
+    "parquet": write_parquet,
 }
-
-
-def check_replaced(files: Mapping[Path, Known]) -> None:
-    """Raise UserError where a file that would be replaced is none of an earlier export."""
-    for file, known in files.items():
-        if file.exists() and not (file.is_file() and (file.stat().st_size == 0 or known(file))):
-            raise UserError(f"{file} was not written by an export: move it, or give another --out")
-
-
-def _begins(head: str, file: Path) -> bool:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return lines.readline().rstrip("\n") == head
-
-
-def is_markdown(file: Path) -> bool:
-    """Return True for a table that `markdown` made."""
-    return _begins(table(HEAD, [], LEFT).partition("\n")[0], file)
 
 
 def markdown(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,24 +91,6 @@ def write_answers(run: Run, folder: Path) -> list[str]:
     return told
 
 
-def answer_files(run: Run) -> dict[str, Callable[[Path], bool]]:
-    """Return the test of each answer file, by name, that the method's answers in it come from an earlier export."""
-    return {name: partial(_is_of, _model_id(run, label)) for label, name in file_names(run.labels).items()}
-
-
-def _is_of(model_id: str, file: Path) -> bool:
-    with file.open("rb") as lines:
-        try:
-            return msgspec.json.decode(lines.readline(), type=Answer).model_id == model_id
-        except (msgspec.DecodeError, RecursionError):
-            return False
-
-
-def _model_id(run: Run, label: str) -> str:
-    model = run.manifest["model"]
-    return f"{model['name']}-{label}-{model['dtype']}"
-
-
 def file_names(labels: Sequence[str]) -> dict[str, str]:
     """Return a file name for each label, none twice: what a file system may not take is replaced."""
     names: dict[str, str] = {}
@@ -135,11 +116,11 @@ def _whole(rows: Sequence[Row], turns: int | None) -> bool:
 
 
 def _line(run: Run, label: str, answers: Sequence[Sequence[Row]]) -> dict[str, Any]:
-    first = answers[0][0]
+    first, model = answers[0][0], run.manifest["model"]
     return {
         "question_id": int(first.question_id) if first.question_id.isdecimal() else first.question_id,
         "category": first.category,
-        "model_id": _model_id(run, label),
+        "model_id": f"{model['name']}-{label}-{model['dtype']}",
         "choices": [_choice(run, rows) for rows in answers],
         "tstamp": max(row.ended or 0.0 for rows in answers for row in rows),
     }

@@ -135,22 +135,6 @@ def test_no_report_is_written_over_a_file_of_a_run(make_run: MakeRun, capsys: py
     assert (run / "rows.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "summary.csv", "summary.parquet", "table.md"])
-def test_only_files_of_an_export_are_replaced(
-    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    form = {"jsonl": "specbench", "md": "markdown"}.get(name.partition(".")[2], name.partition(".")[2])
-    run, file = called_rows(make_run(labels=("ar", "ss"), questions=1)), tmp_path / "out" / name
-    words = ["export", str(run), "--form", form, "--out", str(file if form == "markdown" else file.parent)]
-    file.parent.mkdir()
-    for mine in (b"mine\n", b"PAR1 mine", _line(1, [3], [1]).encode(), b"\xff\n"):
-        file.write_bytes(mine)
-        assert f"{name} was not written by an export" in failing(words, capsys)
-        assert [one.read_bytes() for one in file.parent.iterdir()] == [mine]
-    file.unlink()
-    assert main(words) == main(words) == 0 and file.stat().st_size
-
-
 def test_mistakes_are_one_line(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(questions=1)
     (tmp_path / "file").write_text("")

@@ -77,14 +77,6 @@ def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_a_file_that_is_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "ar.jsonl").write_text("{}\n" * 99)
-    monkeypatch.setattr(user_files, "MOST_BYTES", 99)
-    assert "more than" in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
-
-
 @pytest.mark.parametrize("option", ["--config", "--preset"])
 @pytest.mark.parametrize("text", ["methods: " + "[" * 3000, "{a: " * 3000, "- " * 3000])
 def test_yaml_that_is_nested_deeply(option: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
