@@ -6,12 +6,10 @@ itself loads no torch.
 
 from __future__ import annotations
 
-import sys
+import logging
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from specbench_ss.quiet_imports import quiet_imports
 from specbench_ss.version import __version__
 
 if TYPE_CHECKING:
@@ -77,13 +75,10 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-class _Package(ModuleType):
-    """This package. A module of before, `specbench_ss.generate`, does not hide the function that has its name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
+def _worth_logging(record: logging.LogRecord) -> bool:
+    """Return False for what torchao logs when transformers or peft import it: kernels of other devices, its enums."""
+    return not any(text in record.getMessage() for text in ("Failed to load", "is an Enum subclass"))
 
 
-sys.modules[__name__].__class__ = _Package
-quiet_imports()
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).addFilter(_worth_logging)

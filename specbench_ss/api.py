@@ -9,18 +9,23 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
+import torch
+
+from specbench_ss import registry
+from specbench_ss.benchmark import requests
+from specbench_ss.decoding import loop
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.loop import Limits
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.options import MOST_SEED, plain_number, whole_number
-
-if TYPE_CHECKING:
-    import torch
-
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.generation import Generation
-    from specbench_ss.decoding.loop import Limits
-    from specbench_ss.decoding.target import Target
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.models.devices import device_names
+from specbench_ss.models.loading import load_target
+from specbench_ss.options import MOST_SEED, parse_options, plain_number, takes_none, type_name, value_text, whole_number
 
 
 def load_model(
@@ -46,9 +51,6 @@ def load_model(
 
     A model that is loaded already becomes a target by `Target(hf_model, tokenizer)`.
     """
-    from specbench_ss.models.devices import device_names
-    from specbench_ss.models.loading import load_target
-
     device_names(device)
     return load_target(
         str(model),
@@ -68,9 +70,6 @@ def load_method(method: str | type[Decoder], target: Target, **options: Any) -> 
     (`pld[length=4]`), or a Decoder class. options: Python values by the names of the method's options. Raises UserError
     for an unknown name or option, a value that the option cannot have, and weights that are missing or do not fit.
     """
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.options import parse_options, value_text
-
     if not isinstance(target, Target):
         raise UserError(f"a method decodes with a target, as load_model gives it, not with {_kind(target)}")
     kind, name, given = _method(method)
@@ -87,10 +86,6 @@ def load_method(method: str | type[Decoder], target: Target, **options: Any) -> 
 
 def _method(method: str | type[Decoder]) -> tuple[type[Decoder], str, dict[str, str]]:
     """The class, its name, and the options that came with the name."""
-    from specbench_ss import registry
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.method_spec import MethodSpec
-
     if isinstance(method, str):
         spec = MethodSpec.parse(method)
         return registry.method_class(spec.name), spec.name, spec.options
@@ -105,8 +100,6 @@ def _method(method: str | type[Decoder]) -> tuple[type[Decoder], str, dict[str, 
 
 def _check_none(kind: type[Any], options: Mapping[str, Any], owner: str) -> None:
     """Raises UserError for a None that an option cannot have; as text it might be a file of that name."""
-    from specbench_ss.options import takes_none, type_name
-
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if options.get(name, ...) is None and not takes_none(hint):
             raise UserError(f"{owner}: option {name}=None is not {type_name(hint)}")
@@ -131,10 +124,6 @@ def generate(
     end it, the model's own end tokens unless given; () is none. Raises UserError for a prompt that is empty, too long
     for the model's context or no prompt of this model, and for a setting that it cannot have.
     """
-    from specbench_ss.decoding import loop
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.sampling import Sampling
-
     if not isinstance(decoder, Decoder):
         raise UserError(f"generate takes a decoder, as load_method gives it, not {_kind(decoder)}")
     target = decoder.target
@@ -170,8 +159,6 @@ def _prompt(ids: Any, vocab_size: int) -> list[int]:
 
 def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[str], stop_ids: Any) -> Limits:
     """Where answers end, as in a run; with other end tokens where they are given."""
-    from specbench_ss.benchmark import requests
-
     for name, value in (("stop_strings", stop_strings), ("stop_ids", () if stop_ids is None else stop_ids)):
         if not isinstance(value, Iterable):
             raise UserError(f"{name} must be a list, not {value!r}")

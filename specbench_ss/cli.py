@@ -1,4 +1,4 @@
-"""The `ssbench` command. Imports nothing heavy: `ssbench --help` answers at once."""
+"""Command line `ssbench`. A command is imported when it is called, so that `--help` loads no torch."""
 
 from __future__ import annotations
 
@@ -8,77 +8,86 @@ import threading
 import time
 import warnings
 from functools import cache
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from specbench_ss import __version__, registry
-from specbench_ss.commands import (
-    check,
-    compare,
-    doctor,
-    export,
-    import_specbench,
-    judge,
-    methods,
-    models,
-    new_method,
-    paper,
-    reference,
-    report,
-    run,
-    suites,
-    train,
-    tune,
-    watch,
-)
 from specbench_ss.commands.shared import literal
-from specbench_ss.deferred_imports import deferred_imports
 from specbench_ss.error_place import place_of
 from specbench_ss.errors import UserError, error_text
 
 LEFT_S = 2.0  # for threads to end after the command
+COMMANDS = {  # the line of each command in `ssbench --help`; its module in specbench_ss.commands has its name
+    "run": "Decode a suite's questions with several methods, side by side, and say which one pays.",
+    "tune": "Choose a method's options for this model and device by measured speed, and write them to a file.",
+    "methods": "List the decoding methods and their options.",
+    "check": "Check that methods obey the laws of decoding, on tiny random models on the CPU.",
+    "new-method": "Write a plugin package with a small decoding method, its test and a README.",
+    "judge": "Let a model rate a run's answers from 1 to 10.",
+    "doctor": "Show this machine's device, versions and measured limits.",
+    "report": "Write the report of an earlier run again, or of several beside each other.",
+    "watch": "Show the report of a run while it goes on.",
+    "compare": "Show what differs between two runs, what became faster or slower, and what is only noise.",
+    "export": "Write a run in the form of another tool.",
+    "import-specbench": "Score answer files of Spec-Bench again.",
+    "reference": "Show published numbers.",
+    "paper": "Measure a table or figure of the papers again and show its published numbers beside ours.",
+    "models": "List the models that have a name here, fetch one, or check whether a model and a method fit together.",
+    "suites": "List the suites, show their questions, download their data, or check one.",
+    "train": "Train a drafter for your model on your conversations.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """Commands of `ssbench`: those of COMMANDS, and those that plugins register as entry points."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is called, imported; `--help` shows the one-line commands of COMMANDS."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, literal(_imported(name)) if name in COMMANDS else found, rest
+
+
+def _imported(name: str) -> Any:
+    module = import_module(f"specbench_ss.commands.{name.replace('-', '_')}")
+    return _click_command(name, getattr(module, "app", None) or module.command)
+
+
+def _click_command(name: str, found: Any) -> Any:
+    """Return the click command of a function or of a `typer.Typer` group."""
+    group = typer.Typer(add_completion=False)
+    group.callback()(lambda: None)
+    _add(group, name, found)
+    return typer.main.get_command(group).commands[name]  # type: ignore[attr-defined]
+
+
+def _add(group: typer.Typer, name: str, found: Any) -> None:
+    if isinstance(found, typer.Typer):
+        group.add_typer(found, name=name)
+    else:
+        group.command(name)(found)
+
 
 app = typer.Typer(
     name="ssbench",
+    cls=LazyGroup,
     help="Which speculative-decoding method pays on your model, prompts and hardware, and why.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.command)
-app.command("tune")(tune.command)
-app.command("methods")(methods.command)
-app.command("check")(check.command)
-app.command("new-method")(new_method.command)
-app.command("judge")(judge.command)
-app.command("doctor")(doctor.command)
-app.command("report")(report.command)
-app.command("watch")(watch.command)
-app.command("compare")(compare.command)
-app.command("export")(export.command)
-app.command("import-specbench")(import_specbench.command)
-app.command("reference")(reference.command)
-app.command("paper")(paper.command)
-app.add_typer(models.app, name="models")
-app.add_typer(suites.app, name="suites")
-app.add_typer(train.app, name="train")
-
-
-def _own_names() -> set[str]:
-    """Names of the commands that are not a plugin's."""
-    return {str(c.name) for c in app.registered_commands} | {str(g.name) for g in app.registered_groups}
+for _name, _summary in COMMANDS.items():
+    app.command(_name, help=_summary)(lambda: None)
 
 
 @cache
 def _add_plugin_commands() -> None:
-    """Commands that come with a plugin, as `datastore` comes with the method `rest`."""
-    for name, found in registry.load_commands(_own_names()).items():
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
-        else:
-            app.command(name)(found)
+    """Add commands that come with a plugin, as `datastore` comes with the method `rest`."""
+    for name, found in registry.load_commands(COMMANDS).items():
+        _add(app, name, found)
 
 
 def _version(asked: bool) -> None:
@@ -125,7 +134,7 @@ def _end(code: int) -> None:
 def main(args: list[str] | None = None) -> int:
     """Run the command line; what the user can mend is one line on stderr and exit code 2."""
     registry.clear_file_methods()
-    with deferred_imports(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:
             _add_plugin_commands()

@@ -9,15 +9,12 @@ import sys
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from specbench_ss import registry
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_bytes
 from specbench_ss.method_spec import PluginFile
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
 
 
 def load_plugin(path: Path) -> PluginFile:
@@ -70,8 +67,6 @@ def _methods(module: ModuleType) -> list[type[Decoder]]:
 
     An abstract one, or a base of others without a name, is returned only if there is nothing else.
     """
-    from specbench_ss.decoding.decoder import Decoder
-
     own = [
         value
         for value in vars(module).values()

@@ -14,6 +14,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
+import typer
+
 from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.options import options_problem, parse_options
 from specbench_ss.time_limit import exceptions_alone
@@ -124,8 +126,6 @@ def load_commands(taken: Collection[str]) -> dict[str, Any]:
 
     One that does not load, is neither, or has a name that is taken, is named in a PluginWarning and left out.
     """
-    import typer
-
     loaded = {}
     for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
         if point.name in taken or point.name in loaded:

@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from specbench_ss.benchmark.out_of_memory import memory_given_back
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, probe_drafts
 from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Target
 from specbench_ss.time_limit import TimeIsOver, exceptions_alone, time_limit
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
 
 TRIES = 4  # at most, of an answer during which a pass is recorded
 OnTokens = Callable[[int], None] | None

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from specbench_ss.benchmark.schedule import Sample
 from specbench_ss.decoding.decoder import Decoder, State
+from specbench_ss.decoding.generation import Generation
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict
 from specbench_ss.decoding.wrapped import Wrapped
 from specbench_ss.runs.side_files import Drafts, DraftStep
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.generation import Generation
-    from specbench_ss.decoding.sampling import Sampling
-    from specbench_ss.decoding.target import Output
-    from specbench_ss.decoding.tree import DraftTree
-    from specbench_ss.decoding.verify import Verdict
 
 MOST_STEPS = 256  # recorded of an answer, so that a record stays small
 REMEMBERS = "the method remembers prompts: a second pass would be answered from memory"

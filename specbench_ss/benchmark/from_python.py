@@ -7,21 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench_ss import registry
+from specbench_ss.benchmark import preflight
 from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.benchmark.asked_endpoints import Access, access_of, check_fit
 from specbench_ss.benchmark.asked_workers import workers_of
 from specbench_ss.benchmark.build_config import as_options, default_out, goal_of, recording_of, run_config
+from specbench_ss.benchmark.measure import measure
+from specbench_ss.decoding.finite import check_target
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import PluginFile
+from specbench_ss.models.weight_hash import hash_weights
 from specbench_ss.options import seconds
+from specbench_ss.plugin_file import load_plugin
+from specbench_ss.results.run_results import RunResults, load_run
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.method_spec import PluginFile
-    from specbench_ss.results.run_results import RunResults
+from specbench_ss.served import measure as served
+from specbench_ss.sharded import measure as sharded
 
 OF_A_MODEL = ("dtype", "device", "engine", "quantize", "chat_template", "trust_remote_code")  # how a model is loaded
 PLACE = "run()"  # for messages
@@ -107,9 +112,6 @@ def run(
     for name in ("out", "data"):
         if not isinstance(given[name], str | Path | None):
             raise UserError(f"{name}= is a path, not {given[name]!r}")
-    from specbench_ss.benchmark import preflight
-    from specbench_ss.benchmark.measure import measure
-    from specbench_ss.results.run_results import load_run
 
     if resume and out is None:
         raise UserError("resume=True needs out=, the directory of the unfinished run")
@@ -132,24 +134,15 @@ def run(
 
 
 def _measure_served(config: RunConfig, where: RunTarget, access: Access, called: str) -> None:
-    from specbench_ss.served import measure as served
-
     served.measure(served.check(config, where), where, access, [called])
 
 
 def _measure_sharded(config: RunConfig, where: RunTarget, called: str) -> None:
-    from specbench_ss.benchmark import preflight
-    from specbench_ss.sharded import measure as sharded
-
     sharded.measure(preflight.check(config, where), where, [called])
 
 
 def _loaded(given: dict[str, Any]) -> Target:
     """The model that was given as a target, with its hash. Raises UserError for what is none."""
-    from specbench_ss.decoding.finite import check_target
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.models.weight_hash import hash_weights
-
     target = given["model"]
     if not isinstance(target, Target):
         kind = f"an object of type {type(target).__name__}"
@@ -182,8 +175,6 @@ def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig,
 
 def _plugins(files: Sequence[str]) -> tuple[PluginFile, ...]:
     """Methods of these files, and of no others, are known from now on."""
-    from specbench_ss.plugin_file import load_plugin
-
     registry.clear_file_methods()
     return tuple(load_plugin(Path(file)) for file in dict.fromkeys(files))
 

@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from specbench_ss import registry
+from specbench_ss.benchmark import runner
+from specbench_ss.benchmark.events import Silent
+from specbench_ss.benchmark.preflight import Plan
+from specbench_ss.benchmark.preset_conditions import preset_notes
+from specbench_ss.benchmark.runner import Events
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.engines import AUTO, EAGER
+from specbench_ss.decoding.finite import own_logits
+from specbench_ss.decoding.model_shape import drafter_shape, model_shape
+from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.together import check_together, set_aside
+from specbench_ss.decoding.unchanged import check_unchanged, difference
 from specbench_ss.errors import UserError
+from specbench_ss.method_spec import MethodSpec
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.machine_limits import known_limits
+from specbench_ss.results.parquet_files import write_parquet
 from specbench_ss.runs.config import RunTarget
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.benchmark.preflight import Plan
-    from specbench_ss.benchmark.runner import Events
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.method_spec import MethodSpec
-    from specbench_ss.runs.run_directory import RunDir
+from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.run_directory import RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +49,6 @@ Watch = Callable[[Ready], AbstractContextManager["Events"]]
 @contextmanager
 def unwatched(ready: Ready) -> Iterator[Events]:
     """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
-    from specbench_ss.benchmark.events import Silent
-
     for note in (*ready.plan.notes, *ready.notes):
         ready.run_dir.keep_warning(note)
     yield Silent()
@@ -51,18 +59,12 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
 
     watch: gives, once the run may start, who is told of its progress. Raises UserError as the loaders do.
     """
-    from specbench_ss.decoding.together import set_aside
-
     given = plan.loaded if plan.config.concurrency else None  # a model by name is then loaded with engine eager
     with nullcontext() if given is None else set_aside(given):
         _measure(plan, where, command, watch)
 
 
 def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch) -> None:
-    from specbench_ss.benchmark import runner
-    from specbench_ss.benchmark.preset_conditions import preset_notes
-    from specbench_ss.runs.run_directory import RunDir
-
     config, data = plan.config, plan.data
     loaded = load(plan)
     target, decoders = loaded.target, loaded.decoders
@@ -82,8 +84,6 @@ def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch)
 
 def _check_batches(decoders: Mapping[str, Decoder]) -> None:
     """Raise UserError where a method cannot answer several requests at a time."""
-    from specbench_ss.decoding.together import check_together
-
     for label, decoder in decoders.items():
         try:
             check_together(decoder)
@@ -101,24 +101,18 @@ class Loaded:
 
     def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         """Return what the run directory says of the run."""
-        from specbench_ss.runs.manifest import manifest_for
-
         made = manifest_for(plan.config, self.target, plan.data, self.decoders, command)
         made["model"]["dtype_choice"] = plan.dtype_choice
         return made | {"machine": machine_of(self.target, self.decoders)}
 
     def changed(self) -> str:
         """Return by how much the model's logits differ from before, as text, for it may be NaN; '' for no change."""
-        from specbench_ss.decoding.unchanged import difference
-
         off = difference(self.target, self.before)
         return f"{off:.2g}" if off else ""
 
 
 def load(plan: Plan) -> Loaded:
     """Load the model and every method of a run that was checked. Raises UserError as the loaders do."""
-    from specbench_ss.decoding.finite import own_logits
-
     target = plan.loaded or _load(plan)
     before = own_logits(target)
     return Loaded(target, {spec.label: _loaded(spec, target, before) for spec in plan.config.methods}, before)
@@ -126,8 +120,6 @@ def load(plan: Plan) -> Loaded:
 
 def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
     """Return the method, loaded. before: the target's own logits. Raises UserError where loading changed them."""
-    from specbench_ss.decoding.unchanged import check_unchanged
-
     decoder = registry.load_method(spec, target)
     check_unchanged(target, before, spec.label)
     return decoder
@@ -135,9 +127,6 @@ def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
 
 def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
     """What results are counted from later: shapes of each method's model and drafter, and this device's limits."""
-    from specbench_ss.decoding.model_shape import drafter_shape, model_shape
-    from specbench_ss.models.machine_limits import known_limits
-
     limits = known_limits(target.device)
     shapes = {
         label: {
@@ -152,17 +141,12 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
 
 def write_run_parquet(run_dir: RunDir, events: Events) -> None:
     """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
-    from specbench_ss.results.parquet_files import write_parquet
-
     if problem := write_parquet(run_dir.path):
         events.on_warning(problem)
         run_dir.keep_warning(problem)
 
 
 def _load(plan: Plan) -> Target:
-    from specbench_ss.decoding.engines import AUTO, EAGER
-    from specbench_ss.models.loading import load_target
-
     config = plan.config
     return load_target(
         config.model,

@@ -7,15 +7,12 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.held import drop_caches
 from specbench_ss.errors import UserError, error_text
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
 
 UNTOLD = re.compile(  # by what memory that runs out is told where torch has no error of its own
     r"can't allocate memory"  # on a CPU

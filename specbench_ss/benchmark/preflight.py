@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench_ss import registry
+from specbench_ss.benchmark.requests import check_history, check_ids, check_room, check_texts, stop_ids, suite_request
+from specbench_ss.decoding.engines import check_engine
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.references import check_reference, reference_spec
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
+from specbench_ss.models.chat_templates import check_template
+from specbench_ss.models.devices import device_class, resolve_device, resolve_dtype
+from specbench_ss.models.dividing import check_divided
+from specbench_ss.models.faster_dtype import chosen_dtype
+from specbench_ss.models.loading import outline_of
+from specbench_ss.models.model_folder import check_model
+from specbench_ss.models.quantising import check_quantize
 from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
+from specbench_ss.runs.run_directory import check_out, read_run
 from specbench_ss.runs.suite import Suite, SuiteData
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.outline import Outline
-    from specbench_ss.decoding.target import Target
 
 MOST_SAMPLES = 10_000_000  # the schedule is held in memory
 
@@ -48,16 +58,6 @@ def check(
 
     note: told at once what the user should know, also where a later check fails.
     """
-    from specbench_ss.benchmark.requests import check_history, check_ids, check_room, check_texts, stop_ids
-    from specbench_ss.decoding.engines import check_engine
-    from specbench_ss.models.chat_templates import check_template
-    from specbench_ss.models.devices import resolve_device, resolve_dtype
-    from specbench_ss.models.dividing import check_divided
-    from specbench_ss.models.model_folder import check_model
-    from specbench_ss.models.quantising import check_quantize
-    from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config, check_same_plugins, read_manifest
-    from specbench_ss.runs.run_directory import check_out, read_run
-
     if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
         check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
     if loaded is None:
@@ -130,8 +130,6 @@ def with_references(config: RunConfig) -> RunConfig:
 
     Raises UserError for a reference that is not autoregressive.
     """
-    from specbench_ss.decoding.references import check_reference, reference_spec
-
     specs = {spec.label: spec for spec in config.methods}
     for spec in config.methods:
         kind = registry.method_class(spec.name)
@@ -158,9 +156,6 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
 
 def _outline(config: RunConfig, loaded: Target | None) -> Outline:
     """The model as far as it is known: loaded already, or by its files."""
-    from specbench_ss.models.devices import device_class, resolve_device
-    from specbench_ss.models.loading import outline_of
-
     if loaded is not None:
         return loaded
     found = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
@@ -172,8 +167,6 @@ def _dtype(
     config: RunConfig, device: str, outline: Outline, loaded: Target | None, begun: Mapping[str, Any] | None
 ) -> tuple[str, str]:
     """The name of the dtype to compute in, and words where it was measured. begun: manifest of the run that goes on."""
-    from specbench_ss.models.faster_dtype import chosen_dtype
-
     if loaded is not None:
         return loaded.number_format, ""
     if begun is not None and config.dtype == "auto":
@@ -182,6 +175,4 @@ def _dtype(
 
 
 def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:
-    from specbench_ss.benchmark.requests import suite_request
-
     return suite.load(suite_request(config.categories, config.limit, config.data, outline))

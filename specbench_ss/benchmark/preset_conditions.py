@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.target import Target
 from specbench_ss.runs.config import RunConfig, decoding
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest import plain
 from specbench_ss.runs.preset import Preset
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.runs.suite import SuiteData
-
+from specbench_ss.runs.suite import SuiteData
 
 GREEDY = decoding({"temperature": 0})  # how presets are measured
 
@@ -37,8 +36,6 @@ def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
 
 def _device_name(target: Target, here: Mapping[str, Any]) -> str:
     if target.device.type == "cuda":
-        import torch
-
         return ", ".join(map(torch.cuda.get_device_name, target.layers_on))
     return str(here["cpu"]["model"])
 

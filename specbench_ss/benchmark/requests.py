@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench_ss.decoding.loop import Limits
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.options import encodable
 from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.outline import Outline
-    from specbench_ss.decoding.target import Target
 
 
 def prompt_ids(target: Outline, question: Question, answers: Sequence[str] = ()) -> list[int]:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from specbench_ss.benchmark.events import Events
+from specbench_ss.benchmark.narrowing import reached, why_stop
 from specbench_ss.benchmark.quiet_timing import frozen_heap
 from specbench_ss.benchmark.schedule import Sample, plan, tasks_in_turn
 from specbench_ss.errors import UserError
@@ -104,7 +105,6 @@ class RunLoop(ABC):
         """Yield one repeat more, as long as the goal takes it; then write down why no more follow."""
         if self.goal is None:
             return
-        from specbench_ss.benchmark.narrowing import reached, why_stop
 
         answering = {row.method for row in self.run_dir.rows.values() if row.ok}
         labels = [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]

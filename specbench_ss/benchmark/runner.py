@@ -11,10 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from specbench_ss.benchmark.answering import Answering, Decode, Request, recorded, tries, unreplayed
 from specbench_ss.benchmark.events import Events as Events
+from specbench_ss.benchmark.levels_together import LevelsTogether
 from specbench_ss.benchmark.quiet_timing import peak_memory, quiet_collector, warm_up
 from specbench_ss.benchmark.requests import check_ids, limits, prompt_ids
 from specbench_ss.benchmark.sampled_tokens import judge_sampled
@@ -22,6 +23,7 @@ from specbench_ss.benchmark.schedule import Sample, sample_seed
 from specbench_ss.benchmark.second_passes import SecondPasses
 from specbench_ss.benchmark.session import Session
 from specbench_ss.benchmark.telemetry.record import MachineRecord
+from specbench_ss.benchmark.telemetry.seen import Seen
 from specbench_ss.benchmark.warm_prompts import warm_prompts
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Offer, Step
@@ -30,6 +32,7 @@ from specbench_ss.decoding.loop import looked_into
 from specbench_ss.decoding.references import references
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
+from specbench_ss.decoding.target import Target
 from specbench_ss.error_place import failure_text
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.method_spec import REFERENCE
@@ -41,10 +44,6 @@ from specbench_ss.runs.rows import Key, Row, Sameness
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import Suite, SuiteData
 from specbench_ss.time_limit import check_thread
-
-if TYPE_CHECKING:
-    from specbench_ss.benchmark.telemetry.seen import Seen
-    from specbench_ss.decoding.target import Target
 
 
 def run(
@@ -138,8 +137,6 @@ class LocalSession(Session):
     def afterwards(self, samples: Sequence[Sample]) -> None:
         self.second_passes().make(samples, self.config.seed)
         if self.config.concurrency:
-            from specbench_ss.benchmark.levels_together import LevelsTogether
-
             run_dir = cast("RunDir", self.run_dir)
             LevelsTogether(self, run_dir, self.decoders, self.request, self.answering, self.machine, self.tested).make()
 

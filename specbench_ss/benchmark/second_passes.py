@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from specbench_ss.benchmark import drafts
+from specbench_ss.benchmark import drafts, tracing
 from specbench_ss.benchmark.schedule import Sample
+from specbench_ss.benchmark.tracing import MOST_TOKENS
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.errors import error_text
@@ -63,8 +64,6 @@ class SecondPasses:
 
     def _trace(self, samples: Sequence[Sample]) -> None:
         """Profile each method's first good request, after the same one unprofiled."""
-        from specbench_ss.benchmark import tracing
-
         traces: dict[str, dict[str, Any]] = dict(self.run_dir.manifest.get("traces") or {})
         for label, decoder in self.decoders.items():
             of_method = (s for s in samples if s.method == label and s.key in self.run_dir.rows)
@@ -84,6 +83,4 @@ class SecondPasses:
             decoder.forget()
 
     def _tokens(self, decoder: Decoder, sample: Sample) -> int:
-        from specbench_ss.benchmark.tracing import MOST_TOKENS
-
         return len(self.answer(decoder, sample, MOST_TOKENS).tokens)

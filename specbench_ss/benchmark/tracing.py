@@ -10,12 +10,10 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
-
-if TYPE_CHECKING:
-    import torch
 
 Span = tuple[float, float]  # start and end, microseconds
 BINS = 120  # of the timeline in the summary

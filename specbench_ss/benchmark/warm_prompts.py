@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from specbench_ss.decoding.target import Target
 from specbench_ss.runs.suite import Question
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
 
 
 def warm_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:

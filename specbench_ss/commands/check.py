@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from specbench_ss import registry
 from specbench_ss.commands import run_options
 from specbench_ss.commands.shared import Plugin
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec, split_methods
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.testing import Kit
+from specbench_ss.testing import ARCHITECTURES, FEW, Kit
+from specbench_ss.time_limit import TimeIsOver, time_limit
 
 
 def command(
@@ -59,8 +59,6 @@ def command(
 
 def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[MethodSpec]:
     """Return the methods that are asked for, or else those that the plugin files define."""
-    from specbench_ss import registry
-
     if methods and all_:
         raise UserError("give methods or --all, not both")
     if all_:
@@ -112,9 +110,6 @@ def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeo
 
 
 def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> Kit:
-    from specbench_ss.testing import ARCHITECTURES, FEW, Kit
-    from specbench_ss.time_limit import TimeIsOver, time_limit
-
     over = f"{spec.label}: its examples are not made within {timeout:g} s"
     try:
         with time_limit(timeout, lambda: f"{over}, which cannot be interrupted"):
@@ -134,8 +129,6 @@ def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], 
 
     What is returned raises UserError where the options do not fit, or need weights that only a model of the user's has.
     """
-    from specbench_ss import registry
-
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     if not spec.options:
         return kind.examples
@@ -151,8 +144,6 @@ def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], 
 
 def references_of(specs: Sequence[MethodSpec]) -> set[str]:
     """Return the methods that others must equal in output; none where all of `specs` are lossless."""
-    from specbench_ss import registry
-
     if all(registry.method_class(spec.name).lossless for spec in specs):
         return set()
     return {_reference(kind) for kind in registry.load_all(registry.METHODS).values()} - {""}

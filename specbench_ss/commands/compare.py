@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from specbench_ss.results.compare_runs import RunComparison, compare
+from specbench_ss.results.comparison import as_record
+from specbench_ss.results.comparison_output import interval_text, print_comparison
 from specbench_ss.results.regression import METRICS, broken, not_judged, read_limits
-
-if TYPE_CHECKING:
-    from specbench_ss.results.compare_runs import RunComparison
+from specbench_ss.results.summary import OVERALL
 
 
 def _checked(text: str | None) -> str | None:
@@ -41,8 +44,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
 ) -> None:
     """Say what differs between two runs, what became faster or slower from A to B, and what is only noise."""
-    from specbench_ss.results.compare_runs import compare
-
     made = compare(run_a, run_b, anyway=anyway)
     if as_json:
         print(json.dumps(_as_json(made), indent=1, ensure_ascii=False))
@@ -52,18 +53,10 @@ def command(
 
 
 def _print(made: RunComparison) -> None:
-    from rich.console import Console
-
-    from specbench_ss.results.comparison_output import print_comparison
-
     print_comparison(made, Console())
 
 
 def _as_json(made: RunComparison) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from specbench_ss.results.comparison import as_record
-
     return {
         "a": str(made.a),
         "b": str(made.b),
@@ -75,9 +68,6 @@ def _as_json(made: RunComparison) -> dict[str, Any]:
 
 def _fail(made: RunComparison, asked: str | None) -> None:
     """Exit with code 1 and one line that says why, where an interval supports a regression beyond a limit."""
-    from specbench_ss.results.comparison_output import interval_text
-    from specbench_ss.results.summary import OVERALL
-
     limits, rows = read_limits(asked), [row for row in made.rows if row.category == OVERALL]
     if unknown := not_judged(rows, limits):
         print(f"ssbench: --fail-on: not judged: {'; '.join(unknown)}", file=sys.stderr)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from typing import Annotated, Any
 
+import torch
 import typer
 
+from specbench_ss.benchmark.telemetry.sampler import sampler_for
 from specbench_ss.commands import help_texts
-
-if TYPE_CHECKING:
-    import torch
-
-    from specbench_ss.models.machine_limits import MachineLimits
+from specbench_ss.models import machine_limits
+from specbench_ss.models.devices import check_one_device, resolve_device
+from specbench_ss.models.machine_limits import MachineLimits, device_name
+from specbench_ss.results.number_text import number
+from specbench_ss.runs.environment import busy, environment
 
 
 def command(
@@ -26,12 +29,6 @@ def command(
     device: Annotated[str, typer.Option(help=help_texts.DEVICE)] = "auto",
 ) -> None:
     """Say what is known of this machine: device, versions, what can be recorded of it, and its measured limits."""
-    import torch
-
-    from specbench_ss.models import machine_limits
-    from specbench_ss.models.devices import check_one_device, resolve_device
-    from specbench_ss.runs.environment import busy, environment
-
     check_one_device(device, "doctor")
     here, chosen = environment(), torch.device(resolve_device(device))
     _versions(here, chosen)
@@ -44,8 +41,6 @@ def command(
 
 
 def _versions(here: dict[str, Any], device: torch.device) -> None:
-    from specbench_ss.models.machine_limits import device_name
-
     print(f"{'device':<12}{device}: {device_name(device)}")
     cpu, threads = here["cpu"], here["threads"] or {}
     print(f"{'processor':<12}{cpu['model']}, {cpu['available']} usable cores, {threads.get('intra_op')} threads")
@@ -59,10 +54,6 @@ def _versions(here: dict[str, Any], device: torch.device) -> None:
 
 def _telemetry(device: torch.device) -> None:
     """Print what a run can read of the machine, by trying."""
-    import time
-
-    from specbench_ss.benchmark.telemetry.sampler import sampler_for
-
     sampler = sampler_for(device, 1.0)
     assert sampler is not None
     with sampler.watch() as seen:
@@ -77,7 +68,6 @@ def _limits(limits: MachineLimits | None) -> None:
     if limits is None:
         print(f"{'limits':<12}not measured; `ssbench doctor --calibrate` does that")
         return
-    from specbench_ss.results.number_text import number
 
     threads = f", {limits.threads} threads" if limits.threads else ""
     print(f"{'limits':<12}measured {limits.made} with torch {limits.torch}{threads}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from specbench_ss.errors import UserError, os_reason
-
-if TYPE_CHECKING:
-    from specbench_ss.runs.rows import Run
+from specbench_ss.results import exports
+from specbench_ss.results.health import unfinished
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run, run_around
 
 Form = Literal["specbench", "csv", "parquet", "markdown"]
 
@@ -35,9 +37,6 @@ def command(
     ] = None,
 ) -> None:
     """Write a run in the form of another tool. Says so where the run is not complete."""
-    from specbench_ss.results.health import unfinished
-    from specbench_ss.runs.run_directory import read_run
-
     done = read_run(run)
     if not done.rows:
         raise UserError(f"nothing to export: {run} has no sample")
@@ -50,9 +49,6 @@ def command(
 
 
 def _write(run: Run, form: Form, out: Path | None) -> None:
-    from specbench_ss.results import exports
-    from specbench_ss.results.summary import summarise
-
     if form == "markdown":
         text = exports.markdown(summarise(run), run.manifest["config"])
         if out is None:
@@ -72,7 +68,5 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
 
 def _check_outside(out: Path) -> None:
     """Raise UserError for a path that is a run directory or lies in one: a method may be called as one of its files."""
-    from specbench_ss.runs.run_directory import run_around
-
     if run := run_around(out):
         raise UserError(f"--out {out} lies in the run directory {run}: give a path outside of it")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specbench_ss.errors import UserError, known_words
-
-if TYPE_CHECKING:
-    from specbench_ss.results.run_health import Check
-    from specbench_ss.runs.rows import Run
+from specbench_ss.results.run_health import Check, checks
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.rows import Run
 
 KINDS = (
     "failed", "mismatch", "biased", "untestable", "impossible", "void", "unstable", "disturbed", "near-tie", "length",
@@ -71,8 +70,6 @@ def fail(run: Run, asked: str | None) -> None:
     names = read(asked)
     if not names:
         return
-    from specbench_ss.results.run_health import checks
-    from specbench_ss.results.summary import summarise
 
     why = found(checks(run, summarise(run)), names)
     if why:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
-if TYPE_CHECKING:
-    from specbench_ss.results.rescoring import RescoredRow
+from specbench_ss.results.number_text import interval, number, times, title
+from specbench_ss.results.rescoring import RescoredRow, cannot_tell, rescored
+from specbench_ss.results.summary import OVERALL
+from specbench_ss.results.terminal_table import result_table, widen
 
 COLUMNS = (
     "method", "speedup", "95% interval", "τ", "τ−1", "written", "Spec-Bench", "same text", "tokens/s", "n",
@@ -30,10 +36,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
 ) -> None:
     """Score answer files of Spec-Bench again: the same counting for all, intervals, and what the files cannot tell."""
-    from dataclasses import asdict
-
-    from specbench_ss.results.rescoring import cannot_tell, rescored
-
     rows = rescored(files, baseline)
     if as_json:
         said = {"notes": list(cannot_tell(rows)), "rows": [asdict(row) for row in rows]}
@@ -43,14 +45,6 @@ def command(
 
 
 def _print(rows: list[RescoredRow]) -> None:
-    from itertools import groupby
-
-    from rich.console import Console
-
-    from specbench_ss.results.rescoring import cannot_tell
-    from specbench_ss.results.summary import OVERALL
-    from specbench_ss.results.terminal_table import widen
-
     console = Console()
     widen(console)
     tasks = {category: list(group) for category, group in groupby(rows, key=lambda row: row.category)}
@@ -62,11 +56,6 @@ def _print(rows: list[RescoredRow]) -> None:
 
 
 def _print_task(task: str, rows: list[RescoredRow], console: object) -> None:
-    from rich.markup import escape
-
-    from specbench_ss.results.number_text import interval, number, times, title
-    from specbench_ss.results.terminal_table import result_table
-
     table = result_table(escape(title(task)), COLUMNS)
     for row in sorted(rows, key=lambda row: (row.comparison != "reference", -(row.speedup or 0))):
         table.add_row(

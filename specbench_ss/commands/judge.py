@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from specbench_ss.judging.plan import Plan
-    from specbench_ss.judging.prompts import Prompts
-    from specbench_ss.runs.rows import Run
+from specbench_ss import registry
+from specbench_ss.errors import UserError
+from specbench_ss.judging.endpoint import Endpoint
+from specbench_ss.judging.plan import Judge, Plan, plan
+from specbench_ss.judging.prompts import FilePrompts, Prompts
+from specbench_ss.judging.session import judge
+from specbench_ss.results.number_text import counted, number
+from specbench_ss.results.parquet_files import rewrite_scores
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
 
 
 def command(
@@ -46,9 +53,6 @@ def command(
     workers: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 4,
 ) -> None:
     """Let a model rate a run's answers from 1 to 10. What it costs is printed first; --yes sends the answers."""
-    from specbench_ss.judging.plan import Judge, plan
-    from specbench_ss.runs.run_directory import read_run
-
     done = read_run(run)
     chosen = [part for part in (methods or "").split(",") if part]
     found = plan(done, Judge.at(model, base_url, max_tokens), _prompts(done, prompts), chosen)
@@ -59,9 +63,6 @@ def command(
         print("Nothing was sent. Add --yes to send these.")
         return
     else:
-        from specbench_ss.judging.endpoint import Endpoint
-        from specbench_ss.judging.session import judge
-
         try:
             unrated = judge(run, found, Endpoint(model, base_url, retries, max_tokens).ask, workers, _told)
         finally:
@@ -72,18 +73,12 @@ def command(
 
 
 def _write_parquet(run: Path) -> None:
-    from specbench_ss.results.parquet_files import rewrite_scores
-
     if problem := rewrite_scores(run):
         print(f"ssbench: warning: {problem}", file=sys.stderr)
 
 
 def _prompts(run: Run, given: Path | None) -> Prompts:
     """Return the prompts that are given, the suite's, or the project's own."""
-    from specbench_ss import registry
-    from specbench_ss.errors import UserError
-    from specbench_ss.judging.prompts import FilePrompts, Prompts
-
     if given is None:
         data = run.manifest["config"].get("data")
         try:
@@ -124,10 +119,6 @@ def _told(done: int, calls: int) -> None:
 
 
 def _print_scores(run: Run) -> None:
-    from specbench_ss.errors import UserError
-    from specbench_ss.results.number_text import counted, number
-    from specbench_ss.results.summary import OVERALL, summarise
-
     rated = [row for row in summarise(run) if row.category == OVERALL and row.judged is not None]
     for row in rated:
         print(f"{row.method:<10} judged {number(row.judged)} over {counted(row.judged_n, 'question')}")

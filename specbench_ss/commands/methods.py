@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specbench_ss import registry
 from specbench_ss.commands.shared import Plugin
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.method_spec import REFERENCE
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.options import describe_options
 
 
 def command(plugin: Plugin = None) -> None:
     """List the decoding methods and their options."""
-    from specbench_ss import registry
-    from specbench_ss.options import describe_options
-
     for name, method in registry.load_all(registry.METHODS).items():
         output = promise(method, method.Options())
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")

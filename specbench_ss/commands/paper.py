@@ -10,16 +10,22 @@ from typing import Annotated
 
 import typer
 
+from specbench_ss import registry
+from specbench_ss.benchmark import preflight
 from specbench_ss.commands import help_texts
+from specbench_ss.commands.paper_all import make_all
 from specbench_ss.commands.paper_folder import check_folder
 from specbench_ss.commands.paper_work import check_settings, in_order, make, without_effect
 from specbench_ss.commands.shared import interrupted, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE
+from specbench_ss.models.devices import check_one_device
 from specbench_ss.number_formats import Dtype
 from specbench_ss.options import MOST_SEED
 from specbench_ss.results.experiment import Experiment, Request
+from specbench_ss.results.experiment_output import status
 from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.run_directory import check_place
 
 DEFAULT, ALL = Request(), "all"
 
@@ -76,9 +82,6 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help=help_texts.DRY_RUN)] = False,
 ) -> None:
     """Measure a table or figure of the papers again and show its published numbers beside ours."""
-    from specbench_ss import registry
-    from specbench_ss.models.devices import check_one_device
-
     given = None if data is None else str(data)
     request = Request(model, limit, device, dtype, seed, given, chat_template, tuple(set_ or ()), published)
     if name == "list":
@@ -88,8 +91,6 @@ def command(
         raise typer.BadParameter("--resume needs --out, the folder of the unfinished work")
     check_one_device(device, "paper")  # some experiments train
     if name == ALL:
-        from specbench_ss.commands.paper_all import make_all
-
         where = RunTarget(out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-all", resume)
         _check_out(where, name, request)
         make_all(request, where, dry_run)
@@ -121,8 +122,6 @@ def _check_out(where: RunTarget, name: str, request: Request) -> None:
 
     What is in the way of a resumed experiment is work on another one, or with other options.
     """
-    from specbench_ss.runs.run_directory import check_place
-
     there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
     if there and not where.resume:
         raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
@@ -135,8 +134,6 @@ def _check_out(where: RunTarget, name: str, request: Request) -> None:
 
 def _check_methods(experiment: Experiment, request: Request) -> None:
     """Raise UserError where a --set is wrong, or where one of the runs could not be made."""
-    from specbench_ss.benchmark import preflight
-
     check_settings(request)
     configs = {} if experiment.trains else experiment.configs(request)
     if configs and (idle := without_effect(request.settings, configs.values())):
@@ -148,9 +145,6 @@ def _check_methods(experiment: Experiment, request: Request) -> None:
 
 def _list(request: Request) -> None:
     """List every experiment with its rows: those that run, and what each of the others lacks."""
-    from specbench_ss import registry
-    from specbench_ss.results.experiment_output import status
-
     found = registry.load_all(registry.EXPERIMENTS)
     for name in sorted(found, key=in_order):
         print(f"{name:<14} {found[name].source}: {found[name].title}")
@@ -159,8 +153,6 @@ def _list(request: Request) -> None:
 
 
 def _describe(experiment: Experiment, request: Request, out: Path) -> None:
-    from specbench_ss.results.experiment_output import status
-
     print(f"experiment {experiment.name}: {experiment.source}: {experiment.title}")
     for line in status(experiment.parts(request)):
         print(f"rows       {line}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from specbench_ss import registry
 from specbench_ss.commands.paper_folder import begin_folder, check_folder
 from specbench_ss.commands.paper_work import check_settings, in_order, make, without_effect
 from specbench_ss.commands.shared import interrupted, to_go_on
@@ -76,8 +77,6 @@ def make_all(request: Request, where: RunTarget, dry_run: bool) -> None:
 
 
 def _experiments() -> list[Experiment]:
-    from specbench_ss import registry
-
     found = registry.load_all(registry.EXPERIMENTS)
     return [found[name]() for name in sorted(found, key=in_order)]
 

@@ -11,6 +11,7 @@ import msgspec
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
 from specbench_ss.results.experiment import Request
+from specbench_ss.results.experiment_output import RESULT
 from specbench_ss.runs.manifest import plain
 
 ASKED = "asked.json"
@@ -49,8 +50,6 @@ def begin_folder(folder: Path, name: str, request: Request) -> None:
 
 def _read(folder: Path) -> _Asked | None:
     """Return what the folder says that it is for. One that an earlier version ended has it in its result alone."""
-    from specbench_ss.results.experiment_output import RESULT
-
     for file in (folder / ASKED, folder / RESULT):
         try:
             return records.decoder(_Asked)(file.read_bytes())

@@ -6,16 +6,25 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+
+from specbench_ss import __version__, registry
+from specbench_ss.benchmark.asked import read_settings
 from specbench_ss.commands.paper_folder import begin_folder
+from specbench_ss.commands.run_output import measure as make_run
 from specbench_ss.errors import error_text
 from specbench_ss.method_spec import MethodSpec
+from specbench_ss.models.loading import load_target
 from specbench_ss.results.experiment import Bench, Claim, Experiment, Request, Result
+from specbench_ss.results.experiment_output import FIGURE, print_result, write_result
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
-
-if TYPE_CHECKING:
-    from specbench_ss.runs.rows import Run
+from specbench_ss.runs.environment import environment
+from specbench_ss.runs.manifest import now
+from specbench_ss.runs.manifest_reading import MANIFEST
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
 
 
 def in_order(name: str) -> list[str]:
@@ -25,11 +34,6 @@ def in_order(name: str) -> list[str]:
 
 def make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     """Measure a table or figure, print it, and write its files and its page. Raises UserError where nothing can run."""
-    from rich.console import Console
-
-    from specbench_ss import registry
-    from specbench_ss.results.experiment_output import FIGURE, print_result, write_result
-
     begin_folder(where.out, experiment.name, request)
     bench, runs = _bench(request, where, experiment.recording)
     result = experiment.run(bench)
@@ -48,17 +52,12 @@ def make(experiment: Experiment, request: Request, where: RunTarget) -> None:
 
 def check_settings(request: Request) -> None:
     """Raise UserError where a --set is wrong."""
-    from specbench_ss import registry
-    from specbench_ss.benchmark.asked import read_settings
-
     for method, options in read_settings(request.settings).items():
         registry.method_options(MethodSpec(method, options))
 
 
 def without_effect(settings: Sequence[str], configs: Iterable[RunConfig]) -> list[str]:
     """Return those of METHOD.OPTION=VALUE that none of these runs has: all of them set this option themselves."""
-    from specbench_ss.benchmark.asked import read_settings
-
     has = {(s.name, *option) for config in configs for s in config.methods for option in s.options.items()}
     return [
         text
@@ -78,14 +77,9 @@ def claims_of(experiment: Experiment, result: Result) -> list[Claim]:
 
 def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Bench, list[str]]:
     """Return what the experiment works with, and the names of the runs that it makes, as it makes them."""
-    from specbench_ss.runs.manifest_reading import MANIFEST
-
     runs: list[str] = []
 
     def measure(config: RunConfig, name: str) -> Run:
-        from specbench_ss.commands.run_output import measure as make_run
-        from specbench_ss.runs.run_directory import read_run
-
         folder = where.out / name
         resume = where.resume and (folder / MANIFEST).exists()
         make_run(config, RunTarget(folder, resume, recording=recording))
@@ -93,8 +87,6 @@ def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Be
         return read_run(folder)
 
     def target() -> Any:
-        from specbench_ss.models.loading import load_target
-
         return load_target(
             request.model,
             dtype=request.dtype,
@@ -108,10 +100,6 @@ def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Be
 
 def _about(experiment: Experiment, request: Request, runs: list[str]) -> dict[str, Any]:
     """Say how the result was made, as JSON-ready data."""
-    from specbench_ss import __version__
-    from specbench_ss.runs.environment import environment
-    from specbench_ss.runs.manifest import now
-
     return {
         "experiment": experiment.name,
         "title": experiment.title,

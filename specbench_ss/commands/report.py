@@ -6,17 +6,18 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specbench_ss.commands.fail_on import FailOn, fail
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.registry import REPORTS, names
+from specbench_ss.registry import REPORTS, load_report, names
+from specbench_ss.results.health import unfinished
+from specbench_ss.results.quality import checked_margin
 from specbench_ss.results.report import Report
-
-if TYPE_CHECKING:
-    from specbench_ss.runs.rows import Run
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import is_of_run, read_run
 
 KINDS = ", ".join(names(REPORTS))  # those of plugins too
 
@@ -47,10 +48,6 @@ def command(
     fail_on: FailOn = None,
 ) -> None:
     """Write the report of an earlier run again, or of several beside each other. It says so where one is unfinished."""
-    from specbench_ss.results.health import unfinished
-    from specbench_ss.results.quality import checked_margin
-    from specbench_ss.runs.run_directory import read_run
-
     if len(runs) > 1 and fail_on:
         raise UserError("--fail-on looks at one run; `ssbench compare --fail-on` judges what changed between two")
     done = [read_run(run) for run in runs]
@@ -87,8 +84,6 @@ def write_comparison(runs: Sequence[Run], name: str, out: Path | None, quality_m
 
 
 def _report(name: str, runs: Sequence[Run], quality_margin: float) -> Report:
-    from specbench_ss.registry import load_report
-
     report = load_report(name)
     report.quality_margin = quality_margin
     for run in runs:
@@ -98,8 +93,6 @@ def _report(name: str, runs: Sequence[Run], quality_margin: float) -> Report:
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> Path:
-    from specbench_ss.runs.run_directory import is_of_run
-
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
     if is_of_run(path):

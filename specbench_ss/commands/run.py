@@ -12,7 +12,7 @@ from specbench_ss.benchmark.asked import optional_methods
 from specbench_ss.benchmark.asked_endpoints import TIMEOUT_S, Access, access_of, check_fit
 from specbench_ss.benchmark.asked_workers import workers_of
 from specbench_ss.benchmark.build_config import default_out, goal_of, recording_of, run_config
-from specbench_ss.commands import help_texts, run_options
+from specbench_ss.commands import help_texts, run_options, run_output, run_served
 from specbench_ss.commands.fail_on import FailOn
 from specbench_ss.commands.shared import Plugin, interrupted, to_go_on
 from specbench_ss.models.quantising import Quantize
@@ -364,7 +364,6 @@ def command(
     if endpoint:
         _served(wanted, where, access_of(ctx.params), dry_run, open_it, fail_on)
         return
-    from specbench_ss.commands import run_output
 
     if dry_run:
         run_output.describe(wanted, where)
@@ -384,8 +383,6 @@ def _served(
     wanted: RunConfig, where: RunTarget, access: Access, dry_run: bool, open_it: bool, fail_on: str | None
 ) -> None:
     """Do the same with servers."""
-    from specbench_ss.commands import run_served
-
     if dry_run:
         run_served.describe(wanted, where, access)
         return

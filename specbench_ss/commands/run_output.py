@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -15,19 +15,23 @@ from rich.markup import escape
 
 from specbench_ss.benchmark import measure as measuring
 from specbench_ss.benchmark import preflight
+from specbench_ss.benchmark.measure import Ready
+from specbench_ss.benchmark.progress import Progress
+from specbench_ss.benchmark.runner import Events
 from specbench_ss.commands.fail_on import fail
 from specbench_ss.commands.report import open_in_browser, write_report
 from specbench_ss.models.devices import device_class
 from specbench_ss.models.drafter_advice import advice_text
 from specbench_ss.options import options_text
+from specbench_ss.results.concurrency_text import print_levels
+from specbench_ss.results.machine import machine_rows
+from specbench_ss.results.machine_text import machine_lines
 from specbench_ss.results.number_text import counted, parameters
+from specbench_ss.results.terminal_table import print_tables
 from specbench_ss.runs.config import RunConfig, RunTarget, decoding
+from specbench_ss.runs.rows import Run
+from specbench_ss.runs.run_directory import read_run
 from specbench_ss.runs.suite import SuiteData
-
-if TYPE_CHECKING:
-    from specbench_ss.benchmark.measure import Ready
-    from specbench_ss.benchmark.runner import Events
-    from specbench_ss.runs.rows import Run
 
 
 def describe(config: RunConfig, where: RunTarget) -> None:
@@ -77,8 +81,6 @@ def checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
 @contextmanager
 def _shown(ready: Ready) -> Iterator[Events]:
     """Show notes, the choice of a dtype, a title and the live display on stderr."""
-    from specbench_ss.benchmark.progress import Progress
-
     console = Console(stderr=True)
     for note in ready.notes:
         console.print(f"[yellow]warning:[/] {escape(note)}", highlight=False, soft_wrap=True)
@@ -131,12 +133,6 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
 
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
     """
-    from specbench_ss.results.concurrency_text import print_levels
-    from specbench_ss.results.machine import machine_rows
-    from specbench_ss.results.machine_text import machine_lines
-    from specbench_ss.results.terminal_table import print_tables
-    from specbench_ss.runs.run_directory import read_run
-
     done = read_run(out)
     for line in machine_lines(machine_rows(done), done.manifest):
         print(line)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from specbench_ss.benchmark.asked_endpoints import Access
+from specbench_ss.benchmark.events import Events
+from specbench_ss.benchmark.progress import Progress
 from specbench_ss.commands.run_output import decoding_text, print_data_notes, tell
 from specbench_ss.results.number_text import counted
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.served import measure as measuring
-
-if TYPE_CHECKING:
-    from specbench_ss.benchmark.events import Events
 
 
 def describe(config: RunConfig, where: RunTarget, access: Access) -> None:
@@ -47,8 +45,6 @@ def run(
 @contextmanager
 def _shown(ready: measuring.Ready) -> Iterator[Events]:
     """Show what the servers tell of themselves, a title and the live display on stderr."""
-    from specbench_ss.benchmark.progress import Progress
-
     console, data = Console(stderr=True), ready.plan.data
     for found in ready.found:
         server, about = found.server, found.about

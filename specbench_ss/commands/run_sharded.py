@@ -5,19 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
+from specbench_ss.benchmark.events import Events
 from specbench_ss.benchmark.progress import Progress
 from specbench_ss.commands.run_output import checked, print_advice, print_data_notes, tell, title
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.sharded import measure as measuring
-
-if TYPE_CHECKING:
-    from specbench_ss.benchmark.events import Events
-    from specbench_ss.sharded.measure import Ready
+from specbench_ss.sharded.measure import Ready
 
 
 def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on: str | None = None) -> None:

@@ -51,7 +51,7 @@ def _load(ctx: typer.Context, given: Any) -> Any:
     """
     if ctx.resilient_parsing:
         return given
-    from specbench_ss.plugin_file import load_plugin
+    from specbench_ss.plugin_file import load_plugin  # imports torch, and `ssbench --help` imports this module
 
     return tuple(load_plugin(Path(file)) for file in dict.fromkeys(given or ()))
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from specbench_ss import registry
+from specbench_ss.benchmark.build_config import suite_and_data
+from specbench_ss.benchmark.requests import suite_request
 from specbench_ss.commands import help_texts
-
-if TYPE_CHECKING:
-    from specbench_ss.runs.suite import SuiteRequest
+from specbench_ss.commands.suite_output import print_data
+from specbench_ss.models.loading import outline_of
+from specbench_ss.models.model_folder import check_model
+from specbench_ss.runs.suite import SuiteRequest
+from specbench_ss.testing.suite_laws import suite_results
 
 app = typer.Typer(
     help="List the suites, show their questions, download their data, or check one.", invoke_without_command=True
@@ -26,7 +31,6 @@ Model = Annotated[str, typer.Option("--model", help=help_texts.MODEL)]
 def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from specbench_ss import registry
 
     for name, suite in registry.load_all(registry.SUITES).items():
         known = ", ".join(suite.categories) or "those of the file"
@@ -42,8 +46,6 @@ def fetch(
     ] = None,
 ) -> None:
     """Download a suite's data and check that it is complete and unchanged."""
-    from specbench_ss import registry
-
     print(f"{name}: {registry.load_suite(name).fetch(source)}")
 
 
@@ -60,9 +62,6 @@ def show(
     whole: Annotated[bool, typer.Option("--whole", help="Print whole questions, however long they are.")] = False,
 ) -> None:
     """Show what a run of this suite would ask: how many questions of each task, and some of them."""
-    from specbench_ss import registry
-    from specbench_ss.commands.suite_output import print_data
-
     plain, request = _asked(name, categories, limit, data, model)
     print_data(registry.load_suite(plain).load(request), sample, whole)
 
@@ -70,9 +69,6 @@ def show(
 @app.command()
 def check(name: Name, data: Data = None, model: Model = "lab") -> None:
     """Hold a suite to the laws that results rely on (docs/suites.md). The exit code is 1 where one is broken."""
-    from specbench_ss import registry
-    from specbench_ss.testing.suite_laws import suite_results
-
     plain, request = _asked(name, None, None, data, model)
     kind = type(registry.load_suite(plain))
     broken = 0
@@ -87,11 +83,6 @@ def _asked(
     name: str, categories: str | None, limit: int | None, data: Path | None, model: str
 ) -> tuple[str, SuiteRequest]:
     """Return the suite's name, and what a run with this model would ask of it."""
-    from specbench_ss.benchmark.build_config import suite_and_data
-    from specbench_ss.benchmark.requests import suite_request
-    from specbench_ss.models.loading import outline_of
-    from specbench_ss.models.model_folder import check_model
-
     plain, carried = suite_and_data(name, data)
     check_model(model)
     asked = [part.strip() for part in (categories or "").split(",") if part.strip()]

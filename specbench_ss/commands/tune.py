@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specbench_ss.benchmark.build_config import suite_and_data
-from specbench_ss.commands import help_texts
+from specbench_ss.commands import help_texts, tune_work
 from specbench_ss.commands.shared import Plugin
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
@@ -98,6 +98,5 @@ def command(
         data=carried,
         **given,
     )
-    from specbench_ss.commands import tune_work
 
     tune_work.run(wanted, out)

@@ -7,43 +7,40 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from specbench_ss import registry
 from specbench_ss.benchmark import preflight
+from specbench_ss.benchmark.preset_conditions import conditions
+from specbench_ss.benchmark.quiet_timing import frozen_heap
+from specbench_ss.benchmark.requests import check_history, check_room, prompt_ids, suite_request
 from specbench_ss.commands.shared import interrupted
 from specbench_ss.decoding.decoder import Decoder
+from specbench_ss.decoding.engines import check_engine
+from specbench_ss.decoding.loop import Limits
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.method_spec import REFERENCE, MethodSpec, PluginFile
+from specbench_ss.models.chat_templates import check_template
+from specbench_ss.models.devices import resolve_device
+from specbench_ss.models.dividing import check_divided
+from specbench_ss.models.loading import load_target
+from specbench_ss.models.model_folder import check_model
 from specbench_ss.runs.config import RunConfig, TuneConfig
 from specbench_ss.runs.preset import check_writable, write_preset
 from specbench_ss.runs.suite import SuiteData
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.outline import Outline
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.method_spec import PluginFile
-    from specbench_ss.tuning.bench import DecoderBench
-    from specbench_ss.tuning.session import Tuned
+from specbench_ss.tuning.bench import DecoderBench
+from specbench_ss.tuning.display import TuneProgress, print_tuned
+from specbench_ss.tuning.preset_content import content, sentence
+from specbench_ss.tuning.session import Tuned, tune
 
 FEW = 4  # prompts per task, unless they come from a file of the user's
 
 
 def run(config: TuneConfig, out: Path | None) -> None:
     """Tune, write the preset, and print what was tried. The user's mistakes are found before anything is measured."""
-    from specbench_ss.benchmark.quiet_timing import frozen_heap
-    from specbench_ss.benchmark.requests import check_history, check_room
-    from specbench_ss.decoding.engines import check_engine
-    from specbench_ss.models.chat_templates import check_template
-    from specbench_ss.models.devices import resolve_device
-    from specbench_ss.models.dividing import check_divided
-    from specbench_ss.models.loading import load_target
-    from specbench_ss.models.model_folder import check_model
-    from specbench_ss.tuning.display import TuneProgress, print_tuned
-    from specbench_ss.tuning.session import tune
-
     _check_method(config.method)
     check_divided(config.model, config.device, config.engine)
     device = resolve_device(config.device)
@@ -90,18 +87,12 @@ def _outline(config: TuneConfig) -> Outline:
 
 
 def _questions(config: TuneConfig, outline: Outline) -> SuiteData:
-    from specbench_ss.benchmark.requests import suite_request
-
     limit = config.limit if config.limit is not None else FEW if config.data is None else 0
     request = suite_request(config.categories, limit, config.data, outline)
     return registry.load_suite(config.suite).calibration(request)
 
 
 def _bench(config: TuneConfig, target: Target, asked: SuiteData) -> DecoderBench:
-    from specbench_ss.benchmark.requests import prompt_ids
-    from specbench_ss.decoding.loop import Limits
-    from specbench_ss.tuning.bench import DecoderBench
-
     return DecoderBench(
         config.method,
         registry.load_method(config.method, target),
@@ -112,9 +103,6 @@ def _bench(config: TuneConfig, target: Target, asked: SuiteData) -> DecoderBench
 
 
 def _write(path: Path, tuned: Tuned, bench: DecoderBench, target: Target, asked: SuiteData, config: TuneConfig) -> None:
-    from specbench_ss.benchmark.preset_conditions import conditions
-    from specbench_ss.tuning.preset_content import content
-
     resolved = bench.decoder(tuned.chosen).described()
     how = {"budget_s": config.budget, "max_new_tokens": config.max_new_tokens, "seed": config.seed}
     found = content(tuned, resolved, conditions(target), asked, **how)
@@ -124,8 +112,6 @@ def _write(path: Path, tuned: Tuned, bench: DecoderBench, target: Target, asked:
 
 def _tell(tuned: Tuned, path: Path, lossless: bool, plugin: Sequence[PluginFile] = ()) -> None:
     """Print the outcome, and last what to do."""
-    from specbench_ss.tuning.preset_content import sentence
-
     files = [word for file in plugin for word in ("--plugin", file.file)]
     if tuned.interrupted:
         print("ssbench: interrupted; this is what was measured until then", file=sys.stderr)

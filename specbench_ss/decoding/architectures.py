@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from specbench_ss.decoding.grouped_attention import without_warnings
+from specbench_ss.decoding.own_arguments import Tables
+from specbench_ss.decoding.own_layers import own_parts
 from specbench_ss.decoding.unknown_types import cannot_be_used, check_unknown
 from specbench_ss.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from specbench_ss.decoding.own_arguments import Tables
 
 
 @dataclass(slots=True)
@@ -205,9 +204,6 @@ def family_of(model: Any) -> Family:
 
 
 def _any_other(model: Any, context: int) -> Family:
-    from specbench_ss.decoding.grouped_attention import without_warnings
-    from specbench_ss.decoding.own_layers import own_parts
-
     try:
         with without_warnings():
             parts = own_parts(model, context)

@@ -10,18 +10,13 @@ import math
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    # query [B, heads, q, d], key, value [B, kv_heads, n, d], additive mask [1 or B, 1, q, n], scale
-    # -> [B, q, heads, d]
-    Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
-
+Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 TRIES, CLEARLY = 7, 1.25  # how often each is measured; times as fast as the first one another has to be
 FROM = {256: 0, 1024: 512}  # keys of a probe -> from how many keys what is fastest there counts
 FEW = 4  # rows that have a mask

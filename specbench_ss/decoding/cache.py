@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.placement import to_device
 from specbench_ss.decoding.tree import indices
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Cache:

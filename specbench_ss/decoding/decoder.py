@@ -10,25 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.model_shape import read_by_a_pass
+from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.own_work import OwnWork
+from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import verify
+from specbench_ss.decoding.verify import Verdict, verify
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.options import NoOptions, option_values
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.cache import Cache
-    from specbench_ss.decoding.outline import Outline
-    from specbench_ss.decoding.sampling import Sampling
-    from specbench_ss.decoding.target import Output, Target
-    from specbench_ss.decoding.verify import Verdict
 
 
 @dataclass(slots=True)

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.near_ties import FRACTION_BITS, near_tie_drop
 from specbench_ss.decoding.replaying import SOMETHING_ELSE, Replay, called, captured_on, same
 from specbench_ss.decoding.static_passes import StaticPasses
+from specbench_ss.decoding.target import Target
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.target import Target
 
 AUTO, EAGER, GRAPH = ENGINES = ("auto", "eager", "graph")
 PROMPT, TREES = 8, ((-1,), (-1, 0, 0), (-1, 0, 1))  # tokens and drafts of the proof

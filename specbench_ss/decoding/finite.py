@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.target import Target
 
 ROUNDING = 0.02  # by which a sum over a vocabulary in half precision may miss 1
 PROBE = 8  # tokens of the prompt that a model answers when it is loaded

@@ -7,9 +7,9 @@ A layer that does not agree with its own module when it is made is left as it is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,6 @@ from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.held_weights import holds_numbers
 from specbench_ss.decoding.placement import moved, place_of
 from specbench_ss.decoding.products import Packing, Product
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROWS, FIRST = 5, 3  # of the comparison with the module: rows, and the position of the first
 OFF = {torch.float32: 1e-4}  # share of the largest value by which a layer may differ from its module

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.choosing_watch import ChoosingWatch, unusable
@@ -24,9 +25,6 @@ from specbench_ss.decoding.target import Output, Target
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.verify import Verdict, verify
 from specbench_ss.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PROBED = 4  # tokens of an answer that is begun once more, to see what its drafts are chosen from
 FIRST_GUESS = 64  # rows of a step that the cache reserves where a method does not say how many it needs

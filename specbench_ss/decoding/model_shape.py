@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.products import bytes_read, entries
+from specbench_ss.decoding.target import Target
 
 
 def model_shape(target: Target) -> dict[str, Any]:
@@ -21,8 +20,6 @@ def model_shape(target: Target) -> dict[str, Any]:
     attention_flops: of one row with one token of the context, in each layer. windows: how far back each layer sees,
     None for all. Where a router chooses experts, what a pass reads depends on its rows: the first two are None.
     """
-    from specbench_ss.decoding.products import bytes_read, entries  # which loads torch, as listing methods does not
-
     weights = read_by_a_pass(target.model)
     whole = not _chooses_experts(target)
     kv_bytes, attention_flops = _by_config(target) if target.taken_apart else _by_a_pass(target)
@@ -64,8 +61,6 @@ def drafter_shape(weights: Iterable[Tensor] | None, target: Target) -> dict[str,
 
     What a drafter shares with the target, such as the LM head, is no part of them.
     """
-    from specbench_ss.decoding.products import bytes_read
-
     if weights is None:
         return None
     targets = {w.data_ptr() for w in target.model.parameters()}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from specbench_ss.decoding.grouped_attention import set_attention
 from specbench_ss.decoding.own_arguments import Arguments, Places, Probes, Tables
@@ -18,9 +19,6 @@ from specbench_ss.decoding.own_windows import observed_windows
 from specbench_ss.decoding.placement import as_one, moved, place_of
 from specbench_ss.decoding.recording import OwnDecoder, Record, stand_in
 from specbench_ss.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+from specbench_ss.decoding.model_shape import read_by_a_pass
+from specbench_ss.decoding.products import entries
+from specbench_ss.decoding.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,16 @@ class OwnWork:
 
 def of_attention(target: Target, layers: slice = slice(None)) -> int:
     """Return the entries of the attention matrices of these layers of a model that is taken apart."""
-    from specbench_ss.decoding.products import entries
-
     blocks = target.family.blocks[layers]
     return sum(entries(w) for block in blocks for w in block.attention.parameters() if w.ndim == 2)
 
 
 def of_layers(target: Target, layers: slice = slice(None)) -> int:
     """Return the entries of all matrices of these layers, which are alike."""
-    from specbench_ss.decoding.model_shape import read_by_a_pass
-    from specbench_ss.decoding.products import entries
-
     every = sum(entries(w) for w in read_by_a_pass(target.model) if w.ndim == 2) - of_head(target)
     return every * len(range(target.n_layers)[layers]) // target.n_layers
 
 
 def of_head(target: Target) -> int:
     """Return the entries of the LM head."""
-    from specbench_ss.decoding.products import entries
-
     return entries(target.family.head.weight)

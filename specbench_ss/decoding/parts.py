@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.placement import Movable, moved
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    # mask of a request or None, window, rows, cache, layer -> the mask with the window
-    Fold = Callable[[Tensor | None, int, int, Any, int], Tensor | None]
+Fold = Callable[[Tensor | None, int, int, Any, int], Tensor | None]
 
 
 class Parts(Movable):

@@ -7,17 +7,13 @@ on others. Knows blocks, no method. A tensor goes from device to device in `to_d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
+from torch import Tensor, nn
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from specbench_ss.decoding.grouped_attention import NAME, set_attention, without_warnings
@@ -93,8 +94,6 @@ class _Weights:
 
     def small(self, attention: str) -> Any:
         """A model of the same class with these weights; those that cannot be copied, as of 4 bits, are random."""
-        from accelerate import init_empty_weights
-
         with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
             model = type(self.model)(self.config(attention))
         if not self.tensors:

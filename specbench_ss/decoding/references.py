@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
 
 
 def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from specbench_ss.errors import first_line
 from specbench_ss.time_limit import alarm_held_back
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Pass = Callable[[], "tuple[Tensor, ...]"]
 Replay = Callable[[Pass], Pass]  # a pass over buffers -> the same, replayed

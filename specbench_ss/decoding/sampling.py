@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
+from torch import Generator, Tensor
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
 
 COLDEST = 1e-5  # the least temperature above 0
 

@@ -12,20 +12,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.replaying import SOMETHING_ELSE, CannotReplay, Pass, Replay, recorded, same
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    # rows [1, q, h], where keys and values go, additive mask, cos and sin -> tensors [1, q, ..]
-    Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
-
+Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows that passes are padded to
 UNPADDED = 512  # rows of a pass at most that takes none besides, as that of streams
 BLOCK = 256  # keys

@@ -10,30 +10,32 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.architectures import family_of, rotary_table
+from specbench_ss.decoding.attention_ways import Heads
+from specbench_ss.decoding.attention_ways import in_words as attention_in_words
 from specbench_ss.decoding.cache import Cache, StreamCache
 from specbench_ss.decoding.cuda_settings import settle_cuda
+from specbench_ss.decoding.grouped_attention import NAME, set_attention
+from specbench_ss.decoding.half_weights import round_matrices
+from specbench_ss.decoding.held_weights import HeldWeights
+from specbench_ss.decoding.lean_layers import in_words, lean_blocks, products_of
 from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.parts import PartsCache
+from specbench_ss.decoding.parts import Parts, PartsCache
 from specbench_ss.decoding.placement import layers_on, placed, to_device
+from specbench_ss.decoding.products import Product, measure_one_row, packing
+from specbench_ss.decoding.proof import prove
+from specbench_ss.decoding.static_passes import StaticPasses
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.number_formats import HALF_WEIGHTS
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.held_weights import HeldWeights
-    from specbench_ss.decoding.parts import Parts
-    from specbench_ss.decoding.static_passes import StaticPasses
-
-    Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
-
+Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
 MOST_LOGITS = 1 << 22  # that `answer_logits` has at a time: 16 MiB
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
@@ -90,9 +92,6 @@ class Target(Outline):
         weight = model.get_input_embeddings().weight
         if weight.device.type == "cuda":
             settle_cuda()
-        from specbench_ss.decoding.grouped_attention import set_attention
-        from specbench_ss.decoding.half_weights import round_matrices
-        from specbench_ss.decoding.products import packing
 
         self.model = model.eval().requires_grad_(False)
         self.rounded = rounded
@@ -124,12 +123,6 @@ class Target(Outline):
 
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
-        from specbench_ss.decoding.attention_ways import Heads
-        from specbench_ss.decoding.attention_ways import in_words as attention_in_words
-        from specbench_ss.decoding.grouped_attention import NAME
-        from specbench_ss.decoding.lean_layers import in_words, lean_blocks, products_of
-        from specbench_ss.decoding.products import Product, measure_one_row
-
         head, apart = self.family.head, self.family.tables is None
         if apart:
             self.family.blocks = lean_blocks(self.family, self.packs, self.device)
@@ -143,9 +136,6 @@ class Target(Outline):
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""
-        from specbench_ss.decoding.grouped_attention import NAME
-        from specbench_ss.decoding.proof import prove
-
         if self.family.tables is None:
             return NAME
         if given is None:
@@ -196,8 +186,6 @@ class Target(Outline):
 
         name: of the method, for errors. Raises UserError for a number that the format does not hold.
         """
-        from specbench_ss.decoding.half_weights import round_matrices
-
         module = module.to(self.device, self.dtype).eval().requires_grad_(False)
         if self.rounded:
             round_matrices(module, name)

@@ -16,11 +16,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import greenlet
 import torch
+from torch import Tensor
 
+from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.decoding.held import models_of
@@ -29,11 +31,6 @@ from specbench_ss.decoding.parts import Parts, PartsCache
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.cache import Cache
 
 Job = Callable[[], Any]
 STEP = "step"  # what requests wait for before a step: it is served when nothing else is waited for

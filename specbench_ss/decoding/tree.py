@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.tree_shape import AnyShape, DeviceShape
 from specbench_ss.decoding.tree_shape import TreeShape as TreeShape
 from specbench_ss.decoding.tree_shape import shape_of as shape_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_NODES = 4096  # that a method may draft in a step; far more than has ever paid
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from specbench_ss.decoding.finite import own_logits
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.target import Target
 
 CLOSE = 1e-3  # of the largest logit: what kernels of a device may choose differently from call to call
 

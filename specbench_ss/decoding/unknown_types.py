@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
 from specbench_ss.errors import UserError
 
 KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}
@@ -40,7 +42,5 @@ def _problem(config: Any) -> str:
 
 def _keeps_a_state(config: Any) -> bool:
     """Whether transformers says so of the class that loads it."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return bool(getattr(kind, "_is_stateful", False))

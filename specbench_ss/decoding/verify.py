@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specbench_ss.decoding.finite import check_draft_probs, check_probs
 from specbench_ss.decoding.sampling import Sampling, sample_categorical
 from specbench_ss.decoding.tree import DraftTree, indices
 from specbench_ss.decoding.tree_shape import told
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(slots=True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from specbench_ss.decoding.decoder import Decoder, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.target import Output
-    from specbench_ss.decoding.tree import DraftTree
-    from specbench_ss.decoding.verify import Verdict
+from specbench_ss.decoding.target import Output
+from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.decoding.verify import Verdict
 
 
 class Wrapped(Decoder):

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from specbench_ss.errors import UserError, first_line, os_reason
 from specbench_ss.options import encodable
 
@@ -95,8 +97,6 @@ def mapping(content: bytes, path: Path) -> Mapping[Any, Any]:
 
     Raises UserError for anything that is not a mapping.
     """
-    import yaml
-
     try:
         parsed = yaml.safe_load(content)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: a date that is none

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+
+import torch
 
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.models.unseen_gpu import warn_of_unseen_gpu
 from specbench_ss.number_formats import DTYPES, HALF_WEIGHTS, arithmetic
-
-if TYPE_CHECKING:
-    import torch
-
 
 ALL = "cuda:all"
 KNOWN = "give auto, cpu, cuda or cuda:N, or several GPUs: cuda:0,cuda:1 or cuda:all"
@@ -60,8 +57,6 @@ def device_class(names: str) -> str:
 
 
 def _here(device: str) -> str:
-    import torch
-
     if device == "auto":
         warn_of_unseen_gpu()
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,8 +87,6 @@ def resolve_dtype(dtype: str, device: str) -> torch.dtype:
 
     Raises UserError for an unknown name, and for one that is of CPUs alone on another device.
     """
-    import torch
-
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
     device = device.partition(",")[0]  # of several, which are alike in this

@@ -10,15 +10,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from accelerate import init_empty_weights
+from accelerate.hooks import remove_hook_from_module
+from accelerate.utils import compute_module_sizes
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from specbench_ss.decoding.recording import OwnDecoder
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import check_one_device, several
 from specbench_ss.models.gguf_files import gguf_file
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 GIB = 2**30
 
@@ -40,10 +44,6 @@ def device_map(config: Any, devices: Sequence[str], dtype: torch.dtype, trust_re
 
     Raises UserError where the model has too few layers, or is larger than the memory that is free.
     """
-    import torch
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     model.tie_weights()
@@ -55,10 +55,6 @@ def divided(model: Any, devices: Sequence[str], free: Sequence[int], dtype: torc
 
     Raises UserError as `device_map` does.
     """
-    from accelerate.utils import compute_module_sizes
-
-    from specbench_ss.decoding.recording import OwnDecoder
-
     sizes, layers = compute_module_sizes(model, dtype=dtype), {id(layer) for layer in OwnDecoder(model).layers}
     names = [name for name, module in model.named_modules() if id(module) in layers]
     if len(names) < len(devices):
@@ -101,7 +97,5 @@ def _beside(model: nn.Module, layers: Sequence[str]) -> Iterator[str]:
 
 def without_hooks(model: Any) -> Any:
     """Return the model, whose modules no longer move what they are given."""
-    from accelerate.hooks import remove_hook_from_module
-
     remove_hook_from_module(model, recurse=True)
     return model

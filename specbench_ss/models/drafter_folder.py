@@ -7,10 +7,14 @@ import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import is_zipfile
 
 import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from specbench_ss.decoding.outline import Outline
 from specbench_ss.decoding.target import Target
@@ -19,10 +23,8 @@ from specbench_ss.files import records
 from specbench_ss.files.crash_safe import write_text
 from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.files.user_files import read_json
+from specbench_ss.models.hub_reach import check_reachable
 from specbench_ss.models.learnt_form import Learnt
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
@@ -61,7 +63,6 @@ def read_shapes(path: Path, keep: Keep | None = None, valued: Keep | None = None
 def _header_only(path: Path) -> bool:
     if path.suffix != ".safetensors":
         return False
-    from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
         return HEADER_ONLY in (file.metadata() or {})
@@ -92,8 +93,6 @@ def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, T
 
     A tensor with several names is stored once; `save_model` puts the others in the header.
     """
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         stored = {name: name for name in file.keys()}  # noqa: SIM118
         names = stored | {k: v for k, v in (file.metadata() or {}).items() if v in stored and k not in stored}
@@ -122,8 +121,6 @@ def write_checkpoint(
 
     called: returns the name in the file for the module's tensor of a given name.
     """
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     state = {called(k): v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
     save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
@@ -202,10 +199,6 @@ def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, di
 
 def _from_hub(name: str, method: str) -> Path:
     """Return the local folder of a hub repository, which is downloaded if need be."""
-    from huggingface_hub import snapshot_download
-
-    from specbench_ss.models.hub_reach import check_reachable
-
     check_reachable(name)
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))

@@ -12,11 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files.crash_safe import sync_folder
 from specbench_ss.files.digest import file_sha256
 from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.models import package_file
+from specbench_ss.models.gguf_files import gguf_origin, need_library
+from specbench_ss.models.loading import load_model, tokenizer_of
 from specbench_ss.models.model_folder import ORIGIN
 from specbench_ss.models.packages import PackagedModel, models_folder
 
@@ -32,7 +38,6 @@ def fetch(model: PackagedModel, tell: Tell, package: Path | None = None, force: 
     """
     if model.fetched and not force:
         return model.folder
-    from specbench_ss.models.gguf_files import need_library
 
     need_library(model.name)
     try:
@@ -50,8 +55,6 @@ def fetch(model: PackagedModel, tell: Tell, package: Path | None = None, force: 
 @contextmanager
 def _alone(model: PackagedModel) -> Iterator[None]:
     """Raise UserError where another process fetches the same model. The lock of one that was killed is open."""
-    from filelock import FileLock, Timeout
-
     models_folder().mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(models_folder() / f".{model.name}.lock", timeout=0):
@@ -122,11 +125,6 @@ def _made(model: PackagedModel, package: Path, work: Path, tell: Tell) -> Path:
 
 def _write_model(gguf: Path, folder: Path) -> None:
     """Write the file's model with float32 weights, and its tokenizer. Raises UserError where the disk is full."""
-    import torch
-    from safetensors import SafetensorError
-
-    from specbench_ss.models.loading import load_model, tokenizer_of
-
     model, tokenizer = load_model(str(gguf), torch.float32, "cpu"), tokenizer_of(str(gguf))
     model.config._name_or_path = ""  # a path that will be gone
     try:
@@ -139,8 +137,6 @@ def _write_model(gguf: Path, folder: Path) -> None:
 
 def _origin(model: PackagedModel, gguf: Path) -> dict[str, object]:
     """Return what the folder says of where its weights come from."""
-    from specbench_ss.models.gguf_files import gguf_origin
-
     return {
         "name": model.name,
         "package": f"{model.package}=={model.version}",

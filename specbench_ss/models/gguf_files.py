@@ -17,6 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import transformers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
 from specbench_ss.errors import UserError, first_line, os_reason
 
 if TYPE_CHECKING:
@@ -157,8 +160,6 @@ def source_arguments(source: str) -> Iterator[dict[str, Any]]:
 
 def as_float() -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that make a GGUF file's weights float."""
-    import transformers
-
     config = getattr(transformers, "GgufConfig", None)  # since 5.23 some architectures would else keep their blocks
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
@@ -188,7 +189,6 @@ def divide_text(tokenizer: Any, path: Path) -> None:
     """Have the tokenizer divide text as the file says, where transformers does not know what the file names."""
     if gguf_facts(path).division not in DIGITS_APART:
         return
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
     parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(parts)

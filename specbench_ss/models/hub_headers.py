@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
+
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.models.drafter_folder import HEADER_ONLY
 from specbench_ss.models.hub_reach import check_reachable
@@ -31,8 +33,6 @@ class Skeleton:
 
 def fetch(repo: str, folder: Path) -> Skeleton:
     """Fill the folder from the hub. Raises UserError where the hub does not give the repository."""
-    from huggingface_hub import HfApi
-
     check_reachable(repo)
     api = HfApi()
     try:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from huggingface_hub import constants, get_session, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
 from specbench_ss.errors import UserError, first_line
 
 PATIENCE_S = 5.0
@@ -12,10 +16,6 @@ def check_reachable(repo: str) -> None:
 
     Of one that is in the cache nothing is asked of an unreachable hub any more. Any answer of the hub is good enough.
     """
-    from huggingface_hub import constants, get_session, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
     try:
         validate_repo_id(repo)
     except HFValidationError:

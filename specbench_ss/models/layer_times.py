@@ -8,16 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.models.machine_limits import best_time
 from specbench_ss.number_formats import HALF_WEIGHTS, arithmetic
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAST = 128  # tokens in the cache
 READ = 256 << 20  # bytes of float32 weights in a pass, so that they come from memory and not from the cache
@@ -57,8 +56,6 @@ def few_layers(sizes: Sizes, form: str, weights_bytes: int) -> Target:
 
     weights_bytes: of the whole model in float32, which decide whether there is room for copies.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = LlamaConfig(
         vocab_size=8,
         hidden_size=sizes.hidden,

@@ -9,25 +9,31 @@ import os
 import pickle
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers.utils import logging
+
+from specbench_ss.decoding.engines import check_engine, use_engine
+from specbench_ss.decoding.finite import check_target
+from specbench_ss.decoding.held_weights import HeldWeights
+from specbench_ss.decoding.outline import Outline
+from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_json
 from specbench_ss.models.chat_templates import template_text
 from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.dividing import check_divided, device_map, without_hooks
+from specbench_ss.models.faster_dtype import chosen_dtype
 from specbench_ss.models.gguf_files import as_float, divide_text, forget_blocks, gguf_file, source_arguments
 from specbench_ss.models.hub_reach import check_reachable
 from specbench_ss.models.model_folder import check_model, companions, find_folder, is_lab, model_origin
+from specbench_ss.models.quantising import check_quantize, quantise
 from specbench_ss.models.weight_files import check_files
 from specbench_ss.models.weight_hash import hash_weights
 from specbench_ss.number_formats import HALF_WEIGHTS
-
-if TYPE_CHECKING:
-    import torch
-
-    from specbench_ss.decoding.outline import Outline
-    from specbench_ss.decoding.target import Target
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")  # what may hold a vocabulary
 
@@ -37,8 +43,6 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
 
     For a hub id, the configuration and the tokenizer are downloaded if they are not in the cache.
     """
-    from specbench_ss.decoding.outline import Outline
-
     template = None if chat_template is None else template_text(chat_template)
     check_model(model)
     folder = find_folder(model)
@@ -75,13 +79,6 @@ def load_target(
     chat_template: name or Jinja file of a template that replaces the tokenizer's own. nf4: hold linear layers in 4 bits
     (NF4, double quantisation) with bitsandbytes and compute in `dtype`.
     """
-    from specbench_ss.decoding.engines import check_engine, use_engine
-    from specbench_ss.decoding.finite import check_target
-    from specbench_ss.decoding.held_weights import HeldWeights
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.models.faster_dtype import chosen_dtype
-    from specbench_ss.models.quantising import check_quantize, quantise
-
     template = None if chat_template is None else template_text(chat_template)
     check_divided(model, device, engine, quantize)
     where = resolve_device(device)
@@ -123,8 +120,6 @@ def _source(model: str, folder: Path | None) -> str:
 
 def config_of(source: str, trust_remote_code: bool = False) -> Any:
     """Return the model's configuration. For an adapter's folder it is that of the adapted model. Raises UserError."""
-    from transformers import AutoConfig
-
     _quiet()
     adapter = Path(source, "adapter_config.json")
     own = Path(source, "config.json")
@@ -152,8 +147,6 @@ def tokenizer_of(source: str, trust_remote_code: bool = False, template: str | N
 
     Raises UserError where there is none.
     """
-    from transformers import AutoTokenizer
-
     _quiet()
     try:
         with source_arguments(source) as where:
@@ -175,8 +168,6 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _quiet() -> None:
-    from transformers.utils import logging
-
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
@@ -186,8 +177,6 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
 
     Raises UserError where it cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     _quiet()
     file, several = gguf_file(source), "," in device
     if file is not None and nf4:
@@ -235,8 +224,6 @@ def _cannot_load(source: str, error: Exception) -> UserError:
 
 def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that quantise weights as they are read, straight onto the device."""
-    from transformers import BitsAndBytesConfig
-
     config: Any = BitsAndBytesConfig
     quantised = config(
         load_in_4bit=True,
@@ -249,8 +236,6 @@ def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
 
 def _check_download(source: str) -> None:
     """Raise UserError that names a weight file in the hub's cache which is damaged or holds whole numbers."""
-    from huggingface_hub import try_to_load_from_cache
-
     config = None if Path(source).exists() else try_to_load_from_cache(source, "config.json")
     if isinstance(config, str):
         check_files(Path(config).parent)
@@ -258,8 +243,6 @@ def _check_download(source: str) -> None:
 
 def _placed(model: Any, source: str, device: str) -> Any:
     """Move the model to the device. Raises UserError where it does not fit there."""
-    import torch
-
     try:
         return model.to(device)
     except (RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors

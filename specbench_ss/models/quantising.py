@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
+from torch import nn
+
+from specbench_ss.decoding.held_weights import holds_numbers
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.models.devices import check_one_device
 from specbench_ss.number_formats import HALF_WEIGHTS
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Quantize = Literal["none", "int8", "int4", "nf4"]
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
@@ -65,10 +65,6 @@ def quantise(model: Any, how: str) -> str:
 
 
 def _can_be_held(module: Any, how: str) -> bool:
-    from torch import nn
-
-    from specbench_ss.decoding.held_weights import holds_numbers
-
     plain = type(module) is nn.Linear and holds_numbers(module.weight)
     return plain and (how != "nf4" or module.in_features % BLOCK == 0)
 

@@ -7,14 +7,14 @@ import warnings
 from contextlib import suppress
 from functools import cache
 
+import torch
+
 HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES with which GPUs are hidden on purpose
 
 
 @cache
 def unseen_gpu() -> str:
     """Return one sentence where the driver lists a GPU and torch sees none; '' elsewhere. Asked once a process."""
-    import torch
-
     if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return ""
     listed = _listed()

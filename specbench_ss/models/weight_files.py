@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
+
+from safetensors import safe_open
 
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.files.user_files import read_json
@@ -58,10 +61,6 @@ def _whole_numbers(file: Path) -> list[str]:
 
     Raises UserError for a file that is missing or damaged.
     """
-    import zipfile
-
-    from safetensors import safe_open
-
     if not file.is_file():
         raise UserError(f"no weight file {file}")
     try:

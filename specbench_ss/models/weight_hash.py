@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-
+import numpy as np
+import torch
 
 HASH_WORDS = 1 << 18  # 64-bit words in one checksum: 2 MiB, which stay in a cache; part of what the hash is
 
@@ -36,8 +35,6 @@ def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _checksums(tensor: torch.Tensor) -> list[int]:
     """Return one checksum for each HASH_WORDS words of a tensor. Its last word is filled up with zeros."""
-    import torch
-
     bits = tensor.reshape(-1).view(torch.uint8)
     if bits.numel() % 8 or bits.storage_offset() % 8:
         bits = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).clone()
@@ -49,7 +46,4 @@ def _checksums(tensor: torch.Tensor) -> list[int]:
 
 def _odd_factors(n: int) -> torch.Tensor:
     """Return the first n of a fixed sequence of odd random int64 that no version of any library changes."""
-    import numpy as np
-    import torch
-
     return torch.from_numpy((np.random.PCG64(0).random_raw(n) | 1).view(np.int64))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from specbench_ss.errors import UserError
+from specbench_ss.results.columns import COMPARISON, DIFFERENCES
+from specbench_ss.results.comparison import as_record, compared
+from specbench_ss.results.frames import frame
+from specbench_ss.results.run_health import checks
 from specbench_ss.results.run_results import RunResults
+from specbench_ss.results.summary import summarise
 from specbench_ss.runs.environment import between_sessions
 from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 OF_TIMES = ("unstable", "disturbed")  # warnings of a run that concern its times
 
@@ -26,8 +29,6 @@ class RunComparison:
     """
 
     def __init__(self, a: Run, b: Run, anyway: bool = False) -> None:
-        from specbench_ss.results.comparison import compared
-
         self.a, self.b = a.path, b.path
         self.found, self.rows = compared(a, b, anyway)
         self.warnings = tuple(f"run {name}: {said}" for name, run in (("A", a), ("B", b)) for said in _doubts(run))
@@ -38,26 +39,16 @@ class RunComparison:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row for each task and method, `overall` first, with every figure in both runs and its change."""
-        from specbench_ss.results.columns import COMPARISON
-        from specbench_ss.results.comparison import as_record
-        from specbench_ss.results.frames import frame
-
         return frame(COMPARISON, map(as_record, self.rows), lambda record, name: record[name])
 
     @cached_property
     def differences(self) -> pd.DataFrame:
         """One row for each thing in which the configurations differ: what, a, b, and whether it hinders comparing."""
-        from specbench_ss.results.columns import DIFFERENCES
-        from specbench_ss.results.frames import frame
-
         return frame(DIFFERENCES, self.found, getattr)
 
 
 def _doubts(run: Run) -> list[str]:
     """Return what is wrong with a run's results, and whether its own times compare."""
-    from specbench_ss.results.run_health import checks
-    from specbench_ss.results.summary import summarise
-
     changed = ", ".join(between_sessions(run.manifest))
     made = checks(run, summarise(run))
     wrong = [c.sentence for c in made if c.state == "wrong" or (c.state == "warning" and c.name in OF_TIMES)]

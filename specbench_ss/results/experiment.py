@@ -9,13 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from specbench_ss.decoding.target import Target
 from specbench_ss.runs.config import Recording, RunConfig
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.runs.rows import Run
+from specbench_ss.runs.rows import Run
 
 Value = str | float | int | None
 Form = Literal["text", "count", "number", "times", "percent", "scientific"]

@@ -12,6 +12,7 @@ import pandas as pd
 from specbench_ss.results import frames
 from specbench_ss.results.markdown_table import table
 from specbench_ss.results.number_text import interval, number, times, title
+from specbench_ss.results.parquet_files import write_frames
 from specbench_ss.results.specbench_files import write_answers
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal_table import ranked
@@ -41,8 +42,6 @@ def _json(value: Any) -> Any:
 
 def write_parquet(run: Run, folder: Path) -> list[str]:
     """Write the frames of a run as Parquet files."""
-    from specbench_ss.results.parquet_files import write_frames
-
     write_frames(run, folder)
     return []
 

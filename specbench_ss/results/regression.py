@@ -9,12 +9,9 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError, known_words
-
-if TYPE_CHECKING:
-    from specbench_ss.results.comparison import ComparedRow
+from specbench_ss.results.comparison import ComparedRow
 
 METRICS = ("speedup", "tokens_per_s", "tau", "quality")
 FORM = re.compile(r"(?P<metric>\w+)\s*<\s*(?P<value>[-+−]?\d+(?:\.\d+)?)\s*(?P<percent>%?)")

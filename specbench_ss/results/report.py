@@ -5,13 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from specbench_ss.errors import UserError
-
-if TYPE_CHECKING:
-    from specbench_ss.results.experiment import Experiment, Result
-    from specbench_ss.runs.rows import Run
+from specbench_ss.results.experiment import Experiment, Result
+from specbench_ss.runs.rows import Run
 
 
 class Report(ABC):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from specbench_ss.errors import UserError
+from specbench_ss.results import frames, machine_frames
+from specbench_ss.results.columns import LEVELS
+from specbench_ss.results.concurrency import level_rows, value
 from specbench_ss.results.health import unfinished
 from specbench_ss.results.quality import MARGIN, checked_margin
+from specbench_ss.runs.rows import Run
 from specbench_ss.runs.run_directory import read_run
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from specbench_ss.runs.rows import Run
-    from specbench_ss.runs.side_files import Drafts
+from specbench_ss.runs.side_files import Drafts, read_drafts, read_telemetry
 
 
 class RunResults:
@@ -39,51 +40,34 @@ class RunResults:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """One row for each sample: a method's answer to one prompt, with its counts and times."""
-        from specbench_ss.results import frames
-
         return frames.samples(self._run)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """One row for each decoding step, with its counts and the parts of its time."""
-        from specbench_ss.results import frames
-
         return frames.steps(self._run)
 
     @cached_property
     def sameness(self) -> pd.DataFrame:
         """One row for each answer that was compared with its reference's, with the verdict."""
-        from specbench_ss.results import frames
-
         return frames.sameness(self._run)
 
     @cached_property
     def telemetry(self) -> pd.DataFrame:
         """One row for each reading of the machine; empty where telemetry was switched off."""
-        from specbench_ss.results import machine_frames
-        from specbench_ss.runs.side_files import read_telemetry
-
         return machine_frames.telemetry(read_telemetry(self.path))
 
     @cached_property
     def drafts(self) -> list[Drafts]:
         """The recorded drafts, one entry for each recorded answer; docs/api.md lists the fields."""
-        from specbench_ss.runs.side_files import read_drafts
-
         return read_drafts(self.path)
 
     def machine(self) -> pd.DataFrame:
         """One row for each method: what its steps cost by their shapes, and what of the limits they reached."""
-        from specbench_ss.results import machine_frames
-
         return machine_frames.machine(self._run)
 
     def concurrency(self) -> pd.DataFrame:
         """One row for each number of requests in flight and served engine; empty where only one was in flight."""
-        from specbench_ss.results import frames
-        from specbench_ss.results.columns import LEVELS
-        from specbench_ss.results.concurrency import level_rows, value
-
         return frames.frame(LEVELS, level_rows(self._run), value)
 
     def summary(self, quality_margin: float = MARGIN) -> pd.DataFrame:
@@ -92,8 +76,6 @@ class RunResults:
         quality_margin: how much lower than that of `ar` the quality of a method that changes the model may be, on
         scores from 0 to 1, for `quality_verdict` to call it non-inferior. Raises UserError for what is no such margin.
         """
-        from specbench_ss.results import frames
-
         return frames.summary(self._run, checked_margin(quality_margin))
 
 

@@ -15,6 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+import pynvml
+import torch
+
 from specbench_ss.models.processor_name import processor_name
 
 PACKAGES = ("specbench_ss", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas")
@@ -98,7 +102,6 @@ def busy() -> str:
 
 def _others_at_work() -> float:
     """Return how many processors other processes keep busy, as seen in LOOK_S seconds."""
-    import psutil
 
     def worked() -> float:
         everything, own = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
@@ -163,27 +166,19 @@ def _usable_cores() -> int | None:
 
 
 def _cores() -> int | None:
-    import psutil
-
     count: int | None = psutil.cpu_count(logical=False)
     return count
 
 
 def _threads() -> dict[str, int]:
-    import torch
-
     return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
 
 
 def _memory() -> int:
-    import psutil
-
     return int(psutil.virtual_memory().total)
 
 
 def _cuda() -> str | None:
-    import torch
-
     return str(torch.version.cuda) if torch.version.cuda else None
 
 
@@ -215,8 +210,6 @@ class _Nvml:
     """NVIDIA's management library, initialised while the block lasts. Entering it raises where there is no library."""
 
     def __enter__(self) -> Any:
-        import pynvml
-
         pynvml.nvmlInit()
         self._library = pynvml
         return pynvml

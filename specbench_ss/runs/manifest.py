@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specbench_ss.decoding.cuda_settings import cuda_settings
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.references import references
+from specbench_ss.decoding.target import Target
 from specbench_ss.models.chat_templates import template_hash
 from specbench_ss.options import option_values
 from specbench_ss.runs.config import RunConfig
@@ -16,10 +19,6 @@ from specbench_ss.runs.now import now as now
 from specbench_ss.runs.suite import SuiteData
 from specbench_ss.version import __version__
 
-if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.target import Target
-
 
 def manifest_for(
     config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
@@ -28,8 +27,6 @@ def manifest_for(
 
     Raises UserError for a reference that `references` refuses.
     """
-    from specbench_ss.decoding.cuda_settings import cuda_settings
-
     model = {
         "name": target.name,
         "hash": target.weights_hash,

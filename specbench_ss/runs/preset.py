@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import records
@@ -113,8 +114,6 @@ def check_writable(path: Path) -> None:
 
 def write_preset(path: Path, content: Mapping[str, Any]) -> None:
     """Write a preset, whole or not at all, and keep an earlier one as FILE.old. Raises UserError on failure."""
-    import yaml
-
     head = f"# Made by `ssbench tune`. Use: ssbench run --methods {content['method']} --preset {path.name}\n"
     text = yaml.safe_dump(
         {"preset": FORMAT, **content}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120

@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -17,11 +17,9 @@ from specbench_ss.decoding.generation import Generation, Step
 from specbench_ss.files import records
 from specbench_ss.runs.baseline import baseline_of
 from specbench_ss.runs.keys import Key as Key
+from specbench_ss.runs.level import Level
+from specbench_ss.runs.steps import Steps, StepsBySample
 from specbench_ss.runs.suite import Question
-
-if TYPE_CHECKING:
-    from specbench_ss.runs.level import Level
-    from specbench_ss.runs.steps import Steps, StepsBySample
 
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
@@ -344,8 +342,6 @@ class Run:
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, list):
-            from specbench_ss.runs.steps import Steps
-
             self.steps = Steps.from_rows(self.steps)
 
     @property
@@ -397,6 +393,4 @@ class Run:
 
         A sample without steps has an empty list.
         """
-        from specbench_ss.runs.steps import StepsBySample
-
         return StepsBySample(self.steps)

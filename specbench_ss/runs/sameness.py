@@ -10,16 +10,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.near_ties import near_tie_drop
 from specbench_ss.errors import error_text
 from specbench_ss.runs.rows import Row, Sameness
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.decoding.decoder import Decoder
 
 FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
 

@@ -11,6 +11,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
 from specbench_ss.runs.keys import KEY
 from specbench_ss.runs.steps import DTYPES, Array, StepColumns, Steps, starts_of
 
@@ -32,8 +35,6 @@ def _sha256(file: Path) -> str:
 
 def checksum(steps: Steps) -> bytes:
     """Return a checksum of keys and columns. Arrow's own of every page take four times as long as reading them."""
-    import numpy as np
-
     found = zlib.crc32(json.dumps(steps.keys).encode())
     for column in (steps.starts, *(getattr(steps.columns, name) for name in DTYPES)):
         found = zlib.crc32(np.ascontiguousarray(column).data, found)
@@ -53,8 +54,6 @@ def stored_steps(path: Path, files: tuple[Path, ...]) -> Steps | None:
 
 
 def _read(file: Path, files: tuple[Path, ...]) -> Steps | None:
-    import pyarrow.parquet as pq
-
     stored = pq.ParquetFile(file, read_dictionary=["question_id", "method"])
     facts = stored.metadata.metadata or {}
     sizes = json.loads(facts[MADE_FROM])
@@ -68,8 +67,6 @@ def _read(file: Path, files: tuple[Path, ...]) -> Steps | None:
 
 def _steps(table: Any) -> Steps:
     """Return the steps of an Arrow table. Every sample in it is whole, so each begins where `index` is 0."""
-    import numpy as np
-
     begins = np.flatnonzero(_array(table.column("index")) == 0)
     columns = StepColumns(*(_array(table.column(name)).astype(kind, copy=False) for name, kind in DTYPES.items()))
     firsts = table.select(KEY).take(begins).to_pydict()
@@ -79,8 +76,6 @@ def _steps(table: Any) -> Steps:
 
 def _array(column: Any) -> Array:
     """Return a column of numbers. Arrow's own way to numpy imports pandas first. Raises ValueError where one lacks."""
-    import numpy as np
-
     whole = column.combine_chunks()
     if whole.null_count:
         raise ValueError("a number is missing")

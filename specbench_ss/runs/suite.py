@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from specbench_ss.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -125,6 +127,4 @@ class Suite(ABC):
 
     def fetch(self, source: str | None = None) -> Path:
         """Download the suite's data. Raises UserError where there is nothing to download."""
-        from specbench_ss.errors import UserError
-
         raise UserError(f"suite {self.name!r} needs no download")

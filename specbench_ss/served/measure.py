@@ -11,13 +11,18 @@ from typing import Any
 from specbench_ss import registry
 from specbench_ss.benchmark.asked_endpoints import Access
 from specbench_ss.benchmark.events import Events, Silent
+from specbench_ss.benchmark.requests import check_ids, check_texts
 from specbench_ss.errors import UserError
+from specbench_ss.results.parquet_files import write_parquet
 from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.manifest_reading import check_same_config
 from specbench_ss.runs.run_directory import RunDir, check_out, read_run
 from specbench_ss.runs.suite import Suite, SuiteData, SuiteRequest
 from specbench_ss.served.client import Server
 from specbench_ss.served.connect import Found, about, connect_all, probe
+from specbench_ss.served.manifest import manifest_for
 from specbench_ss.served.request import settings
+from specbench_ss.served.session import ServedSession
 
 MOST_SAMPLES = 10_000_000  # the schedule is held in memory
 
@@ -53,9 +58,6 @@ def unwatched(ready: Ready) -> Iterator[Events]:
 
 def check(config: RunConfig, where: RunTarget) -> Plan:
     """Return what is asked for. Raises UserError, before any server is contacted. Leaves nothing behind."""
-    from specbench_ss.benchmark.requests import check_ids, check_texts
-    from specbench_ss.runs.manifest_reading import check_same_config
-
     suite = registry.load_suite(config.suite)
     if check_out(where):
         check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
@@ -73,10 +75,6 @@ def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str]
 
     Raises UserError where a server does not answer a first short question.
     """
-    from specbench_ss.results.parquet_files import write_parquet
-    from specbench_ss.served.manifest import manifest_for
-    from specbench_ss.served.session import ServedSession
-
     config, data = plan.config, plan.data
     with connected(config, access) as servers, ExitStack() as stack:
         found = [_probed(server, config, data) for server in servers]

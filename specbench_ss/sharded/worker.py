@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specbench_ss import registry
 from specbench_ss.benchmark.events import Events
+from specbench_ss.benchmark.measure import Loaded, load
+from specbench_ss.benchmark.preflight import Plan
+from specbench_ss.benchmark.preset_conditions import preset_notes
+from specbench_ss.benchmark.quiet_timing import frozen_heap
+from specbench_ss.benchmark.runner import LocalSession
 from specbench_ss.errors import UserError
+from specbench_ss.plugin_file import load_plugin
 from specbench_ss.runs.collected import Collected, Parcel
 from specbench_ss.runs.config import RunConfig, RunTarget
-
-if TYPE_CHECKING:
-    from specbench_ss.benchmark.measure import Loaded
-    from specbench_ss.benchmark.runner import LocalSession
-    from specbench_ss.sharded.shard import Job, Shard
+from specbench_ss.sharded.shard import Job, Shard
+from specbench_ss.time_limit import check_thread
 
 
 class Worker:
@@ -27,13 +31,6 @@ class Worker:
 
     def start(self) -> dict[str, Any]:
         """Load and warm up; return the manifest of a run that begins here. Raises UserError as the loaders do."""
-        from specbench_ss import registry
-        from specbench_ss.benchmark.measure import load
-        from specbench_ss.benchmark.preflight import Plan
-        from specbench_ss.benchmark.preset_conditions import preset_notes
-        from specbench_ss.benchmark.runner import LocalSession
-        from specbench_ss.time_limit import check_thread
-
         job = self.job
         _load_plugins(job.config)
         if job.timeout is not None:
@@ -59,8 +56,6 @@ class Worker:
 
     def make(self, shard: Shard) -> Parcel:
         """Make what is missing of a question. Raises UserError where the device no longer works."""
-        from specbench_ss.benchmark.quiet_timing import frozen_heap
-
         if self._session is None or self._ledger is None:
             raise RuntimeError("the worker was not started")
         self._ledger.know(shard.rows, shard.judged)
@@ -90,8 +85,6 @@ class _Told(Events):
 
 def _load_plugins(config: RunConfig) -> None:
     """Register the methods of the run's files. Raises UserError where a file is another one here."""
-    from specbench_ss.plugin_file import load_plugin
-
     for file in config.plugin:
         if load_plugin(Path(file.file)).sha256 != file.sha256:
             raise UserError(f"plugin {file.file} is another file where a worker reads it")

@@ -7,7 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers as t
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from specbench_ss.decoding.target import Target
 
@@ -26,8 +30,6 @@ def tiny_model(
     context: int = CONTEXT,
 ) -> Any:
     """Return a random causal LM with hidden size 32 and 128 positions. kind: one of ARCHITECTURES or WHOLE."""
-    import transformers as t
-
     common: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden_size": 32,
@@ -68,10 +70,6 @@ def tiny_model(
 
 def tiny_tokenizer(words: int) -> Any:
     """Return a byte-pair tokenizer with this many tokens: three special ones, letters, and pairs of letters."""
-    from tokenizers import Tokenizer, decoders
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
-
     plain = words - len(SPECIAL)
     letters = list(string.ascii_letters[: plain - plain // 4])
     pairs = [(a, b) for a in letters for b in letters if a != b][: plain - len(letters)]

@@ -6,21 +6,17 @@ import json
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from specbench_ss import registry
 from specbench_ss.benchmark.answering import tries
 from specbench_ss.benchmark.quiet_timing import quiet_collector
 from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import generate
+from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.options import value_text
 from specbench_ss.tuning.measurements import Cost
-
-if TYPE_CHECKING:
-    from specbench_ss.decoding.loop import Limits
 
 WARM_TOKENS = 32
 HEAVY_S = 0.05  # a variant that takes longer to load has weights of its own

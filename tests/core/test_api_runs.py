@@ -162,9 +162,11 @@ def test_every_option_of_the_command_is_one_of_the_function() -> None:
 
     import typer
 
-    from specbench_ss.cli import app
+    from specbench_ss.commands.run import command as run_command
 
-    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    app = typer.Typer()
+    app.command()(run_command)
+    command = typer.main.get_command(app)
     flags = {p.opts[0].lstrip("-").replace("-", "_") for p in command.params} - {"help"}
     assert flags - set(inspect.signature(run).parameters) == {"config", "dry_run", "open", "fail_on"}
     defaults = RunConfig(methods=())

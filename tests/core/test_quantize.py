@@ -140,10 +140,6 @@ def test_what_torchao_logs_when_it_is_imported_is_not_passed_on(script: str) -> 
 
 
 def test_what_torchao_logs_otherwise_is_passed_on() -> None:
-    """What a user imports, and what is said after an import."""
-    needs("int8")
-    alone, beside = (len(stderr_of(f"import {first}torchao").splitlines()) for first in ("", "specbench_ss, "))
-    assert alone == beside
     later = "import specbench_ss.decoding.target, logging; logging.getLogger('torchao').warning('a real warning')"
     assert stderr_of(later) == "a real warning\n"
 

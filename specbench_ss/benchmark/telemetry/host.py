@@ -7,6 +7,8 @@ import resource
 import time
 from typing import Any
 
+import psutil
+
 Reading = dict[str, float]
 
 
@@ -17,8 +19,6 @@ class Host:
     """
 
     def __init__(self) -> None:
-        import psutil
-
         self._psutil: Any = psutil
         self._process = psutil.Process()
         affinity = getattr(os, "sched_getaffinity", None)

@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pynvml
+
 Reading = dict[str, float]
 PERCENT = 100.0
 
@@ -38,8 +40,6 @@ class Nvml:
     """One device. Making one raises `pynvml.NVMLError` (or ImportError) where there is no library or no such device."""
 
     def __init__(self, bus_id: str | None = None, index: int = 0) -> None:
-        import pynvml
-
         self._library: Any = pynvml
         self._for_good = {getattr(pynvml, f"NVML_ERROR_{name}", None) for name in FOR_GOOD}
         pynvml.nvmlInit()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from specbench_ss.benchmark.telemetry.disturbance import Tries, disturbed_by
 from specbench_ss.benchmark.telemetry.sampler import sampler_for
@@ -14,9 +15,6 @@ from specbench_ss.runs.config import Recording
 from specbench_ss.runs.ledger import Ledger
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.side_files import TELEMETRY, Readings
-
-if TYPE_CHECKING:
-    import torch
 
 
 class MachineRecord:

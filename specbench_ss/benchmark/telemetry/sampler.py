@@ -6,15 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from specbench_ss.benchmark.telemetry.host import Host
 from specbench_ss.benchmark.telemetry.nvml import Nvml
 from specbench_ss.benchmark.telemetry.seen import Seen
 from specbench_ss.errors import error_text
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Sampler:
@@ -90,7 +89,6 @@ def _nvml(device: torch.device) -> Nvml | None:
     """
     if device.type != "cuda":
         return None
-    import torch
 
     with contextlib.suppress(Exception):  # no library, no right to ask it, an unknown device: there is no telemetry
         found = torch.cuda.get_device_properties(device)
