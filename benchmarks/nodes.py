@@ -1,11 +1,10 @@
-"""Tau of every method on the lab at equal numbers of drafted nodes, the root not counted. No times are taken.
+"""Mean acceptance length (tau) of every method on the lab by the number of drafted nodes; no times are taken.
 
-    python benchmarks/nodes.py OUT.jsonl [--only "medusa;ss"] [--prompts 3] [--work WORK] [--table nodes.csv]
+    python benchmarks/nodes.py OUT.jsonl [--only "medusa;ss"] [--prompts 3] [--table nodes.csv]
 
 Evaluation prompts of Spec-Bench's 13 categories, first turns, greedy, float32, 256 new tokens at most. One JSON line
 for each method, number of nodes and prompt; what is there with the same settings and weights is not done again. Each
-answer is held against plain decoding. WORK: a folder of `ssbench lab train` in which stage `answers` is done, for the
-two rows of `rest` whose datastores do not ship. Rows of the table are named as in WAYS, with semicolons between.
+answer is compared with plain decoding. Rows of the table are named as in WAYS, with semicolons between.
 
 How each method gets to a number of nodes n:
 - chains (`sd`, `pld`) draft n tokens; `space` has four masks, so four tokens are its most;
@@ -32,7 +31,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +39,6 @@ from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.methods._lab.lab_training import LabTraining, answers_by_category
-from specbench_ss.methods.rest.build import in_memory
-from specbench_ss.methods.rest.decoding import REST, RESTOptions
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method, method_class, method_options
 from specbench_ss.runs.suite import Question
@@ -51,7 +46,6 @@ from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 
 NODES = (4, 8, 15, 32, 64)
 GUESSES = {4: (5, 1), 8: (5, 2), 15: (4, 5), 32: (5, 8), 64: (5, 16)}  # lookahead: level, guesses
-STORED = 412_000  # tokens of a datastore that does not ship: as many as one of 4,000 conversations has
 WAYS: dict[str, str] = {  # name in the table -> the method with its options; N: nodes
     "ar": "ar",
     "pld": "pld[length=N]",
@@ -77,7 +71,6 @@ WAYS: dict[str, str] = {  # name in the table -> the method with its options; N:
     "dflash, tree": "dflash[mode=tree,nodes=N]",
     "space": "space[k=N]",
 }
-OTHERS, SAME = "rest, other categories", "rest, same generators"
 IMPOSSIBLE = {"space": (4, "four masks are trained, so a chain of 4 is the longest")}
 ONCE = {"ar": 0}  # what drafts nothing is the same at every n
 
@@ -99,17 +92,13 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method at a number of nodes. decoders: by category; '' = for all."""
+    """A method at a number of nodes."""
 
     way: str
     nodes: int
-    decoders: dict[str, Decoder]
+    decoder: Decoder
     reference: Reference
     settings: str
-
-    def decoder(self, category: str) -> Decoder:
-        """The one for prompts of this category."""
-        return self.decoders.get(category) or self.decoders[""]
 
 
 def main() -> None:
@@ -118,16 +107,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="rows of the table, separated by semicolons")
     parser.add_argument("--prompts", type=int, default=3, help="per category")
-    parser.add_argument("--work", type=Path)
     parser.add_argument("--table", type=Path)
     arguments = parser.parse_args()
     target = load_target("lab", dtype="float32", device="cpu")
-    ways = [way for way in arguments.only.split(";") if way] or [*WAYS, *([OTHERS, SAME] if arguments.work else [])]
+    ways = [way for way in arguments.only.split(";") if way] or list(WAYS)
     asked = questions(SPECBENCH_CATEGORIES, "eval", arguments.prompts)
     known = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     done = {(line["way"], line["nodes"], line["question"], line["settings"]) for line in known}
     with arguments.out.open("a") as file:
-        for cell in cells(target, ways, arguments.work):
+        for cell in cells(target, ways):
             for question in asked:
                 if (cell.way, cell.nodes, question.id, cell.settings) not in done:
                     line = measured(target, cell, question)
@@ -139,29 +127,24 @@ def main() -> None:
         write_table(arguments.table, known)
 
 
-def cells(target: Target, ways: list[str], work: Path | None) -> Iterator[Cell]:
+def cells(target: Target, ways: list[str]) -> Iterator[Cell]:
     """All that can be measured, method by method."""
     loaded: dict[str, Decoder] = {}
     plain: dict[str, Reference] = {}
-    stores = datastores(work) if work else {}
     for way in ways:
         for nodes in (ONCE[way],) if way in ONCE else NODES:
             if way in IMPOSSIBLE and nodes > IMPOSSIBLE[way][0]:
                 continue
-            if way in (OTHERS, SAME):
-                found = {c: REST(target, RESTOptions(draft=nodes), store) for c, store in stores[way].items()}
-                reference = MethodSpec("ar")
-            else:
-                spec = MethodSpec.parse(filled(WAYS[way], nodes))
-                options = method_options(spec)
-                one = loaded[way].variant(options) if way in loaded else load_method(spec, target)
-                loaded.setdefault(way, one)
-                found, reference = {"": one}, method_class(spec.name).reference_for(options)
-            about = json.dumps([d.described() for d in found.values()], sort_keys=True, default=str)
+            spec = MethodSpec.parse(filled(WAYS[way], nodes))
+            options = method_options(spec)
+            one = loaded[way].variant(options) if way in loaded else load_method(spec, target)
+            loaded.setdefault(way, one)
+            reference = method_class(spec.name).reference_for(options)
+            about = json.dumps([one.described()], sort_keys=True, default=str)
             settings = hashlib.sha256(about.encode()).hexdigest()[:12]
             if reference.label not in plain:
                 plain[reference.label] = Reference(load_method(reference, target), {})
-            yield Cell(way, nodes, found, plain[reference.label], settings)
+            yield Cell(way, nodes, one, plain[reference.label], settings)
 
 
 def filled(text: str, nodes: int) -> str:
@@ -172,26 +155,10 @@ def filled(text: str, nodes: int) -> str:
     return text
 
 
-def datastores(work: Path) -> dict[str, dict[str, Any]]:
-    """By row of the table and category: of the answers to all other generators' questions, and to all of them."""
-    known = answers_by_category(LabTraining(work, "s", "cpu", 0, 1.0, print))
-
-    def store(names: list[str]) -> Any:
-        talks, size = [], 0
-        for talk in chain.from_iterable(zip_longest(*(known[name] for name in names))):  # of each in turn
-            if talk is not None and size < STORED:
-                talks.append(talk)
-                size += len(talk)
-        return in_memory(talks)
-
-    without = {c: store([name for name in sorted(known) if name != c]) for c in SPECBENCH_CATEGORIES}
-    return {OTHERS: without, SAME: {"": store(sorted(known))}}
-
-
 def measured(target: Target, cell: Cell, question: Question) -> dict[str, Any]:
     """One answer, held against plain decoding."""
     prompt, limits = target.encode_chat([{"role": "user", "content": question.turns[0]}]), Limits(256, target.eos_ids)
-    made = generate(cell.decoder(question.category), prompt, limits, Sampling())
+    made = generate(cell.decoder, prompt, limits, Sampling())
     return {
         "way": cell.way, "nodes": cell.nodes, "question": question.id, "category": question.category,
         "settings": cell.settings, "steps": len(made.steps), "tokens": sum(s.tokens for s in made.steps),
@@ -230,7 +197,7 @@ def write_table(path: Path, known: list[dict[str, Any]]) -> None:
     rows = [{"way": way, "nodes": nodes, **summed(lines), "note": ""} for (way, nodes), lines in groups.items()]
     for way, (most, why) in IMPOSSIBLE.items():
         rows += [{"way": way, "nodes": nodes, "note": why} for nodes in NODES if nodes > most]
-    order = [*WAYS, OTHERS, SAME]
+    order = list(WAYS)
     with path.open("w", newline="") as file:
         names = ["way", "nodes", "tau", "drafted", "verified", "prompts", "steps", "identical", "note"]
         writer = csv.DictWriter(file, names, lineterminator="\n")

@@ -2,7 +2,7 @@
 
     python benchmarks/roofline.py [--models lab smollm2 1b 7b 13b] [--methods verify medusa eagle ss ss-pruned]
         [--widths 1 2 4 8 16 32 64 128] [--contexts 512 2048] [--engine eager] [--dtype auto] [--steps 10]
-        [--out roofline.jsonl] [--plot roofline.png]
+        [--out roofline.jsonl]
 
 No trained weights are needed: drafters are random, and so are the models that are named by their size (Llama's shapes).
 Acceptance is forced: every step keeps two tokens where it drafts any, so contexts grow alike. Of each pair of steps one
@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_ss.benchmark.out_of_memory import OutOfMemory, memory_given_back
 from specbench_ss.decoding.decoder import Decoder, State
@@ -146,8 +147,6 @@ def model_of(name: str, dtype: str, device: str, context: int) -> Target:
     """Return a model by its name, or a random one of this size. context: the longest one that is measured."""
     if name not in SIZES:
         return load_target(name, dtype=dtype, device=device)
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     hidden, layers, heads, kv_heads, inner, vocab = SIZES[name]
     config = LlamaConfig(
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
@@ -235,36 +234,8 @@ def read(file: Path) -> list[Line]:
     return [Line(**json.loads(text)) for text in file.read_text().splitlines()] if file.is_file() else []
 
 
-def draw(lines: list[Line], file: Path) -> None:
-    """A panel for each model and context: the cost of a step in autoregressive steps by its width."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    panels = sorted({(line.model, line.context) for line in lines})
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.2), squeeze=False, sharey=True)
-    for axis, (model, context) in zip(axes[0], panels, strict=True):
-        here = [line for line in lines if (line.model, line.context) == (model, context)]
-        for method in dict.fromkeys(line.method for line in here):
-            points = sorted((line.width, line.ratio) for line in here if line.method == method)
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
-        floors = sorted({(line.width, line.least_ms / line.ar_least_ms) for line in here
-                         if line.least_ms and line.ar_least_ms and line.method == "verify"})  # fmt: skip
-        if floors:
-            axis.plot(*zip(*floors, strict=True), color="0.6", linestyle="--", label="verify, at the limits")
-        axis.set_xscale("log", base=2)
-        axis.set(xlabel="rows verified", title=f"{model}, {context} tokens")
-        axis.set_xticks(sorted({line.width for line in here}), labels=[str(w) for w in sorted({x.width for x in here})])
-        axis.axhline(1, color="0.85", linewidth=0.8, zorder=0)
-    axes[0][0].set_ylabel("step, in autoregressive steps")
-    axes[0][0].legend(fontsize=7, frameon=False)
-    figure.tight_layout()
-    figure.savefig(file, dpi=150)
-
-
 def main(say: Callable[[str], None] = print) -> None:
-    """Measure, print, and draw."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["lab"])
     parser.add_argument("--methods", nargs="+", default=["verify", "medusa", "eagle", "ss"])
@@ -275,7 +246,6 @@ def main(say: Callable[[str], None] = print) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", choices=ENGINES, default="eager")
     parser.add_argument("--out", type=Path, default=Path("roofline.jsonl"))
-    parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     device = resolve_device(arguments.device)
     check_engine(arguments.engine, device)
@@ -290,10 +260,6 @@ def main(say: Callable[[str], None] = print) -> None:
             what = f"{line.method:8} {line.width:4} rows {line.context:6} tokens"
             share = "" if line.least_ms is None else f"  {line.step_ms / line.least_ms:5.2f} times the least"
             say(f"{what} {line.step_ms:9.2f} ms {line.ratio:6.2f} steps{share}")
-    lines = [line for line in read(arguments.out) if line.engine == arguments.engine]
-    if arguments.plot is not None and lines:
-        last = {line.model: (line.dtype, line.device) for line in lines}  # of each model, as it was measured last
-        draw([line for line in lines if (line.dtype, line.device) == last[line.model]], arguments.plot)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 set -uo pipefail
 out=${1:?usage: all.sh OUT [STAGE...]}
 shift
-known=(sameness telemetry figure17 roofline generate train contexts attention batches lab larger)
+known=(sameness telemetry figure17 roofline generate train contexts batches lab larger)
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=("${known[@]}")
 for stage in "${stages[@]}"; do
@@ -75,15 +75,7 @@ contexts() { # what a long context costs, by few widths
 costs() { # FILE OPTION... ENGINE
     local file=$1 engine=${*: -1}
     limited $((half - 60)) python3 benchmarks/roofline.py "${@:2:$#-2}" --methods verify medusa ss ss-pruned eagle \
-        --device "$DEVICE" --dtype "$DTYPE" --engine "$engine" --out "$file.jsonl" --plot "$file-$engine.png"
-}
-# shellcheck disable=SC2046,SC2086
-attention() { # which way to attend is fast here, by the heads of Llama 3 8B and of SmolLM2
-    local heads
-    for heads in "32 8 128" "9 3 64"; do
-        limited $((limit / 2)) python3 benchmarks/attention_ways.py --device "$DEVICE" --heads $heads \
-            $(small --flex "--rows 1 --keys 64") || return 1
-    done | tee "$results/attention/attention.txt"
+        --device "$DEVICE" --dtype "$DTYPE" --engine "$engine" --out "$file.jsonl"
 }
 generate() { # `ar`, `sd` and `pld` beside transformers' generate, and beside its compiled static cache
     both beside_generate

@@ -2,7 +2,7 @@
 
 One more of them is one more entry in DRAFTERS. Each has its own checkpoint, so that it can be trained alone and go on.
 Learning rates of `medusa`, `hydra`, `dflash`, `peagle` and `draft-2m` are the best of the three that
-benchmarks/learning_rates.py tries for each; those of the others are of earlier probes: docs/log.md.
+docs/log.md has for each; those of the others are of earlier probes: docs/log.md.
 """
 
 from __future__ import annotations

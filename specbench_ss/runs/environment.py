@@ -211,8 +211,7 @@ class _Nvml:
 
     def __enter__(self) -> Any:
         pynvml.nvmlInit()
-        self._library = pynvml
         return pynvml
 
     def __exit__(self, *_: object) -> None:
-        self._library.nvmlShutdown()
+        pynvml.nvmlShutdown()

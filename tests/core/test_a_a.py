@@ -15,7 +15,7 @@ from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.rows import Row, Run
 
-RECORDED = Path(__file__).parent / "a_a_timings.csv"  # by benchmarks/a_a.py
+RECORDED = Path(__file__).parent / "a_a_timings.csv"  # of runs with --methods ar,ar
 
 
 def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:

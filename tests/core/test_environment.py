@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import subprocess
 import sys
@@ -23,14 +22,11 @@ def test_it_is_json_and_says_the_essentials() -> None:
 
 
 def test_nothing_that_is_missing_makes_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+    def fails(*_: Any) -> Any:
+        raise OSError("no such thing here")
 
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name.partition(".")[0] in ("pynvml", "psutil", "torch"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(env.psutil, "virtual_memory", fails)
+    monkeypatch.setattr(env.pynvml, "nvmlInit", fails)
     monkeypatch.setattr(env.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("git")))
     found = env.environment()
     assert found["gpus"] == []
@@ -56,9 +52,7 @@ class FakeNvml:
 
 
 def test_a_gpu_that_answers_half_the_questions_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
+    monkeypatch.setattr(env, "pynvml", FakeNvml())
     found = env.environment()
     assert found["gpus"][0]["name"] == "A GPU"
     assert found["gpus"][0]["memory_bytes"] is None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import runpy
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from specbench_ss import Decoder, load_method, load_model, load_run
 from specbench_ss.benchmark.measure import machine_of
 from specbench_ss.cli import main
+from specbench_ss.commands import doctor
 from specbench_ss.decoding import products
 from specbench_ss.decoding.model_shape import drafter_shape, model_shape
 from specbench_ss.decoding.target import Target
@@ -29,7 +27,6 @@ from specbench_ss.results.counted_cost import counted
 from specbench_ss.results.machine import machine_rows
 from specbench_ss.results.machine_text import machine_lines
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.runs import environment
 from specbench_ss.runs.rows import Row, Run
 from specbench_ss.runs.run_directory import read_run
 from tests.tiny import ARCHITECTURES, tiny_model
@@ -150,7 +147,7 @@ def test_doctor_says_what_is_known_and_what_was_measured(
     monkeypatch.setattr(machine_limits, "LEAST_S", 0.0)
     assert main(["doctor", "--device", "cpu", "--calibrate"]) == 0
     assert "GFLOP/s in float32" in capsys.readouterr().out
-    monkeypatch.setattr(environment, "busy", lambda: "the machine is busy (load 9)")
+    monkeypatch.setattr(doctor, "busy", lambda: "the machine is busy (load 9)")
     assert main(["doctor", "--device", "cpu", "--calibrate"]) == 0
     assert "when they were measured, the machine is busy (load 9)" in capsys.readouterr().out
 
@@ -282,9 +279,3 @@ def test_a_run_of_before_has_no_counts_and_says_so(make_run: Any) -> None:
 def test_limits_are_plain_data() -> None:
     limits = MachineLimits("d", 1, "2", "t", 1.0, {"float32": 2.0}, 3.0)
     assert json.loads(json.dumps(limits.as_dict())) == limits.as_dict()
-
-
-def test_the_cost_of_a_reading_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["telemetry_cost.py", "--pairs", "1", "--new", "2"])
-    runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "telemetry_cost.py"), run_name="__main__")
-    assert re.search(r"one reading: \d+\.\d+ ms of the processor, \d+\.\d+% of the interval", capsys.readouterr().out)

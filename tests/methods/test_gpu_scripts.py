@@ -105,8 +105,6 @@ def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path
     ]
     contexts = [line for line in made if "16384" in line]
     assert len(contexts) == 2 and all("contexts.jsonl" in line and "--widths 1 8 32" in line for line in contexts)
-    attention = [line.partition("--heads ")[2] for line in made if "attention_ways.py --device cuda" in line]
-    assert attention == ["32 8 128 --flex", "9 3 64 --flex"]
     assert [line for line in made if "vs_transformers.py" in line and "--compiled" in line]
     assert {line.split()[3] for line in made if "specbench_ss train " in line} == {"ss", "medusa", "draft"}
     larger = [line for line in made if f"--model {export}/base --methods all" in line]
