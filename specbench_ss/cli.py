@@ -29,16 +29,15 @@ COMMANDS = {  # the line of each command in `ssbench --help`; its module in spec
     "judge": "Let a model rate a run's answers from 1 to 10.",
     "doctor": "Show this machine's device, versions and measured limits.",
     "report": "Write the report of an earlier run again, or of several beside each other.",
-    "watch": "Show the report of a run while it goes on.",
     "compare": "Show what differs between two runs, what became faster or slower, and what is only noise.",
     "export": "Write a run in the form of another tool.",
     "import-specbench": "Score answer files of Spec-Bench again.",
-    "reference": "Show published numbers.",
     "paper": "Measure a table or figure of the papers again and show its published numbers beside ours.",
     "models": "List the models that have a name here, fetch one, or check whether a model and a method fit together.",
     "suites": "List the suites, show their questions, download their data, or check one.",
     "train": "Train a drafter for your model on your conversations.",
 }
+FUNCTIONS = {"import-specbench": ("export", "import_specbench")}  # a command that is not alone in its module
 
 
 class LazyGroup(TyperGroup):
@@ -51,8 +50,9 @@ class LazyGroup(TyperGroup):
 
 
 def _imported(name: str) -> Any:
-    module = import_module(f"specbench_ss.commands.{name.replace('-', '_')}")
-    return _click_command(name, getattr(module, "app", None) or module.command)
+    module_name, function = FUNCTIONS.get(name, (name.replace("-", "_"), "command"))
+    module = import_module(f"specbench_ss.commands.{module_name}")
+    return _click_command(name, getattr(module, "app", None) or getattr(module, function))
 
 
 def _click_command(name: str, found: Any) -> Any:

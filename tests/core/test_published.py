@@ -1,4 +1,4 @@
-"""`ssbench reference`: a run beside published numbers, and what of them compares."""
+"""A run beside published numbers, and which of them compare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.cli import main
 from specbench_ss.results.published import beside, comparable, marks, published
 from specbench_ss.runs.run_directory import read_run
 from tests.conftest import MakeRun
@@ -56,16 +55,9 @@ def test_a_number_compares_only_where_everything_that_decides_it_is_the_same(
     assert found[part] == mark and comparable(found) == still
 
 
-def test_a_method_that_nobody_published_has_dashes(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method_that_nobody_published_has_dashes(make_run: MakeRun) -> None:
     run = make_run()
     rows = beside(read_run(run).manifest, {"ar": (1.0, 1.0), "ss": (2.5, 1.9), "medusa": (2.0, 1.5)})
     assert [(row.method, row.entry and row.entry.tau) for row in rows] == [
         ("ss", None), ("medusa", 2.32), ("medusa", 2.31), ("medusa", 2.39), ("medusa", 2.33),
     ]  # fmt: skip
-    assert main(["reference", str(run)]) == 0
-    told = capsys.readouterr().out
-    lines = {line.split()[0]: line.split() for line in told.splitlines() if line.strip()}
-    assert lines["ss"][2] == "–" and lines["ss"][-1] == "–" and "✕ vicuna 7B v1.3" in told
-    assert "✕ questions: 24 of specbench (generated)" in told and "✓ decoding: greedy" in told
-    assert main(["reference"]) == 0
-    assert "Token Recycling" in capsys.readouterr().out

@@ -44,7 +44,6 @@ READERS: dict[
     "compare": lambda run, other: ["compare", str(other), str(run), "--anyway"],
     "export": lambda run, other: ["export", str(run), "--form", "markdown"],
     "answers": lambda run, other: ["export", str(run), "--form", "specbench", "--out", str(other / "out")],
-    "reference": lambda run, other: ["reference", str(run)],
     "pages": lambda run, other: ["report", str(run), str(other)],
 }
 
