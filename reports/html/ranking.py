@@ -14,7 +14,6 @@ from specbench_ss.reports.html.palette import Style
 from specbench_ss.results import verdict_text
 from specbench_ss.results.noise_floor import floor
 from specbench_ss.results.number_text import MISSING, interval, number, times
-from specbench_ss.results.run_health import Check
 from specbench_ss.results.standings import Standing
 from specbench_ss.results.summary import SummaryRow
 
@@ -26,10 +25,6 @@ QUALITY: dict[str, Badge] = {
     "not shown": ("quality not settled", "flat"),
 }
 DISTURBED: Badge = ("disturbed", "note")
-RESTS_ON: dict[str, Badge] = {  # name of a check without whose findings a method would be called something else
-    "disturbed": ("rests on disturbed samples", "note"),
-    "poor": ("rests on poor answers", "note"),
-}
 ORIGINS = {
     "learnt from": "text that its drafter read in training, repeats counted",
     "searches": "text that its drafts are looked up in",
@@ -41,8 +36,6 @@ LEGEND = {  # tags that need a word more, in the order in which they are explain
     "may be noise": "it begins below what plain decoding itself seems to gain in this run",
     "identical": "the same tokens as the reference for every prompt",
     DISTURBED[0]: "something else on the machine disturbed a tenth or more of its samples or of the reference's",
-    RESTS_ON["disturbed"][0]: "without the disturbed samples it would be called something else",
-    RESTS_ON["poor"][0]: "without the tasks whose answers are poor it would be called something else",
     "quality not settled": "too few answers to say whether quality is worse",
 }
 BIAS = {"biased": "bad", "no bias found": "good", "too few tokens": "note", "not testable": "note"}  # kinds of pill
@@ -107,22 +100,18 @@ def ranking(
     axis: Axis,
     placed: Mapping[str, Standing],
     disturbed: Collection[str] = (),
-    checks: Sequence[Check] = (),
     origins: Mapping[str, str] | None = None,
 ) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them.
 
     disturbed: methods whose speed is marked, since too many samples of theirs or of the reference were disturbed.
-    checks: of the run, for what verdicts rest on. origins: what drafts come from, in words.
+    origins: what drafts come from, in words.
     """
     noise = floor(overall.values())
     near = {label for label, row in overall.items() if noise is not None and noise.holds(row)}
     rows = {label: _ranked(overall[label], styles[label], config, axis, label in near) for label in order(overall)}
     for label in disturbed:
         rows[label] = replace(rows[label], badges=[*rows[label].badges, DISTURBED])
-    for check in (check for check in checks if check.name in RESTS_ON):
-        for label in check.changed:
-            rows[label] = replace(rows[label], badges=[*rows[label].badges, RESTS_ON[check.name]])
     for label, text in (origins or {}).items():
         if label in rows:
             origin = (text, "flat origin") if text else UNKNOWN

@@ -161,7 +161,7 @@ def _first_screen(
     made: Sequence[Check],
 ) -> dict[str, Any]:
     axis = ranking.axis_of(list(overall.values()), look)
-    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), made, sources(run))
+    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), sources(run))
     notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
         "ranking": rows,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from specbench_ss.results.number_text import number, title
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.undisturbed import Without, without_tasks
 from specbench_ss.runs.rows import Run
 
 POOR = 0.1  # of 1, by the task's own measure: below that, answers are called poor
@@ -19,15 +18,10 @@ def poor_tasks(summaries: Sequence[SummaryRow]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def poor_answers(run: Run, summaries: Sequence[SummaryRow]) -> tuple[str, Without]:
-    """Say in which tasks answers are poor, and what the run finds without these; '' where there are none.
-
-    summaries: of all tasks, and of each.
-    """
+def poor_answers(run: Run, summaries: Sequence[SummaryRow]) -> str:
+    """Return a sentence on the tasks in which answers are poor, or ''. summaries: of all tasks, and of each."""
     tasks = poor_tasks(summaries)
     if not tasks:
-        return "", Without()
+        return ""
     named = ", ".join(f"{title(task)} ({number(quality)} of 1)" for task, quality in tasks.items())
-    without = without_tasks(run, summaries, tasks)
-    said = f"Answers of {run.baseline} are poor in {named}: the model is weak there, or the limit cut them too early"
-    return "; ".join(filter(None, [said, without.verdict])) + ".", without
+    return f"Answers of {run.baseline} are poor in {named}: the model is weak there, or the limit cut them too early."

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specbench_ss.results.disturbances import began_at, gathered
 from specbench_ss.results.health import unfinished
 from specbench_ss.results.intervals import FEWEST
 from specbench_ss.results.loops import loops
@@ -22,8 +21,6 @@ from specbench_ss.results.poor_answers import poor_answers
 from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.served_health import served_findings
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.undisturbed import without_disturbed
-from specbench_ss.results.wavering import faster_steps
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.losses import losses
 from specbench_ss.runs.rows import Row, Run
@@ -59,8 +56,7 @@ class Check:
     `noise`, `loops`, `poor`, `engine`.
 
     sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
-    run that has not ended, and of which nothing is lost, the share of its samples that there are. changed: methods that
-    would be called something else without what was found.
+    run that has not ended, and of which nothing is lost, the share of its samples that there are.
     """
 
     name: str
@@ -68,7 +64,6 @@ class Check:
     sentence: str
     lines: tuple[str, ...] = ()
     made: float | None = None
-    changed: tuple[str, ...] = ()
 
 
 def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
@@ -88,11 +83,11 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
     return [
         _finished(run),
         *_warned(run),
-        *_disturbed(run, rows),
+        *_disturbed(run),
         *{**passed, **bad}.values(),
         *(Check(name, state, said, lines) for name, state, said, lines in served_findings(run)),
         *_unreplayed(run),
-        *_bound(run, answered),
+        *_bound(answered),
         *_noise(rows),
         *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
         *_poor(run, summaries),
@@ -120,16 +115,13 @@ def _finished(run: Run) -> Check:
 
 def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say in which tasks the reference's own answers are poor."""
-    said, without = poor_answers(run, summaries)
-    if said:
-        lines = (USELESS, *filter(None, [without.line]))
-        yield Check("poor", "warning", said, lines, changed=tuple(without.changed))
+    if said := poor_answers(run, summaries):
+        yield Check("poor", "warning", said, (USELESS,))
 
 
 def _warned(run: Run) -> Iterator[Check]:
-    said = tuple(f"{text}{_in_sessions(run, text)}" for text in run.manifest.get("warnings", []))
-    if said:
-        yield Check("warnings", "warning", _kinds(run.manifest["warnings"]), said)
+    if said := tuple(run.manifest.get("warnings", [])):
+        yield Check("warnings", "warning", _kinds(said), said)
     changed = between_sessions(run.manifest)
     if changed:
         what = ", ".join(changed)
@@ -144,26 +136,17 @@ def _kinds(warnings: Sequence[str]) -> str:
     return f"{many}: {'; '.join([*kinds[:KINDS], *more])}."
 
 
-def _in_sessions(run: Run, text: str) -> str:
-    """Say in which sessions of several a warning was given; '' where that is not known."""
-    where = run.manifest.get("warned_in", {}).get(text, ()) if len(run.manifest.get("sessions", ())) > 1 else ()
-    return f" (session that began at {' and '.join(map(began_at, where))})" if where else ""
-
-
-def _disturbed(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
+def _disturbed(run: Run) -> Iterator[Check]:
     """Say how many samples something else on the machine disturbed, and of how many nobody can know."""
     bad = [row.disturbed for row in run.rows if row.disturbed]
     good = [row for row in run.rows if row.ok]
     unseen = [row for row in good if not row.disturbed and not _seen(row, run.manifest)]
     if bad:
         said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine"
-        without = without_disturbed(run, rows)
         again = sum(row.remade or 0 for row in run.rows)
         remade = f"{again} times one was made again" if again else ""
         rest = f"of {len(unseen):,} it is not known: not all of the machine was read" if unseen else ""
-        lines = (*filter(None, [remade, *gathered(run), rest, without.line]), *_alike(bad))
-        said = "; ".join(filter(None, [said, without.verdict])) + "."
-        yield Check("disturbed", "warning", said, lines, changed=tuple(without.changed))
+        yield Check("disturbed", "warning", f"{said}.", (*filter(None, [remade, rest]), *_alike(bad)))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
         said = f"Disturbances{many} were not checked: not all of the machine was read."
@@ -260,7 +243,7 @@ def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
     return Check("unstable", "ok", f"Timing is stable: the times of {work} differ by less than a tenth.")
 
 
-def _bound(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
+def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
     plain = next((row.verify_s for row in rows if row.comparison == "reference"), None)
     rows = [row for row in rows if row.comparison != "reference"]
@@ -270,11 +253,8 @@ def _bound(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         what = "Whether a method is faster than its steps allow was not checked"
         yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
     elif rows and all(row.within_tau for row in rows):
-        lines = (
-            *_cheaper(rows, plain),
-            *faster_steps(run, [row.method for row in rows if row.reference == row.baseline]),
-        )
-        yield Check("tau", "ok", "Over all prompts no method is faster than its steps allow.", lines)
+        said = "Over all prompts no method is faster than its steps allow."
+        yield Check("tau", "ok", said, tuple(_cheaper(rows, plain)))
 
 
 def _cheaper(rows: Sequence[SummaryRow], plain: float | None) -> Iterator[str]:

@@ -216,7 +216,6 @@ class ManifestForm(Struct):
     finished: str | None
     status: str
     warnings: list[str] = []
-    warned_in: dict[str, list[str]] = {}
     sessions: list[_Session] = []
     repeats_made: int | None = None
     baseline: str | None = None

@@ -125,12 +125,10 @@ class RunDir:
             crash_safe.write_json(self.path / MANIFEST, self.manifest)
 
     def keep_warning(self, text: str) -> None:
-        """Write into the manifest, once, what whoever reads the results should know, and in which sessions it was."""
-        kept, places = self.manifest.get("warnings", []), self.manifest.get("warned_in", {})
-        began = [session["started"] for session in self.manifest.get("sessions", [])[-1:]]
-        where = list(dict.fromkeys([*places.get(text, []), *began]))
-        if text not in kept or where != places.get(text, []):
-            self.update(warnings=[*kept, *([] if text in kept else [text])], warned_in={**places, text: where})
+        """Write a warning into the manifest, once."""
+        kept = self.manifest.get("warnings", [])
+        if text not in kept:
+            self.update(warnings=[*kept, text])
 
     @contextlib.contextmanager
     def _write_access(self) -> Iterator[None]:

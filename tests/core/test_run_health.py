@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
@@ -15,18 +14,15 @@ from rich.console import Console
 from specbench_ss import UserError, load_run
 from specbench_ss.benchmark import quiet_timing
 from specbench_ss.reports.html.report import page as page_of
-from specbench_ss.results.disturbances import gathered, often_disturbed
+from specbench_ss.results.disturbances import often_disturbed
 from specbench_ss.results.finding import finding
 from specbench_ss.results.health import spread, unstable
 from specbench_ss.results.intervals import compare
-from specbench_ss.results.paired_times import PairedTimes, paired
 from specbench_ss.results.remembering import comparable
 from specbench_ss.results.run_health import Check, checks
 from specbench_ss.results.standings import standings
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal_table import print_tables
-from specbench_ss.results.undisturbed import Without, without_disturbed
-from specbench_ss.results.wavering import faster_steps
 from specbench_ss.runs.environment import is_of_times
 from specbench_ss.runs.losses import without_verdict
 from specbench_ss.runs.rows import Run
@@ -194,24 +190,6 @@ def test_timing_is_not_called_stable_beside_disturbed_samples(steady: Run) -> No
     assert made["unstable"].state == made["disturbed"].state == "warning"
 
 
-def test_a_question_that_has_many_of_the_disturbed_samples_is_named(steady: Run) -> None:
-    many, other = (
-        steady.rows[0].question_id,
-        next(r for r in steady.rows if r.question_id != steady.rows[0].question_id),
-    )
-    for row in steady.rows:
-        row.disturbed = "other processes took 12% of the processor" if row.question_id == many else ""
-    assert not any("these are of question" in line for line in made_of(steady)["disturbed"].lines), (
-        "there is no other to be many against"
-    )
-    other.disturbed = "other processes took 42% of the processor"
-    check = made_of(steady)["disturbed"]
-    assert any(f"of these are of question {many}:" in line for line in check.lines)
-    assert any(
-        "from “other processes took 12%" in line and "to “other processes took 42%" in line for line in check.lines
-    )
-
-
 def test_a_warning_of_something_else_says_nothing_of_timing(steady: Run) -> None:
     steady.manifest["warnings"] = ["the answer holds a word sometimes, and was cut three times"]
     assert made_of(steady)["unstable"].state == "ok"
@@ -256,60 +234,13 @@ def test_all_that_was_not_checked_is_one_line_of_the_terminal(make_run: MakeRun)
     assert len(unknown) > 2 and all(check.sentence in line for check in unknown)
 
 
-def test_it_is_said_what_the_run_would_have_found_without_the_disturbed_samples(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
-    rows = summarise(run)
-    before = without_disturbed(run, rows)
-    assert "left to all: ss 2." in before.line and not before.changed
-    assert before.verdict == "without them every verdict stays the same"
-    slow = [row for row in run.rows if row.method == "ss"][:2]
-    for row in slow:  # these two alone make the method slow
-        row.wall_s, row.disturbed = 60 * (row.wall_s or 0), "other processes took 90% of the processor"
-    bounds = PairedTimes(*paired(*([r for r in run.rows if r.method == name] for name in ("ss", "ar")))).interval()
-    assert bounds and bounds[0] < 1
-    rows = [replace(r, comparison=compare(bounds)) if r.method == "ss" else r for r in rows]
-    found = without_disturbed(run, rows)
-    assert " ss would be called faster instead of " in found.verdict and found.changed == {"ss": "faster"}
-    assert {check.name: check.changed for check in checks(run, rows)}["disturbed"] == ("ss",)
-    for row in run.rows:
-        row.disturbed = "all of them" if row.method == "ar" else row.disturbed
-    assert without_disturbed(run, rows) == Without()
-
-
-def test_methods_are_compared_on_the_prompts_that_nothing_disturbed_for_any_of_them(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa",), questions=8))
-    rows = summarise(run)
-    own = {name: [row for row in run.rows if row.method == name] for name in ("ss", "medusa")}
-    own["medusa"][0].disturbed = "other processes took 90% of the processor"
-    own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) / 1000  # of the same prompt, which counts for neither
-    said = without_disturbed(run, rows)
-    assert "on the 7 of 8 prompts that are left to all: " in said.line
-    assert "ss 1." in said.line and "medusa " in said.line
-    own["ss"][0].wall_s = (own["ss"][0].wall_s or 0) * 1000
-    assert without_disturbed(run, rows) == said
-    for i in range(1, 8):
-        own["ss" if i % 2 else "medusa"][i].disturbed = "other processes took 90% of the processor"
-    assert "on the prompts left to each" in without_disturbed(run, rows).line
-
-
-def test_every_method_is_told_without_the_disturbed_samples(make_run: MakeRun) -> None:
-    labels = ("ar", "ss", "ss[gamma=2]", "ss[gamma=3]", "medusa")
-    said = without_disturbed(run := read_run(make_run(labels=labels, categories=("qa",))), summarise(run))
-    assert all(f"{label} " in said.line for label in labels[1:])
-
-
-def test_tasks_with_poor_answers_are_named_and_left_out(make_run: MakeRun) -> None:
+def test_tasks_with_poor_answers_are_named(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa", "translation"), questions=8))
     assert "poor" not in made_of(run)
     for row in run.rows:
         row.quality = 0.03 if row.category == "translation" else 0.9
     found = made_of(run)["poor"]
     assert found.state == "warning" and "poor in translation (0.03 of 1)" in found.sentence
-    assert "; without them every verdict stays the same" in found.sentence
-    assert "on the 8 of 16 other prompts: " in found.lines[1] and "medusa " in found.lines[1]
-    for row in run.rows:
-        row.quality = 0.0
-    assert "without" not in made_of(run)["poor"].sentence, "nothing is left"
 
 
 def test_context_that_differs_is_no_unstable_timing(make_run: MakeRun) -> None:
@@ -332,25 +263,6 @@ def test_verdicts_that_are_still_to_come_are_not_missing(make_run: MakeRun) -> N
     assert {row.question_id for row in without_verdict(run)} == {others}
     run.manifest["status"] = "complete"
     assert {row.question_id for row in without_verdict(run)} == {last, others}
-
-
-def test_a_session_that_has_most_of_the_disturbed_samples_is_named(steady: Run) -> None:
-    began = ("2026-01-02T00:00:00+00:00", "2026-01-02T03:04:05+00:00")
-    steady.manifest["sessions"] = [{"started": text, "environment": {}} for text in began]
-    hour = datetime.fromisoformat(began[0]).timestamp()
-    late = {row.question_id for row in steady.rows[-4:]}
-    for row in steady.rows:
-        row.started = hour + (4 * 3600 if row.question_id in late else 60)
-        row.disturbed = "other processes took 12% of the processor" if row.question_id in late else ""
-        row.decode_s = (0.02 if row.question_id in late else 0.01) * (row.steps or 0)
-    said = " ".join(made_of(steady)["disturbed"].lines)
-    assert "4 of the 4 are of the session that began at 03:04 on 2026-01-02" in said
-    assert "a step of ar took 20 ms there and 10 ms in the others (medians)" in said
-    for row in steady.rows:
-        row.disturbed = "other processes took 12% of the processor"
-    assert not gathered(steady), "it has no more of them than of all samples"
-    steady.manifest["sessions"] = steady.manifest["sessions"][:1]
-    assert not gathered(steady)
 
 
 def test_methods_with_many_disturbed_samples_are_marked(steady: Run) -> None:
@@ -399,30 +311,6 @@ def test_it_is_said_of_what_the_times_spread(steady: Run) -> None:
         row.decode_s = 0.01 * (1 + i % 2) * (row.steps or 0)
     (line,) = made_of(steady)["unstable"].lines
     assert line.startswith("ar: its step times over different prompts differ by ") and line.endswith("(middle half)")
-
-
-def test_a_warning_names_its_sessions_where_there_are_several(steady: Run) -> None:
-    began = ["2026-01-02T00:00:00+00:00", "2026-01-02T03:04:05+00:00"]
-    steady.manifest |= {"warnings": ["times had not settled: ss", "x"], "warned_in": {"x": began[1:]}}
-    steady.manifest["sessions"] = [{"started": text, "environment": {}} for text in began]
-    assert made_of(steady)["warnings"].lines == (
-        "times had not settled: ss",
-        "x (session that began at 03:04 on 2026-01-02)",
-    )
-    steady.manifest["sessions"] = steady.manifest["sessions"][1:]
-    assert made_of(steady)["warnings"].lines[1] == "x"
-
-
-def test_prompts_on_which_steps_took_less_than_plain_ones_are_counted(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
-    assert not [line for line in made_of(run)["tau"].lines if "samples a step" in line]
-    slow = [row for row in run.rows if row.method == "ar"][:2]
-    for row in slow:
-        row.decode_s = 50 * (row.decode_s or 0)
-    assert list(faster_steps(run, ["ss"])) == [
-        "ss: in 2 of 8 samples a step took less than one of ar, by 5 % or more: "
-        "so far do the times of single samples waver"
-    ]
 
 
 def said_of(run: Run) -> str:

@@ -128,7 +128,6 @@ ODD: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("traces", "ss", "gaps"), 5),
     (("traces", "ss", "timeline"), "x"),
     (("until_ci",), "x"),
-    (("warned_in",), [5]),
     (("model", "attention"), 5),
     (("model", "origin"), []),
     (("model", "layers_on"), {"cuda": 5}),
