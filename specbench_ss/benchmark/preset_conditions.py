@@ -61,12 +61,7 @@ def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: M
 
 
 def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """'device cuda, here cpu; dtype ...': what differs between two `conditions`; '' for nothing that is known.
-
-    A preset that was measured and does not say how tokens were chosen, or by which engine, is of before that was noted:
-    greedy, and operator by operator.
-    """
-    then = {"engine": "eager", "decoding": GREEDY, **then} if then else then
+    """Return what differs between two `conditions`, as 'device cuda, here cpu; dtype ...'; '' for nothing."""
     names = ["device", "device_name", "dtype", "engine"]
     # the hash depends on the dtype, and one model may lie in two folders
     names.append("weights_hash" if then.get("dtype") == here["dtype"] else "model")

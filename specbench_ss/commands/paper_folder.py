@@ -11,7 +11,6 @@ import msgspec
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.files import crash_safe, records
 from specbench_ss.results.experiment import Request
-from specbench_ss.results.experiment_output import RESULT
 from specbench_ss.runs.manifest import plain
 
 ASKED = "asked.json"
@@ -49,17 +48,16 @@ def begin_folder(folder: Path, name: str, request: Request) -> None:
 
 
 def _read(folder: Path) -> _Asked | None:
-    """Return what the folder says that it is for. One that an earlier version ended has it in its result alone."""
-    for file in (folder / ASKED, folder / RESULT):
-        try:
-            return records.decoder(_Asked)(file.read_bytes())
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {os_reason(error)}") from None
-        except ValueError as error:
-            raise UserError(f"{file} is damaged: {error}; give another --out") from None
-    return None
+    """Return the experiment and the options that the folder was begun for; None for a folder of none."""
+    file = folder / ASKED
+    try:
+        return records.decoder(_Asked)(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {os_reason(error)}") from None
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {error}; give another --out") from None
 
 
 def _differs(field: str, begun: Any, now: Any) -> str:

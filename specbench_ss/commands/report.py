@@ -31,7 +31,7 @@ def command(
     ],
     name: Annotated[
         str,
-        typer.Option("--format", "--as", metavar="NAME", help=f"Kind of report: {KINDS}."),
+        typer.Option("--format", metavar="NAME", help=f"Kind of report: {KINDS}."),
     ] = "html",
     out: Annotated[
         Path | None,

@@ -17,7 +17,7 @@ def remembering(run: Run, label: str) -> list[str]:
     """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
 
     Nothing in such a repeat is new but what the method kept from the one before. A method that `remembers` by its own
-    word is left out, and one of a run that was written before this was stored. So are samples that were made again
+    word is left out. So are samples that were made again
     since the machine was disturbed: the method was asked them twice. In half precision a step or two may differ by a
     tie of the drafter: only fewer steps in all later repeats are told.
     """

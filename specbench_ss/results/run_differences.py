@@ -48,7 +48,7 @@ def differences(a: Run, b: Run) -> list[Difference]:
 
 
 def _rounded(what: str, x: str, y: str) -> bool:
-    """Say whether weights were rounded for one run alone: their hash is of before."""
+    """Say whether weights were rounded for one run alone: their hash is of the weights as loaded."""
     return what == "number format" and HALF_WEIGHTS in (x, y)
 
 

@@ -1,4 +1,4 @@
-"""What one run is asked to do. This module imports nothing heavy, so that `ssbench --help` stays fast."""
+"""Configuration of a run: what it measures, what it records, and where its results go."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from specbench_ss.runs.endpoints import Endpoint
 from specbench_ss.runs.preset import Preset
 
 Engine = Literal["auto", "eager", "graph"]
-LATER: dict[str, Any] = {  # options that runs once had not
-    "order": "suite", "engine": "auto", "quantize": "none", "endpoints": (), "concurrency": (),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +53,9 @@ class RunConfig:
     concurrency: tuple[int, ...] = ()  # requests in flight to a server, besides one
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the configuration as JSON-ready data; without options that are later than others and left alone."""
-        parts = {"methods": self.methods, "presets": self.presets, "plugin": self.plugin}
-        parts |= {"endpoints": self.endpoints} if self.endpoints else {}
-        plain = {name: value for name, value in asdict(self).items() if LATER.get(name, self) != value}
-        return plain | {name: [part.as_dict() for part in given] for name, given in parts.items()}  # type: ignore[attr-defined]
+        """Return the configuration as JSON-ready data."""
+        parts = ("methods", "presets", "plugin", "endpoints")
+        return asdict(self) | {name: [part.as_dict() for part in getattr(self, name)] for name in parts}
 
     @property
     def fingerprint(self) -> str:

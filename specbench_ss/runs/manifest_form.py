@@ -1,8 +1,4 @@
-"""The form that a stored manifest must have to be read: the fields that reports and --resume rely on.
-
-A manifest may hold more. Fields with a default may be missing, as they are in manifests of older versions; only fields
-that allow it may be null.
-"""
+"""Schema of a stored manifest: the fields that reports and --resume rely on. A manifest may hold more."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from specbench_ss.files import records
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.options import value_text
 from specbench_ss.runs.baseline import baseline_of
-from specbench_ss.runs.config import LATER, RunConfig
 from specbench_ss.runs.manifest_form import AskedMethod, ManifestForm, ServedForm, Shape, Trace
 
 FORMAT = 1
@@ -91,10 +90,9 @@ def _check_parts(
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Compare two `RunConfig`s as manifests hold them. Raises UserError with each differing field and both values."""
     check_same_plugins(path, stored, wanted)
-    default = _plain(LATER | RunConfig(methods=()).as_dict())
-    old, new = default | dict(stored), default | _plain(wanted)
-    fields = [name for name in old | new if name not in NOT_COMPARED and old.get(name) != new.get(name)]
-    _refuse(path, [(name.replace("_", "-"), _text(old.get(name)), _text(new.get(name))) for name in fields])
+    new = _plain(wanted)
+    fields = [name for name in new if name not in NOT_COMPARED and stored.get(name) != new[name]]
+    _refuse(path, [(name.replace("_", "-"), _text(stored.get(name)), _text(new[name])) for name in fields])
 
 
 def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -123,11 +121,8 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_of(manifest: Mapping[str, Any]) -> str:
-    """Return the engine that made a run's steps, eager or graph: what `auto` came to.
-
-    Manifests from before it was noted have what was asked for, which was eager where nothing was.
-    """
-    return str(_at(manifest, ("model", "engine")) or manifest["config"].get("engine") or "eager")
+    """Return the engine that made a run's steps, eager or graph: what `auto` came to. A served model has none: ''."""
+    return str(manifest["model"].get("engine", ""))
 
 
 def _check_same_engine(path: Path, begun: str, here: str) -> None:

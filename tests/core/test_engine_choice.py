@@ -61,26 +61,22 @@ def short_run(out: Path, model: Any = "lab", **options: Any) -> dict[str, Any]:
 # -- going on with a run ---------------------------------------------------------------------------------------------
 
 
-def manifest(engine: str | None, asked: str | None = None) -> dict[str, Any]:
-    """A manifest of a run by this engine; None is of before engines were noted. asked: as its configuration has it."""
+def manifest(engine: str, asked: str | None = None) -> dict[str, Any]:
+    """A manifest of a run by this engine. asked: as its configuration has it."""
     made = copy.deepcopy(conftest.manifest(("ar",), SuiteData("specbench", "generated", ())))
     made["config"] = {**RunConfig(methods=()).as_dict(), **made["config"]}
     made["config"] |= {} if asked is None else {"engine": asked}
-    made["model"] |= {} if engine is None else {"engine": engine}
+    made["model"]["engine"] = engine
     return made
 
 
 @pytest.mark.parametrize(
     ("begun", "here", "told"),
     [
-        (manifest(None), manifest("graph"), "was begun with engine eager, and this session has engine graph"),
         (manifest("eager", "eager"), manifest("graph"), "give --engine eager"),
         (manifest("graph"), manifest("eager"), "was begun with engine graph, and this session has engine eager"),
-        (manifest(None, "graph"), manifest("eager"), "give --engine graph"),
-        (manifest(None), manifest("eager", "eager"), ""),
         (manifest("eager"), manifest("eager", "eager"), ""),
         (manifest("graph", "graph"), manifest("graph"), ""),
-        (manifest(None, "graph"), manifest("graph"), ""),
     ],
 )
 def test_a_run_goes_on_by_the_engine_that_it_was_begun_with(
@@ -140,13 +136,6 @@ def test_a_preset_is_tuned_and_noted_with_the_engine_of_runs(
     assert changed(made_for, conditions(replayed)) == "engine graph, here eager"
 
 
-def test_a_preset_of_before_engines_were_noted_was_made_by_eager_steps(replayed: Target) -> None:
-    here = conditions(replayed)
-    older = {name: value for name, value in here.items() if name != "engine"}
-    assert changed(older, here) == "engine eager, here graph"
-    assert changed({}, here) == ""
-
-
 def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
     replayed: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +166,7 @@ def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_
 ) -> None:
     passes, computed = replayed.passes, replayed.computed
     found = short_run(tmp_path, replayed, batch_size=2)
-    assert engine_of(found) == "eager" and "engine" not in found["config"]
+    assert engine_of(found) == "eager" and found["config"]["engine"] == "auto"
     assert found["model"]["computed"].startswith(computed) and "not in this run" in found["model"]["computed"]
     warned = [*found.get("warnings", ()), *(str(warning.message) for warning in recwarn)]
     assert not [text for text in warned if "engine" in text or "operator by operator" in text]

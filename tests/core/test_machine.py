@@ -270,7 +270,7 @@ def test_too_little_memory_to_calibrate_is_one_line(
     assert "too little free memory on cpu" in capsys.readouterr().err
 
 
-def test_a_run_of_before_has_no_counts_and_says_so(make_run: Any) -> None:
+def test_a_run_without_limits_of_the_machine_says_so(make_run: Any) -> None:
     frame = load_run(make_run(labels=("ar",))).machine()
     assert frame["bytes_per_step"].isna().all() and frame["step_s"].notna().all()
     assert any("--calibrate" in line for line in lines_of(read_run(make_run(labels=("ar",)))))

@@ -94,10 +94,7 @@ def test_set_and_brackets_win_over_a_preset() -> None:
 
 
 def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr.
-
-    The preset is of before decoding was noted in presets.
-    """
+    """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr."""
     file, out = tmp_path / "ss.yaml", tmp_path / "run"
     asked = catalog.questions(("qa",), "eval", 1)[0]
     made_for = {"device": "cuda", "dtype": "bfloat16", "model": "lab"}

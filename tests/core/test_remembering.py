@@ -67,7 +67,6 @@ def test_steps_that_differ_between_repeats_are_told() -> None:
         asked({("a", 0): SLOW, ("b", 0): FAST}),  # other prompts
         asked({("a", 0): SLOW, ("a", 1): [step(0.01)] * 8}),  # another answer
         asked({("a", 0): SLOW, ("a", 1): FAST}, remembers=True),
-        asked({("a", 0): SLOW, ("a", 1): FAST}, remembers=None),  # a run of before
         asked({("a", 0): SLOW, ("a", 1): FAST}, config={"temperature": 1.0, "history": "reference"}),
         asked({("a", 0): FAST, ("a", 1): SLOW}, **HALF),  # not what memory does
         asked({("a", 0): [*SLOW, *FAST], ("a", 1): [*SLOW[:8], step(0.01, 2, 0), *FAST]}, **HALF),  # a tie

@@ -18,7 +18,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.reports.html import assets
 from specbench_ss.runs import environment
 from specbench_ss.runs.config import RunConfig, RunTarget
-from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config
+from specbench_ss.runs.manifest_reading import MANIFEST
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import SuiteData
 from tests import conftest
@@ -207,11 +207,3 @@ def test_another_run_is_not_continued_and_what_differs_is_named_with_both_values
     with pytest.raises(UserError) as refused:
         RunDir.open(RunTarget(tmp_path, resume=True), wanted)
     assert f"--resume: the run in {tmp_path} has {told}" in str(refused.value)
-
-
-def test_a_setting_that_did_not_exist_yet_had_its_default() -> None:
-    config = RunConfig(methods=()).as_dict()
-    older = json.loads(json.dumps({name: value for name, value in config.items() if name != "stop"}))
-    check_same_config(Path("run"), older, config)
-    with pytest.raises(UserError, match="stop none, not END"):
-        check_same_config(Path("run"), older, config | {"stop": ("END",)})
