@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from specbench_ss.benchmark import measure, preflight
 from specbench_ss.cli import main
 from specbench_ss.errors import UserError
 from specbench_ss.models import loading
@@ -89,8 +90,8 @@ def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = SimpleNamespace(tokenizer=tokenizer(), name="org/base")
-    monkeypatch.setattr(loading, "outline_of", lambda *_, **__: bare)
-    monkeypatch.setattr(loading, "load_target", None)  # found before
+    monkeypatch.setattr(preflight, "outline_of", lambda *_, **__: bare)
+    monkeypatch.setattr(measure, "load_target", None)  # found before
     out = tmp_path / "run"
     assert main(["run", "--methods", "ar", "--out", str(out)]) == 2
     line = "the tokenizer of org/base has no chat template; give one with --chat-template plain|vicuna|llama-2|FILE"

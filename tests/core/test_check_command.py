@@ -36,7 +36,7 @@ METHODS: dict[str, type[Decoder]] = {
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch, few_laws: tuple[Law, ...]) -> None:
     """One architecture, quick laws, made-up methods."""
-    monkeypatch.setattr("specbench_ss.testing.FEW", ("llama",))
+    monkeypatch.setattr("specbench_ss.commands.check.FEW", ("llama",))
     monkeypatch.setattr(registry, "load", lambda group, name: METHODS[name])
     monkeypatch.setattr(registry, "load_all", lambda group: METHODS)
 

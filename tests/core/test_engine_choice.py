@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from specbench_ss import load_model, load_run, run
-from specbench_ss.benchmark import runner
+from specbench_ss.benchmark import measure, runner
 from specbench_ss.benchmark.preset_conditions import changed, conditions
 from specbench_ss.cli import main
+from specbench_ss.commands import tune_work
 from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.replaying import called
 from specbench_ss.decoding.static_passes import StaticPasses
@@ -22,7 +23,6 @@ from specbench_ss.decoding.together import check_together, set_aside
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.methods._shared.fine_tuned import fine_tuned
-from specbench_ss.models import loading
 from specbench_ss.registry import load_method
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.manifest_reading import engine_of
@@ -30,7 +30,6 @@ from specbench_ss.runs.preset import read_preset
 from specbench_ss.runs.run_directory import RunDir
 from specbench_ss.runs.suite import SuiteData
 from specbench_ss.testing.tiny import tiny_target
-from specbench_ss.tuning import session
 from specbench_ss.tuning.bench import DecoderBench
 from specbench_ss.tuning.measurements import Book, Cost
 from specbench_ss.tuning.session import Tuned
@@ -106,7 +105,7 @@ def test_a_model_by_name_goes_on_with_what_a_loaded_one_began(
     short_run(tmp_path, replayed)
     with pytest.raises(UserError, match="was begun with engine graph, and this session has engine eager"):
         short_run(tmp_path, resume=True)
-    monkeypatch.setattr(loading, "load_target", lambda *_, **__: replayed)
+    monkeypatch.setattr(measure, "load_target", lambda *_, **__: replayed)
     assert engine_of(short_run(tmp_path, resume=True)) == "graph"
 
 
@@ -125,8 +124,8 @@ def test_a_preset_is_tuned_and_noted_with_the_engine_of_runs(
         asked.append(engine)
         return replayed
 
-    monkeypatch.setattr(loading, "load_target", loaded)
-    monkeypatch.setattr(session, "tune", lambda *_: Tuned(ss, ss, ss, book, book))
+    monkeypatch.setattr(tune_work, "load_target", loaded)
+    monkeypatch.setattr(tune_work, "tune", lambda *_: Tuned(ss, ss, ss, book, book))
     for engine in ((), ("--engine", "eager")):
         assert main(["tune", "ss", "--categories", "qa", "--out", str(out), "--device", "cpu", *engine]) == 0
     assert asked == ["auto", "eager"]

@@ -17,7 +17,7 @@ from specbench_ss.decoding.model_shape import model_shape
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.models import quantising
+from specbench_ss.models import loading, quantising
 from specbench_ss.models.quantising import PACKAGES, quantise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.testing.tiny import tiny_model
@@ -102,7 +102,7 @@ def test_a_run_says_how_weights_were_held_and_others_say_nothing(
 ) -> None:
     assert "quantize" not in RunConfig(methods=()).as_dict()
     monkeypatch.setattr(quantising, "find_spec", lambda name: True)
-    monkeypatch.setattr(quantising, "quantise", lambda model, how: "" if how == "none" else f"{how}: as a test has it")
+    monkeypatch.setattr(loading, "quantise", lambda model, how: "" if how == "none" else f"{how}: as a test has it")
     asked = ["run", "--methods", "pld", "--limit", "1", "--categories", "math_reasoning", "--max-new-tokens", "8"]
     for how in ("none", "int8"):
         assert main([*asked, "--warmup", "0", "--quantize", how, "--out", str(tmp_path / how)]) == 0

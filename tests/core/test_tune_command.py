@@ -21,7 +21,6 @@ from specbench_ss.runs.config import TuneConfig
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.lab_text import catalog
-from specbench_ss.tuning import session
 from specbench_ss.tuning.measurements import Book, Cost
 from specbench_ss.tuning.session import Tuned
 from tests.cli import failing
@@ -49,14 +48,14 @@ from tests.cli import failing
 def test_mistakes_are_one_line_before_the_model_is_loaded(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.models.loading.load_target", None)
+    monkeypatch.setattr("specbench_ss.commands.tune_work.load_target", None)
     assert words in failing(arguments, capsys)
 
 
 def test_template_and_room_are_checked_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.models.loading.load_target", None)
+    monkeypatch.setattr("specbench_ss.commands.tune_work.load_target", None)
     data, model = tmp_path / "questions.jsonl", tmp_path / "model"
     asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000))]
     data.write_text("\n".join(map(json.dumps, asked)))
@@ -93,7 +92,7 @@ def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
             failed = {"ss[k=6]": "RuntimeError: [no] room"}
             return Tuned(default, best, best, searched, confirmed, failed, interrupted, 12.3, 45.6)
 
-        monkeypatch.setattr(session, "tune", fake)
+        monkeypatch.setattr(tune_work, "tune", fake)
         out = tmp_path / "p.yaml"
         assert main(["tune", "ss", "--categories", "qa,math", "--out", str(out), "--device", "cpu"]) == 0
         return read_preset(out), capsys.readouterr()
@@ -139,7 +138,7 @@ def test_interrupted_before_anything_is_measured_it_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ss, out = MethodSpec("ss"), tmp_path / "p.yaml"
-    monkeypatch.setattr(session, "tune", lambda *_: Tuned(ss, ss, ss, Book(), Book(), interrupted=True))
+    monkeypatch.setattr(tune_work, "tune", lambda *_: Tuned(ss, ss, ss, Book(), Book(), interrupted=True))
     assert main(["tune", "ss", "--out", str(out), "--device", "cpu"]) == 130
     told = capsys.readouterr()
     assert told.out == "" and "interrupted; nothing was measured before that" in told.err

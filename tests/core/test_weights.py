@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from specbench_ss.errors import UserError
-from specbench_ss.models import weight_hash
+from specbench_ss.models import hub_reach, loading, weight_hash
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import check_model
 from specbench_ss.models.weight_files import check_folder
@@ -113,7 +113,6 @@ def test_an_adapter_is_left_to_the_loader(tmp_path: Path) -> None:
 
 
 def test_a_damaged_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
     import transformers
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -123,7 +122,8 @@ def test_a_damaged_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
+    for module in (loading, hub_reach):
+        monkeypatch.setattr(module, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
     with pytest.raises(UserError, match="^cannot load model 'some/model': OSError: something is wrong$"):
         load_target("some/model", device="cpu")
     file.write_bytes(file.read_bytes()[:-1])

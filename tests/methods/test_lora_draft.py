@@ -27,6 +27,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.methods.sd.training import TunedDraft
+from specbench_ss.models import hub_reach
 from specbench_ss.models.drafter_folder import belongs_to, write_config
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import LAB
@@ -163,7 +164,7 @@ def test_a_lora_that_names_a_hub_model_is_told_where_there_is_no_hub(
         raise OSError("no network")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "get_session", nowhere)
+    monkeypatch.setattr(hub_reach, "get_session", nowhere)
     say(lora, base_model_name_or_path="someone/nothing-here")
     line = said_of(lora, capsys)
     assert "is for the model 'someone/nothing-here', as its adapter_config.json says" in line

@@ -28,6 +28,7 @@ from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
+from specbench_ss.models import drafter_folder
 from specbench_ss.models.loading import load_target
 from specbench_ss.training.drafter_training import DrafterTraining, estimated_tau
 from tests.cli import failing
@@ -426,9 +427,9 @@ def test_weights_by_hub_id(
             kept[repo_id] = folder_path
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(kept[name]))
+    monkeypatch.setattr(drafter_folder, "snapshot_download", lambda name, **_: str(kept[name]))
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    monkeypatch.setattr("specbench_ss.models.hub_reach.check_reachable", lambda repo: None)
+    monkeypatch.setattr("specbench_ss.models.drafter_folder.check_reachable", lambda repo: None)
     push = ["--steps", "1", "--push-to-hub", "someone/streams"]
     command = arguments("ss", models["llama"], chats, tmp_path / "out", *STREAMS, *push)
     assert "needs a token" in failing(command, capsys)
@@ -441,6 +442,6 @@ def test_weights_by_hub_id(
     def offline(name: str, **_: Any) -> str:
         raise ConnectionError("no route to the hub\nsecond line")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    monkeypatch.setattr(drafter_folder, "snapshot_download", offline)
     with pytest.raises(Exception, match=r"^ss: no file or folder 'someone/streams', and the hub .*no route[^\n]*$"):
         SpeculativeStreaming.load(target, SSOptions(weights="someone/streams"))
