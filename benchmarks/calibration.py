@@ -25,6 +25,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import bootstrap
 from torch import Tensor
 
+from lab.catalog import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.decoder import State
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, generate
@@ -38,7 +39,6 @@ from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree
 from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 from specbench_ss.training.trainee import base_states
 
 WIDEST = 20.0  # temperatures are looked for from 1 / WIDEST to WIDEST

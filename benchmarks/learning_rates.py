@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from specbench_ss.methods._lab.drafters import CALIBRATION_BATCHES, DRAFTERS, EAGLE_LEVELS
-from specbench_ss.methods._lab.lab_training import LabTraining, drafter_budget, drafter_text
+from lab.drafters import CALIBRATION_BATCHES, DRAFTERS, EAGLE_LEVELS
+from lab.lab_training import LabTraining, drafter_budget, drafter_text
 from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 
 PLACES = 4

@@ -36,18 +36,18 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from lab.catalog import SPECBENCH_CATEGORIES, questions
+from lab.lab_training import LabTraining, answers_by_category
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.methods._lab.lab_training import LabTraining, answers_by_category
 from specbench_ss.methods.rest.build import in_memory
 from specbench_ss.methods.rest.decoding import REST, RESTOptions
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method, method_class, method_options
 from specbench_ss.runs.suite import Question
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 
 NODES = (4, 8, 15, 32, 64)
 GUESSES = {4: (5, 1), 8: (5, 2), 15: (4, 5), 32: (5, 8), 64: (5, 16)}  # lookahead: level, guesses

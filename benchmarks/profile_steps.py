@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from torch.profiler import ProfilerActivity, profile
 
+from lab.catalog import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 
 Profile = dict[str, tuple[float, float]]  # operator -> (share of the time of all, calls a step)
 

@@ -16,9 +16,9 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.lab_training import DRAFTER_STEPS, LabTraining
+from lab.stages import NO_EQ3, SHARED_STREAMS, shared_trainee, train_shared
 from specbench_ss.decoding.target import Target
-from specbench_ss.methods._lab.lab_training import DRAFTER_STEPS, LabTraining
-from specbench_ss.methods._lab.stages import NO_EQ3, SHARED_STREAMS, shared_trainee, train_shared
 from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.models.devices import resolve_device

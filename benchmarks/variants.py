@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 
+from lab.catalog import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 
 
 def main() -> None:

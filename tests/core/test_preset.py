@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lab import catalog
 from specbench_ss.benchmark.asked import method_specs
 from specbench_ss.benchmark.preset_conditions import changed, preset_notes
 from specbench_ss.cli import main
@@ -18,7 +19,6 @@ from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import Preset, check_writable, read_preset, write_preset
 from specbench_ss.runs.suite import Question, SuiteData
-from specbench_ss.suites.lab_text import catalog
 from tests.cli import failing
 
 HERE = {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lab import catalog
 from specbench_ss.cli import main
 from specbench_ss.commands import tune_work
 from specbench_ss.commands.tune_work import default_out
@@ -20,7 +21,6 @@ from specbench_ss.models.model_folder import LAB
 from specbench_ss.runs.config import TuneConfig
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
-from specbench_ss.suites.lab_text import catalog
 from specbench_ss.tuning import session
 from specbench_ss.tuning.measurements import Book, Cost
 from specbench_ss.tuning.session import Tuned

@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 
+from lab import catalog, language, structured
+from lab.example import SPLITS, Example, draw, split_of
 from specbench_ss.errors import UserError
-from specbench_ss.suites.lab_text import catalog, language, structured
-from specbench_ss.suites.lab_text.example import SPLITS, Example, draw, split_of
 from specbench_ss.suites.scorers import METRICS, score
 
 EVERY = (*catalog.SPECBENCH_CATEGORIES, *catalog.APP_CATEGORIES)

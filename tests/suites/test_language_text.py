@@ -10,15 +10,15 @@ from functools import cache
 
 import pytest
 
-from specbench_ss.suites.lab_text.example import SPLITS, Example, draw, split_of
-from specbench_ss.suites.lab_text.language import GENERATORS
-from specbench_ss.suites.lab_text.language.gazetteer import world
-from specbench_ss.suites.lab_text.language.qa import facts
-from specbench_ss.suites.lab_text.language.qa_relations import RELATIONS
-from specbench_ss.suites.lab_text.language.rag import SUBJECTS
-from specbench_ss.suites.lab_text.language.real_facts import real_world
-from specbench_ss.suites.lab_text.language.words import say
-from specbench_ss.suites.lab_text.language.writing_pieces import PIECES
+from lab.example import SPLITS, Example, draw, split_of
+from lab.language import GENERATORS
+from lab.language.gazetteer import world
+from lab.language.qa import facts
+from lab.language.qa_relations import RELATIONS
+from lab.language.rag import SUBJECTS
+from lab.language.real_facts import real_world
+from lab.language.words import say
+from lab.language.writing_pieces import PIECES
 
 CATEGORIES = sorted(GENERATORS)
 TWO_TURNS = {"writing", "roleplay", "stem", "humanities"}

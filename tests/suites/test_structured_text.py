@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.suites.lab_text.example import Example, draw, split_of
-from specbench_ss.suites.lab_text.structured import GENERATORS
+from lab.example import Example, draw, split_of
+from lab.structured import GENERATORS
 
 METRICS = {
     "sql": "exact_sql",
