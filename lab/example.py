@@ -9,7 +9,14 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
+import yaml
+
+DATA = Path(__file__).parent / "data"
 SPLITS = ("train", "calibration", "eval")
 
 
@@ -52,3 +59,29 @@ def draw(generate: Generator, split: str, seed: int) -> Iterator[Example]:
         example = generate(rng)
         if split_of(example.category, example.key) == split:
             yield example
+
+
+T = TypeVar("T")
+
+
+def load(name: str, kind: type[T]) -> T:
+    """Return an entry of a data file. name: `FILE.ENTRY`."""
+    file, _, entry = name.partition(".")
+    return msgspec.convert(_data(file)[entry], kind)
+
+
+def table(name: str) -> list[tuple[str, ...]]:
+    """Return a table of one record a line, its fields parted by `|`; lines that start with # say what it holds."""
+    text = (DATA / f"{name}.txt").read_text(encoding="utf-8")
+    return rows("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def rows(text: str) -> list[tuple[str, ...]]:
+    """Return the records of a table, one a line, with fields parted by `|`; blank lines are skipped."""
+    return [tuple(field.strip() for field in line.split("|")) for line in text.strip().splitlines() if line.strip()]
+
+
+@cache
+def _data(file: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.load((DATA / f"{file}.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return data

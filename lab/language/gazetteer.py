@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
+from lab.example import load
 from lab.language import names
 from lab.language.words import terms
 
@@ -16,34 +17,11 @@ World = dict[str, list[Entity]]
 
 # Changing the seed changes every fact, and so what trained lab models know.
 _SEED = "gazetteer-1"
-REGIONS = (
-    "Upper Varnia",
-    "Lower Varnia",
-    "East Mering",
-    "West Mering",
-    "the Talos Coast",
-    "the Grey Hills",
-    "Sonnmark",
-    "the Oster Plain",
-)
-_PRODUCTS = terms(
-    "wool blankets, copper kettles, glass lamps, wooden boats, goat cheese, apple cider, blue pottery, leather "
-    "boots, silver bells, honey cakes, paper kites, oak barrels, sea salt, plum jam, stone tiles, felt hats"
-)
+REGIONS = load("gazetteer.regions", tuple[str, ...])
+_PRODUCTS = load("gazetteer.products", list[str])
 _FESTIVALS = terms("lantern, harvest, kite, bread, boat, music, snow, apple, puppet, river, candle, flower")
-_GOODS = terms(
-    "electric bicycles, solar panels, office chairs, hearing aids, toy trains, running shoes, kitchen knives, "
-    "water filters, garden tools, violins, tents, coffee machines, wrist watches, ferry engines, paints, "
-    "microscopes"
-)
-_WORKS = (
-    ("painter", "painting"),
-    ("novelist", "novel"),
-    ("composer", "opera"),
-    ("poet", "poem"),
-    ("sculptor", "statue"),
-    ("architect", "tower"),
-)
+_GOODS = load("gazetteer.goods", list[str])
+_WORKS = load("gazetteer.works", tuple[tuple[str, ...], ...])
 _TITLES_FIRST = terms("Silent, Golden, Broken, Distant, Winter, Hidden, Last, Blue, Second, Burning, Quiet, Northern")
 _TITLES_SECOND = terms("Garden, Harbour, Mirror, Road, Orchard, Window, Letter, Island, Season, Bell, Forest, Lamp")
 _RIVER_STARTS = terms(

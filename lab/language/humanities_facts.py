@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from lab.language.words import table
+from lab.example import table
 
 _HEADER = ("name", "field", "is", "cause", "effect", "example", "one", "two", "three")
 

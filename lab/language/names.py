@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import random
 
+from lab.example import load
 from lab.language.words import terms
 
-WOMEN = terms(
-    "Anna, Maria, Clara, Ruth, Nadia, Ingrid, Sofia, Leila, Emma, Olga, Helen, Priya, Yuki, Carmen, Judith, "
-    "Alice, Greta, Monica, Fatima, Elena, Nora, Vera, Iris, Paula, Tessa, Wendy, Amara, Dora, Hanna, Lucia"
-)
-MEN = terms(
-    "Peter, Daniel, Omar, Victor, Tomas, Samuel, Igor, Felix, Hugo, Marco, Ravi, Kenji, Pablo, Simon, Walter, "
-    "Adam, Oscar, Louis, Karim, Anton, Jonas, Erik, Bruno, Colin, Martin, Leon, David, Nils, Ivan, George"
-)
+WOMEN = load("names.women", list[str])
+MEN = load("names.men", list[str])
 _FIRST_NAMES = WOMEN + MEN
-SURNAMES = terms(
-    "Berg, Castillo, Dunn, Ekman, Farrow, Gupta, Hale, Ivers, Jansen, Kowal, Lund, Moreau, Nash, Okafor, Petrov, "
-    "Quinn, Rossi, Sato, Torres, Ulrich, Vance, Weber, Yilmaz, Zeller, Abbott, Brandt, Cole, Draper, Ellis, "
-    "Fischer, Grant, Hughes, Keller, Lopez, Marsh, Novak, Olsen, Price, Reyes, Stone, Tanaka, Voss, Winter, "
-    "Archer, Bishop, Carter"
-)
-TOWN_STARTS = terms(
-    "Ash, Bram, Cal, Dun, El, Fern, Gar, Hol, Ister, Kel, Lor, Mar, Nor, Oak, Pel, Quin, Ros, Sel, Tarn, Ul, Ver, "
-    "Wil, Yar, Zan, Birch, Corn, Drav, Falk, Glen, Hart, Kirk, Lind, Mill, Nev, Orl, Pren, Rav, Stan, Thorn, Wex"
-)
-TOWN_ENDS = terms(
-    "ford, bury, field, ton, haven, mouth, wick, stead, dale, bridge, port, minster, grove, ham, crest, holm, by, "
-    "more, well, gate"
-)
-FIRM_STARTS = terms(
-    "Alpen, Baltic, Crest, Delta, Evergreen, Fal, Granite, Harbor, Ionic, Juniper, Kestrel, Lumen, Meridian, "
-    "North, Orbit, Pine, Quartz, River, Silver, Tidal, Umber, Vector, Willow, Zenith, Amber, Copper"
-)
-FIRM_ENDS = terms(
-    "Works, Foods, Labs, Motors, Textiles, Systems, Tools, Paper, Glass, Energy, Robotics, Shipping, Optics, "
-    "Ceramics, Software"
-)
+SURNAMES = terms(load("names.surnames", str))
+TOWN_STARTS = load("names.town_starts", list[str])
+TOWN_ENDS = load("names.town_ends", list[str])
+FIRM_STARTS = load("names.firm_starts", list[str])
+FIRM_ENDS = load("names.firm_ends", list[str])
 WEEKDAYS = terms("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
 MONTHS = terms("January, February, March, April, May, June, July, August, September, October, November, December")
 

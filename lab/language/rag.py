@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.language import names
 from lab.language.words import key_of, say, variants
 
@@ -163,19 +163,8 @@ SUBJECTS = (
         ),
     ),
 )
-_PROMPTS = (
-    "{passages}\nQuestion: {question}",
-    "Read the passages and answer. {passages}\n{question}",
-    "{passages}\nAnswer from the passages: {question}",
-    "Use the passages below to answer the question: {question}\n{passages}",
-)
-_CITED = (
-    "according to passage {number}, {answer}. [The same passage adds that|It also says that|There we also learn "
-    "that] {more}.",
-    "passage {number} says that {answer}. [It adds that|It also tells us that|It says as well that] {more}.",
-    "{answer}, as [passage {number} says|stated in passage {number}]. [The same passage adds that|It also says "
-    "that] {more}.",
-)
+_PROMPTS = load("rag.prompts", tuple[str, ...])
+_CITED = load("rag.cited", tuple[str, ...])
 
 
 def generate(rng: random.Random) -> Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.language import names
 from lab.language.roleplay_roles import ROLES
 from lab.language.words import Turn, conversation, key_of
@@ -17,55 +17,13 @@ FIRST = Turn(
         "Pretend to be {me}, the {role} of {town}. {visitor} tells you: {problem}.",
     ),
     (
-        "[Good day|Hello|Welcome], {visitor}! I am {me}, the {role} [of|here in] {town}. [You say that|I hear "
-        "that|So] {yours}? [Then you should|I think you should|My advice is simple: you should] {advice}. [Believe "
-        "me, I have seen this many times.|That has always worked in {town}.|If it does not help, come back to my "
-        "{place}.]",
+        load("roleplay.first", str),
         "[Ah|Oh], {visitor}, [do not worry|come in|sit down]. As the {role} [of|here in] {town}, I [often hear "
         "this|know this trouble well]. [You should|First, you should] {advice}. [Trust {me}!|My word as a(n) "
         "{role}!|Tell me how it went.]",
     ),
 )
-FOLLOW_UPS = (
-    Turn(
-        ("What do you like about your work?", "What is the best part of your work?"),
-        (
-            "[What I like most is|I love|The best part is] {joy}. [As a(n) {role}, I could not live without it.|It "
-            "makes me proud to be the {role} of {town}.|That is why I became a(n) {role}.]",
-        ),
-    ),
-    Turn(
-        ("And what do you dislike about it?", "Is there something you do not like about your job?"),
-        (
-            "[To be honest, I do not like|I could do without|The hard part is] {worry}. [But every {role} must live "
-            "with that.|Still, I would not change my life in {town}.|But {joy} makes up for it.]",
-        ),
-    ),
-    Turn(
-        (
-            "How long have you been doing this? Say that it has been {years} years.",
-            "Tell me about your {years} years in this job.",
-        ),
-        (
-            "I have been a(n) {role} [in {town} for {years} years|for {years} years now]. [All that time, my {tool} "
-            "has served me well.|I still use my first {tool}.|The {place} has become my home.]",
-        ),
-    ),
-    Turn(
-        ("Which tool do you use most?", "What do you always have with you?"),
-        (
-            "[I would be lost without|I could not work without|My best friend is] my {tool}. [A(n) {role} needs it "
-            "every day.|It has served me well in {town}.|You will see it in my {place}.]",
-        ),
-    ),
-    Turn(
-        ("{visitor} thanks you and leaves. Say goodbye.", "Say goodbye to {visitor}."),
-        (
-            "[Goodbye|Farewell|Take care], {visitor}! [Remember: {advice}.|And do not forget to {advice}.] [My "
-            "{place} is always open to you.|Come back to {town} soon.]",
-        ),
-    ),
-)
+FOLLOW_UPS = load("roleplay.follow_ups", tuple[Turn, ...])
 # How a listener turns the words of a speaker round.
 _TURNED = {"I": "you", "am": "are", "my": "your", "me": "you"}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.language.words import table
+from lab.example import table
 
 
 @dataclass(frozen=True, slots=True)

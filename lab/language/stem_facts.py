@@ -7,7 +7,7 @@ so because" or "The point is that", `example` after "An example is", `use` after
 
 from __future__ import annotations
 
-from lab.language.words import table
+from lab.example import table
 
 _HEADER = ("name", "field", "is", "because", "example", "use", "like")
 

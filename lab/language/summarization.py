@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import random
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.language import names
 from lab.language.report_events import EVENTS, FILLERS
 from lab.language.words import key_of, say, variants
 
-_PROMPTS = (
-    "Summarize: {article}",
-    "Summarize this report in one or two sentences: {article}",
-    "{article}\nGive a short summary.",
-    "What is the main news here? {article}",
-    "Write a brief summary of this article: {article}",
-)
+_PROMPTS = load("summarization.prompts", tuple[str, ...])
 
 
 def generate(rng: random.Random) -> Example:

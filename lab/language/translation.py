@@ -9,28 +9,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.language import german_lexicon as lexicon
 from lab.language.german_lexicon import Noun, Verb
 from lab.language.words import REFERENCES, say
 
-PROMPTS = (
-    "Translate German to English: {german}",
-    "Translate this text from German into English: {german}",
-    "What does this mean in English? {german}",
-    "Please give the English for: {german}",
-    "German: {german} English?",
-)
-_DEFINITE = {
-    "nom": {"m": "der", "f": "die", "n": "das"},
-    "acc": {"m": "den", "f": "die", "n": "das"},
-    "dat": {"m": "dem", "f": "der", "n": "dem"},
-}
-_INDEFINITE = {
-    "nom": {"m": "ein", "f": "eine", "n": "ein"},
-    "acc": {"m": "einen", "f": "eine", "n": "ein"},
-    "dat": {"m": "einem", "f": "einer", "n": "einem"},
-}
+PROMPTS = load("translation.prompts", tuple[str, ...])
+_DEFINITE = load("translation.definite", dict[str, dict[str, str]])
+_INDEFINITE = load("translation.indefinite", dict[str, dict[str, str]])
 _MIXED_NOMINATIVE = {"m": "er", "f": "e", "n": "es"}
 _PRONOUNS = {"m": ("er", "he"), "f": ("sie", "she")}
 
@@ -173,14 +159,7 @@ def reported(rng: random.Random) -> Pair:
     return f"{speaker.nom} {word}, dass {who.nom} {what.acc} {verb.participle} hat.", english
 
 
-_ENGLISH_PARTICIPLES = {
-    "saw": "seen",
-    "ate": "eaten",
-    "wrote": "written",
-    "forgot": "forgotten",
-    "drew": "drawn",
-    "knew": "known",
-}
+_ENGLISH_PARTICIPLES = load("translation.english_participles", dict[str, str])
 
 
 def _participle(verb: Verb) -> str:

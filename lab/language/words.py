@@ -11,7 +11,6 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lab.example import Example
 
@@ -76,17 +75,6 @@ def conversation(
 def key_of(*parts: str) -> str:
     """A key from the details that tell one prompt's content from another's."""
     return "\x1f".join(parts)
-
-
-def rows(text: str) -> list[tuple[str, ...]]:
-    """A table of one record a line, fields parted by `|`; blank lines are skipped."""
-    return [tuple(field.strip() for field in line.split("|")) for line in text.strip().splitlines() if line.strip()]
-
-
-def table(name: str) -> list[tuple[str, ...]]:
-    """A table kept as a text file beside this module; lines that start with # say what it holds."""
-    text = (Path(__file__).parent / f"{name}.txt").read_text(encoding="utf-8")
-    return rows("\n".join(line for line in text.splitlines() if not line.startswith("#")))
 
 
 def terms(text: str) -> list[str]:

@@ -6,30 +6,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.structured.coding_families import FAMILIES
-from lab.structured.wording import key_of, pick, punctuated, say, several, wordings
+from lab.structured.wording import key_of, pick, punctuated, say, wordings
 
-_NUMBERS = several(
-    "prices scores weights heights ages distances speeds grades salaries points temperatures lengths costs sizes "
-    "values amounts times votes marks levels readings depths widths sales fees taxes wages rents incomes budgets "
-    "bids dates years months hours minutes pages steps laps goals ranks areas volumes angles"
-)
-_STRINGS = several(
-    "names words cities titles colors labels tags animals countries fruits books codes songs streets rivers tools "
-    "letters plants files teams rooms shops drinks meals games movies authors artists brands hotels islands lakes "
-    "museums planets stars roads schools"
-)
+_NUMBERS = load("coding.numbers", tuple[str, ...])
+_STRINGS = load("coding.strings", tuple[str, ...])
 _LOOPS = ("item", "value", "x", "element")
-_ASKS = (
-    "[Write|Implement|Please write] a Python function `{f}` that {d}. The [parameter|argument] is `{p}`.",
-    "[Write|Define|I need|Give me] a function called `{f}` [in Python |]with the parameter `{p}` that {d}.",
-    "[In Python|Using Python], [write|define] `{f}({p})`, [a function that|which] {d}.",
-)
-_INTROS = (
-    "[Here is the function|This function {d}|The function {d}|Here it is]:",
-    "[Here is|This is] [a function|one] that {d}:",
-)
+_ASKS = load("coding.asks", tuple[str, ...])
+_INTROS = load("coding.intros", tuple[str, ...])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,43 +6,15 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.structured.dialogue_scenes_life import LIFE
 from lab.structured.dialogue_scenes_service import SERVICE
 from lab.structured.wording import key_of, pick, say, say_all
 from lab.structured.words import KINDS, draw_slots, more_kinds, people, person_forms
 
-_MORE = """
-body: knee;back;left arm;right shoulder;neck;foot;stomach;wrist
-drug: a cream;some tablets;a syrup;some drops;a strong painkiller
-excuse: visit relatives;pick up a guest;go to a funeral;work late;attend a wedding;see a lawyer;fly to a conference
-roomthing: a sea view;a balcony;a bathtub;a desk;fast wifi;air conditioning
-part: battery;motor;cable;fuse;screen;pump;switch;filter
-area: old town;city centre;north end;harbour;university quarter;south side
-lost: umbrella;wallet;scarf;backpack;notebook;glove;purse
-place: library;cafe;canteen;gym;theatre;museum;waiting room;park
-event: birthday party;barbecue;housewarming party;garden party;game night;farewell dinner
-meeting: meeting;concert;rehearsal;workshop;training;lecture
-delay: a traffic jam;a flat tyre;a cancelled train;a long phone call;heavy rain;a road closure
-means: train;car;plane;bus;ship
-petname: Coco;Biscuit;Shadow;Pepper;Daisy;Rocky;Ginger;Milo
-petfood: dry food;carrots;fresh lettuce;cooked rice;seeds;small fish
-genre: horror film;war film;science fiction film;western;romance;cartoon
-relative: mother;father;sister;brother;aunt;uncle;cousin;grandmother
-topic: new budget;sales report;holiday plan;office move;training course;next project;customer survey
-vehicle: bicycle;scooter;motorbike;trailer;skateboard;canoe
-ingredient: rice;butter;cream;garlic;flour;olive oil;cheese
-skill: guitar;piano;swimming;chess;drawing;dancing;pottery;violin
-evening: 17:30;18:00;18:15;18:30;18:45;19:00;19:15;19:30;19:45;20:00;20:15;20:30
-night: 22:00;22:15;22:30;22:45;23:00;23:15;23:30;23:45
-noise: loud music;drilling;barking;shouting;piano playing;hammering
-"""
+_MORE = load("dialogue_summary.more", str)
 _KINDS = {**KINDS, **more_kinds(_MORE)}
-_FRAMES = (
-    "[Summarize|Sum up] [the|this] [dialogue|conversation][| in one or two sentences]:\n{dialogue}",
-    "{dialogue}\n[Summary:|Give a short summary.|Sum this up.|What is this conversation about?]",
-    "[Read the dialogue and write a summary.|What happens in this conversation?]\n{dialogue}",
-)
+_FRAMES = load("dialogue_summary.frames", tuple[str, ...])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import random
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.structured.stories import read_stories, tell
 from lab.structured.story_words import STORIES
 from lab.structured.wording import pick, say
 
 _STORIES = read_stories(STORIES)
-_FRAMES = (
-    "{problem}",
-    "[Solve|Solve this problem|Work this out]: {problem}",
-    "{problem} [Show your work|Explain the steps|Think step by step].",
-)
+_FRAMES = load("math_reasoning.frames", tuple[str, ...])
 
 
 def generate(rng: random.Random) -> Example:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import random
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.structured.description_words import DOMAINS, Domain
 from lab.structured.wording import key_of, pick, say, wordings
 
-_FRAMES = (
-    "[Write|Give] a [short |]description [from|based on] [these|the following] attributes: {data}",
-    "[Describe|Put into words|Turn into text]: {data}",
-    "[Data|Attributes|Facts]: {data}\n"
-    "[Describe this {kind} in full sentences|Turn these attributes into sentences|Write this as fluent text].",
-)
-_OPENINGS = (
-    "{name} is a(n) {head} {place}",
-    "{name} is a(n) {head} {place}",
-    "There is a(n) {head} {place} called {name}",
-)
+_FRAMES = load("meaning_representation.frames", tuple[str, ...])
+_OPENINGS = load("meaning_representation.openings", tuple[str, ...])
 
 
 def _head_names(domain: Domain) -> list[str]:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.structured.reasoning_puzzles import PUZZLES, word
 from lab.structured.wording import pick, say, wordings
 
-_FRAMES = (
-    "{question}",
-    "{question}",
-    "[Here is a puzzle|Think about this|Solve this puzzle]: {question}",
-    "{question} [Explain why|Give your reasons].",
-)
+_FRAMES = load("reasoning.frames", tuple[str, ...])
 
 
 def generate(rng: random.Random) -> Example:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from lab.example import load
 from lab.structured.wording import Slots, key_of, listing, pick, say
 from lab.structured.words import KINDS, MEN, PEOPLE, WOMEN, people
 
@@ -23,13 +24,7 @@ class Puzzle:
     key: str
 
 
-_SCALES = tuple(
-    tuple(line.split(","))
-    for line in (
-        "taller,tallest,shortest", "older,oldest,youngest", "faster,fastest,slowest", "stronger,strongest,weakest",
-        "richer,richest,poorest", "heavier,heaviest,lightest", "louder,loudest,quietest", "busier,busiest,least busy",
-    )
-)  # fmt: skip
+_SCALES = load("reasoning_puzzles.scales", tuple[tuple[str, ...], ...])  # fmt: skip
 
 
 def compare(rng: random.Random) -> Puzzle:
@@ -57,14 +52,7 @@ def compare(rng: random.Random) -> Puzzle:
     return Puzzle(("{clues} Who is the {end}?", question), answers, slots, key_of("compare", more, slots["clues"]))
 
 
-_SETS = (
-    ("pet", "has", "have", KINDS["animal"]),
-    ("drink", "drinks", "drink", ("tea", "coffee", "milk", "juice", "water", "cocoa")),
-    ("sport", "plays", "play", KINDS["sport"]),
-    ("colour", "likes", "like", KINDS["colour"]),
-    ("subject", "studies", "study", KINDS["subject"]),
-    ("fruit", "buys", "buy", KINDS["fruit"]),
-)
+_SETS = load("reasoning_puzzles.sets", tuple[tuple[str | tuple[str, ...], ...], ...])
 
 
 def exclude(rng: random.Random) -> Puzzle:
@@ -130,16 +118,8 @@ def family(rng: random.Random) -> Puzzle:
     return Puzzle(questions, (first, answer), slots, key_of("family", old, parent, child))
 
 
-_EVENTS = (
-    ("it rains", "it does not rain"), ("the bus is late", "the bus is not late"), ("the shop is open", "the shop is not open"),
-    ("it snows", "it does not snow"), ("the sun shines", "the sun does not shine"), ("the train is full", "the train is not full"),
-    ("the light is on", "the light is not on"), ("the door is locked", "the door is not locked"),
-    ("the market is busy", "the market is not busy"), ("the phone rings", "the phone does not ring"),
-)  # fmt: skip
-_ACTS = (
-    "stays at home", "takes a taxi", "cooks soup", "reads a book", "calls a friend", "goes for a walk", "plays chess",
-    "visits the museum", "cleans the kitchen", "waters the plants", "buys bread", "plays the piano",
-)  # fmt: skip
+_EVENTS = load("reasoning_puzzles.events", tuple[tuple[str, ...], ...])  # fmt: skip
+_ACTS = load("reasoning_puzzles.acts", tuple[str, ...])  # fmt: skip
 _NOT = {"goes": "go", "stays": "stay", "takes": "take", "cooks": "cook", "reads": "read", "calls": "call", "plays": "play",
         "visits": "visit", "cleans": "clean", "waters": "water", "buys": "buy"}  # fmt: skip
 
@@ -207,22 +187,7 @@ def days(rng: random.Random) -> Puzzle:
 
 
 _PLACES = ("box", "bag", "drawer", "basket", "cupboard", "bucket", "suitcase", "pocket", "cabinet", "chest")
-_THINGS = (
-    "key",
-    "ring",
-    "letter",
-    "coin",
-    "watch",
-    "phone",
-    "ticket",
-    "pen",
-    "map",
-    "candle",
-    "spoon",
-    "stamp",
-    "card",
-    "ball",
-)
+_THINGS = load("reasoning_puzzles.things", tuple[str, ...])
 
 
 def places(rng: random.Random) -> Puzzle:

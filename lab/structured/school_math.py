@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import random
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.structured.math_words import MATH
 from lab.structured.stories import read_stories, tell
 from lab.structured.wording import pick, say
 from lab.structured.words import KINDS, PEOPLE
 
 _QUESTIONS = read_stories(MATH)
-_FRAMES = (
-    "{question}",
-    "{name} asks: {question}",
-    "[Help {name}|{name} needs help|A question from {name}|{name} wants to know]: {question}",
-    "[Here is|This is] a [question|task] [for|from] {name}'s [class|homework|test|lesson] in {city}: {question}",
-)
+_FRAMES = load("school_math.frames", tuple[str, ...])
 
 
 def generate(rng: random.Random) -> Example:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import random
 
-from lab.example import Example
+from lab.example import Example, load
 from lab.structured.sql_words import LINKS, TABLES, VALUES, Column, Table
 from lab.structured.wording import key_of, pick, punctuated, say
 
-_FRAMES = (
-    "[Schema|Tables|Given the schema]: {schema}\n[Question|Write SQL for|Query]: {question}",
-    "{schema}\n[Write one SQL query|Write a SQL query|Give the SQL]: {question}",
-    "[Answer with one SQL query|Translate the question to SQL|Turn this into SQL].\n{schema}\n{question}",
-)
+_FRAMES = load("sql.frames", tuple[str, ...])
 # How a question asks for rows; "the" follows.
 _ASK = "[List|Show|Give me|Find|Return] the"
 _COMPARE = ((">", "[more than|above|greater than|over]"), ("<", "[less than|below|under|smaller than]"))
-_TOTALS = (
-    ("AVG", "average"), ("SUM", "[total|sum of the]"), ("MIN", "[lowest|smallest|minimum]"),
-    ("MAX", "[highest|largest|maximum]"),
-)  # fmt: skip
+_TOTALS = load("sql.totals", tuple[tuple[str, ...], ...])  # fmt: skip
 _ENDS = (("DESC", "[highest|largest]"), ("ASC", "[lowest|smallest]"))
 
 

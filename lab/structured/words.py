@@ -8,62 +8,16 @@ from __future__ import annotations
 import random
 from functools import cache
 
+from lab.example import load
 from lab.structured.wording import pick, several
 
-WOMEN = several(
-    "Anna Maria Clara Sofia Emma Julia Laura Nora Alice Grace Ruth Helen Irene Lucy Mia Olivia Paula Rosa Sarah "
-    "Tina Vera Wendy Yuki Zoe Amira Bella Diana Elena Fiona Hannah Ivy Joan Kate Lena Priya Mei"
-)
-MEN = several(
-    "Adam Ben Carl David Eric Frank George Henry Ivan Jack Karl Leo Mark Nick Oscar Paul Peter Ravi Sam Tom "
-    "Victor Walter Hugo Amir Bruno Chen Daniel Felix Gavin Hassan Isaac Jonas Kevin Liam Max Noah"
-)
+WOMEN = load("words.women", tuple[str, ...])
+MEN = load("words.men", tuple[str, ...])
 PEOPLE = WOMEN + MEN
-SURNAMES = several(
-    "Adams Baker Clark Davis Evans Fisher Garcia Harris Irwin Jones Kim Lopez Miller Nguyen Olsen Parker Quinn "
-    "Rossi Smith Taylor Usman Vega Walker Young Zhang Brown Carter Dixon Foster Green Hughes Khan Lewis Moore"
-)
+SURNAMES = load("words.surnames", tuple[str, ...])
 _FEMALE = frozenset(WOMEN)
 
-KINDS: dict[str, tuple[str, ...]] = {
-    "city": several(
-        "Paris London Berlin Madrid Rome Oslo Vienna Dublin Lisbon Prague Athens Warsaw Tokyo Sydney Boston Denver "
-        "Chicago Toronto Seattle Austin Cairo Lima Delhi Seoul Milan Geneva Bergen Porto Krakow Bristol"
-    ),
-    "country": several(
-        "France Spain Italy Germany Norway Sweden Japan Brazil Canada Egypt India Kenya Mexico Peru Poland Portugal "
-        "Greece Ireland Austria Denmark Chile Turkey Vietnam Morocco"
-    ),
-    "weekday": several("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
-    "month": several("January February March April May June July August September October November December"),
-    "colour": several("red blue green black white yellow grey brown orange purple silver pink"),
-    "fruit": several("apples pears plums oranges lemons peaches mangoes melons cherries figs"),
-    "things": several(
-        "marbles stickers stamps cards coins shells books pencils balloons buttons beads toys magnets badges "
-        "postcards comics crayons ribbons puzzles keys"
-    ),
-    "food": several(
-        "pizza;pasta;soup;salad;curry;sushi;fried rice;grilled fish;roast chicken;noodles;pancakes;lasagna;"
-        "tacos;dumplings;stew;burgers"
-    ),
-    "furniture": several("sofa;desk;lamp;bookshelf;armchair;dining table;wardrobe;bed frame;mirror;carpet"),
-    "device": several(
-        "laptop;printer;phone;tablet;camera;washing machine;dishwasher;heater;fridge;television;router;coffee machine;"
-        "vacuum cleaner;microwave"
-    ),
-    "clothing": several("jacket;coat;shirt;dress;sweater;scarf;raincoat;suit;skirt;hat;hoodie;blazer"),
-    "subject": several(
-        "history physics chemistry biology geography algebra statistics music art French Spanish German "
-        "economics philosophy"
-    ),
-    "sport": several("tennis football basketball volleyball hockey badminton rugby cricket baseball handball"),
-    "job": several(
-        "teacher;nurse;engineer;designer;accountant;chef;translator;manager;driver;editor;analyst;librarian;"
-        "receptionist;technician"
-    ),
-    "animal": several("dog;cat;rabbit;parrot;hamster;turtle;pony;goat;goldfish;duck"),
-    "clock": tuple(f"{hour}:{minute}" for hour in range(8, 21) for minute in ("00", "15", "30", "45")),
-}
+KINDS = load("words.kinds", dict[str, tuple[str, ...]])
 
 
 def person_forms(name: str) -> tuple[str, str, str]:
