@@ -25,7 +25,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import bootstrap
 from torch import Tensor
 
-from lab.catalog import SPECBENCH_CATEGORIES, questions
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.decoder import State
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, generate

@@ -36,8 +36,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from lab.catalog import SPECBENCH_CATEGORIES, questions
 from lab.lab_training import LabTraining, answers_by_category
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch.profiler import ProfilerActivity, profile
 
-from lab.catalog import SPECBENCH_CATEGORIES, questions
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lab.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES, questions
-from lab.training_text import conversations
+from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES, conversations, questions
 from specbench_ss.commands.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.files.write_errors import writing

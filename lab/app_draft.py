@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lab.lab_training import LabTraining, answers_in, training_rows
-from lab.training_text import APP_WEIGHTS
+from lab.text import APP_WEIGHTS
 from specbench_ss.methods._shared.lora import save_lora
 from specbench_ss.methods.sd.training import TunedDraft
 from specbench_ss.models.drafter_folder import belongs_to, write_config

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lab.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES, questions
-from lab.training_text import APP_WEIGHTS, WEIGHTS, conversations
+from lab.text import APP_CATEGORIES, APP_WEIGHTS, SPECBENCH_CATEGORIES, WEIGHTS, conversations, questions
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling

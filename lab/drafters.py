@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lab.base_training import SIZES
+from lab.base import SIZES
 from lab.lab_training import LabTraining, drafter_budget, drafter_text, save_model
 from specbench_ss.decoding.target import Target
 from specbench_ss.methods.dflash.new_weights import new_drafter as dflash_drafter

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lab.base_training import SIZES, BaseSize
-from lab.training_text import WEIGHTS, conversations
+from lab.base import SIZES, BaseSize
+from lab.text import WEIGHTS, conversations
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.files.crash_safe import replacing

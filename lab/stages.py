@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from lab import cards
 from lab.answers import own_conversations
-from lab.base_training import BaseSize, BaseTrainer, new_model
-from lab.catalog import APP_CATEGORIES
+from lab.base import BaseSize, BaseTrainer, new_model, train_tokenizer
 from lab.drafters import (
     CALIBRATION_BATCHES,
     DRAFTERS,
@@ -38,8 +37,7 @@ from lab.lab_training import (
     save_rows,
     training_rows,
 )
-from lab.tokenizer import train_tokenizer
-from lab.training_text import POLISH_WEIGHTS, conversations
+from lab.text import APP_CATEGORIES, POLISH_WEIGHTS, conversations
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from lab.example import Example
-from lab.training_text import conversations
+from lab.text import conversations
 from specbench_ss.files.crash_safe import replacing
 
 

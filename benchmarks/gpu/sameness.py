@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import transformers
 
-from lab.catalog import SPECBENCH_CATEGORIES, questions
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import registry
 from specbench_ss.decoding import held
 from specbench_ss.decoding.decoder import Decoder

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab import catalog
+from lab import text
 from specbench_ss.benchmark.asked import method_specs
 from specbench_ss.benchmark.preset_conditions import changed, preset_notes
 from specbench_ss.cli import main
@@ -99,7 +99,7 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
     The preset is of before decoding was noted in presets.
     """
     file, out = tmp_path / "ss.yaml", tmp_path / "run"
-    asked = catalog.questions(("qa",), "eval", 1)[0]
+    asked = text.questions(("qa",), "eval", 1)[0]
     made_for = {"device": "cuda", "dtype": "bfloat16", "model": "lab"}
     write_preset(
         file,

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from lab import cards, pipeline
-from lab.base_training import BaseSize
+from lab.base import BaseSize, train_tokenizer
 from lab.lab_training import LabTraining, training_rows
 from lab.pipeline import Stage, train
-from lab.tokenizer import train_tokenizer
 from specbench_ss.errors import UserError
 
 Toy = list[str]

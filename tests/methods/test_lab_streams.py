@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.catalog import SPECBENCH_CATEGORIES, questions
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import load_model
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from lab import cards, drafters
-from lab.base_training import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
-from lab.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES
+from lab.base import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
 from lab.lab_training import LabTraining, answers_by_category
 from lab.pipeline import STAGES, train
+from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError

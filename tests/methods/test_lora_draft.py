@@ -16,8 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.catalog import APP_CATEGORIES, questions
-from lab.training_text import APP_WEIGHTS, conversations
+from lab.text import APP_CATEGORIES, APP_WEIGHTS, conversations, questions
 from specbench_ss.benchmark import preflight
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.catalog import SPECBENCH_CATEGORIES
+from lab.text import SPECBENCH_CATEGORIES
 from specbench_ss.decoding.target import Target
 from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.rest.datastore import SEPARATOR

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.catalog import SPECBENCH_CATEGORIES, questions
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling

@@ -7,12 +7,12 @@ from itertools import islice
 
 import pytest
 
-from lab import catalog, language, structured
+from lab import language, structured, text
 from lab.example import SPLITS, Example, draw, split_of
 from specbench_ss.errors import UserError
 from specbench_ss.suites.scorers import METRICS, score
 
-EVERY = (*catalog.SPECBENCH_CATEGORIES, *catalog.APP_CATEGORIES)
+EVERY = (*text.SPECBENCH_CATEGORIES, *text.APP_CATEGORIES)
 # sha256 of the first 60 training and 60 evaluation examples: the shipped weights learnt this text, and runs are told
 # apart by the suite's content hash. Change a digest only together with the weights.
 TEXT = {
@@ -36,14 +36,14 @@ TEXT = {
 
 
 def test_every_category_has_one_generator() -> None:
-    assert len(catalog.SPECBENCH_CATEGORIES) == 13
-    assert sorted(EVERY) == sorted(catalog.GENERATORS)
+    assert len(text.SPECBENCH_CATEGORIES) == 13
+    assert sorted(EVERY) == sorted(text.GENERATORS)
     assert not set(structured.GENERATORS) & set(language.GENERATORS)
 
 
 @pytest.mark.parametrize("category", EVERY)
 def test_the_text_is_the_one_that_the_shipped_weights_learnt(category: str) -> None:
-    drawn = [islice(draw(catalog.GENERATORS[category], split, 0), 60) for split in ("train", "eval")]
+    drawn = [islice(draw(text.GENERATORS[category], split, 0), 60) for split in ("train", "eval")]
     text = "\x00".join(repr(example) for examples in drawn for example in examples)
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == TEXT[category]
 
@@ -51,12 +51,12 @@ def test_the_text_is_the_one_that_the_shipped_weights_learnt(category: str) -> N
 @pytest.mark.parametrize("category", EVERY)
 def test_questions_of_a_category(category: str) -> None:
     size = 80
-    questions = catalog.questions((category,), "eval", size)
+    questions = text.questions((category,), "eval", size)
     assert len(questions) == size
     assert [question.id for question in questions][:2] == [f"lab-{category}-0000", f"lab-{category}-0001"]
     assert len({question.turns[0] for question in questions}) == size
     assert {question.category for question in questions} == {category}
-    assert catalog.questions((category,), "eval", 3) == questions[:3]
+    assert text.questions((category,), "eval", 3) == questions[:3]
     for question in questions:
         assert len(question.references) == len(question.turns)
         assert question.metric is None or question.metric in METRICS
@@ -64,7 +64,7 @@ def test_questions_of_a_category(category: str) -> None:
 
 @pytest.mark.parametrize("category", EVERY)
 def test_the_answer_to_train_on_scores_full_marks(category: str) -> None:
-    for question in catalog.questions((category,), "eval", 5):
+    for question in text.questions((category,), "eval", 5):
         for references in question.references:
             if question.metric is not None:
                 assert score(question.metric, references[0], references) == pytest.approx(1.0), question
@@ -72,23 +72,23 @@ def test_the_answer_to_train_on_scores_full_marks(category: str) -> None:
 
 def test_the_seed_and_the_split_decide() -> None:
     asked = ("sql", "dialogue_summary")
-    assert catalog.questions(asked, "eval", 4, seed=3) == catalog.questions(asked, "eval", 4, seed=3)
-    assert catalog.questions(asked, "eval", 4, seed=3) != catalog.questions(asked, "eval", 4, seed=4)
-    prompts = [{q.turns for q in catalog.questions(asked, split, 30)} for split in SPLITS]
+    assert text.questions(asked, "eval", 4, seed=3) == text.questions(asked, "eval", 4, seed=3)
+    assert text.questions(asked, "eval", 4, seed=3) != text.questions(asked, "eval", 4, seed=4)
+    prompts = [{q.turns for q in text.questions(asked, split, 30)} for split in SPLITS]
     assert len(set.union(*prompts)) == sum(map(len, prompts))
-    for example in islice(draw(catalog.GENERATORS["sql"], "eval", 0), 5):
+    for example in islice(draw(text.GENERATORS["sql"], "eval", 0), 5):
         assert split_of("sql", example.key) == "eval"
 
 
 def test_what_the_lab_does_not_have() -> None:
     with pytest.raises(UserError, match=r"no category 'sq1' \(did you mean sql\?\)"):
-        catalog.questions(("sq1",), "eval", 1)
+        text.questions(("sq1",), "eval", 1)
 
 
 def test_a_category_that_runs_dry_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     key = next(str(n) for n in range(100) if split_of("few", str(n)) == "eval")
     example = Example("few", ("the only prompt",), (("yes",),), key, "none")
-    monkeypatch.setitem(catalog.GENERATORS, "few", lambda rng: example)
-    assert catalog.questions(("few",), "eval", 1)[0].metric is None
+    monkeypatch.setitem(text.GENERATORS, "few", lambda rng: example)
+    assert text.questions(("few",), "eval", 1)[0].metric is None
     with pytest.raises(UserError, match="only 1 eval questions of category 'few', not 2"):
-        catalog.questions(("few",), "eval", 2)
+        text.questions(("few",), "eval", 2)

@@ -11,14 +11,10 @@ from functools import cache
 import pytest
 
 from lab.example import SPLITS, Example, draw, split_of
+from lab.knowledge import RELATIONS, SUBJECTS, facts, real_world, world
 from lab.language import GENERATORS
-from lab.language.gazetteer import world
-from lab.language.qa import facts
-from lab.language.qa_relations import RELATIONS
-from lab.language.rag import SUBJECTS
-from lab.language.real_facts import real_world
-from lab.language.words import say
-from lab.language.writing_pieces import PIECES
+from lab.phrases import say
+from lab.prose import PIECES
 
 CATEGORIES = sorted(GENERATORS)
 TWO_TURNS = {"writing", "roleplay", "stem", "humanities"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lab.answers import own_conversations
-from lab.training_text import conversations
+from lab.text import conversations
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target

@@ -1,7 +1,4 @@
-"""German to English: a small bilingual grammar over `german_lexicon`.
-
-Knows German case, adjective endings and word order (verb second, verb last in subordinate clauses).
-"""
+"""German sentences with their English translations."""
 
 from __future__ import annotations
 
@@ -9,10 +6,76 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab.example import Example, load
-from lab.language import german_lexicon as lexicon
-from lab.language.german_lexicon import Noun, Verb
-from lab.language.words import REFERENCES, say
+from lab.example import Example, load, rows
+from lab.phrases import REFERENCES, say
+
+# The bilingual lexicon of `translation`: German forms with their English.
+
+
+@dataclass(frozen=True, slots=True)
+class Noun:
+    """A noun with gender m, f or n and its plurals."""
+
+    german: str
+    gender: str
+    english: str
+    german_plural: str
+    english_plural: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A transitive verb with the forms sentences need, and the noun class its object comes from."""
+
+    infinitive: str
+    present: str
+    past: str
+    past_plural: str
+    participle: str
+    english: str
+    english_third: str
+    english_past: str
+    objects: str
+
+
+def _nouns(table: str) -> list[Noun]:
+    return [Noun(*row) for row in rows(table)]
+
+
+PEOPLE = _nouns(load("german_lexicon.people", str))
+ANIMALS = _nouns(load("german_lexicon.animals", str))
+THINGS = _nouns(load("german_lexicon.things", str))
+FOODS = _nouns(load("german_lexicon.foods", str))
+TEXTS = _nouns(load("german_lexicon.texts", str))
+BUILDINGS = _nouns(load("german_lexicon.buildings", str))
+OBJECTS = load("german_lexicon.objects", dict[str, list[Noun]])
+
+VERBS = [Verb(*row) for row in rows(load("german_lexicon.verbs", str))]
+
+# Stem and English; the stems take plain endings (no dunkel, teuer or hoch).
+ADJECTIVES = rows(load("german_lexicon.adjectives", str))
+COLOURS = rows("rot|red\nblau|blue\ngrün|green\nweiß|white\nschwarz|black\nbraun|brown\ngelb|yellow\ngrau|grey")
+PERSON_ADJECTIVES = rows(load("german_lexicon.person_adjectives", str))
+FITTING = load("german_lexicon.fitting", dict[str, list[tuple[str, ...]]])
+
+# German with its preposition and contraction, English.
+PLACES = rows(load("german_lexicon.places", str))
+PAST_TIMES = rows(load("german_lexicon.past_times", str))
+PRESENT_TIMES = rows(load("german_lexicon.present_times", str))
+FUTURE_TIMES = rows(load("german_lexicon.future_times", str))
+NUMBERS = rows(
+    "zwei|two\ndrei|three\nvier|four\nfünf|five\nsechs|six\nsieben|seven\nacht|eight\nzehn|ten\nzwölf|twelve"
+)
+
+# Intransitive: past singular, past plural, present, English past, English third person, infinitive pair.
+ACTIONS = rows(load("german_lexicon.actions", str))
+# Clauses after weil or obwohl (verb last), as a main clause, and in English.
+REASONS = rows(load("german_lexicon.reasons", str))
+MODALS = rows(load("german_lexicon.modals", str))
+FEELINGS = rows(load("german_lexicon.feelings", str))
+
+
+# German to English: a small bilingual grammar over `german_lexicon`.
 
 PROMPTS = load("translation.prompts", tuple[str, ...])
 _DEFINITE = load("translation.definite", dict[str, dict[str, str]])
@@ -50,7 +113,7 @@ def _inflected(stem: str, ending: str) -> str:
 
 def singular(rng: random.Random, noun: Noun, kind: str, definite: bool) -> Phrase:
     """One of something, half the time with an adjective."""
-    adjective = rng.choice(lexicon.FITTING[kind]) if rng.random() < 0.5 else None
+    adjective = rng.choice(FITTING[kind]) if rng.random() < 0.5 else None
     articles = _DEFINITE if definite else _INDEFINITE
     forms = []
     for case in ("nom", "acc", "dat"):
@@ -62,27 +125,27 @@ def singular(rng: random.Random, noun: Noun, kind: str, definite: bool) -> Phras
 
 def counted(rng: random.Random, noun: Noun, kind: str) -> Phrase:
     """Several of something: no article, strong plural endings; never used in the dative."""
-    number = rng.choice(lexicon.NUMBERS)
-    adjective = rng.choice(lexicon.FITTING[kind])
+    number = rng.choice(NUMBERS)
+    adjective = rng.choice(FITTING[kind])
     german = f"{number[0]} {_inflected(adjective[0], 'e')} {noun.german_plural}"
     return Phrase(german, german, german, f"{number[1]} {adjective[1]} {noun.english_plural}", "p", True)
 
 
 def subject(rng: random.Random) -> Phrase:
     """Someone who does something, always one definite person."""
-    return singular(rng, rng.choice(lexicon.PEOPLE), "person", rng.random() < 0.85)
+    return singular(rng, rng.choice(PEOPLE), "person", rng.random() < 0.85)
 
 
 def thing(rng: random.Random, kind: str) -> Phrase:
     """The object of a verb."""
-    noun = rng.choice(lexicon.OBJECTS[kind])
+    noun = rng.choice(OBJECTS[kind])
     if rng.random() < 0.2:
         return counted(rng, noun, kind)
     return singular(rng, noun, kind, rng.random() < 0.4)
 
 
 def _scene(rng: random.Random) -> tuple[Phrase, Verb, Phrase]:
-    verb, who = rng.choice(lexicon.VERBS), subject(rng)
+    verb, who = rng.choice(VERBS), subject(rng)
     what = thing(rng, verb.objects)
     # Nobody greets the same noun: "the friend greets the friend".
     while what.nom.split()[-1] == who.nom.split()[-1]:
@@ -93,7 +156,7 @@ def _scene(rng: random.Random) -> tuple[Phrase, Verb, Phrase]:
 def present(rng: random.Random) -> Pair:
     """Der Koch kauft heute einen Hut."""
     who, verb, what = _scene(rng)
-    time, when = rng.choice(lexicon.PRESENT_TIMES)
+    time, when = rng.choice(PRESENT_TIMES)
     frequent = when in ("often", "sometimes", "always")
     english = (
         f"{who.english} {when} {verb.english_third} {what.english}."
@@ -107,7 +170,7 @@ def present(rng: random.Random) -> Pair:
 def perfect(rng: random.Random) -> Pair:
     """Gestern hat der Koch einen Hut gekauft."""
     who, verb, what = _scene(rng)
-    time, when = rng.choice(lexicon.PAST_TIMES)
+    time, when = rng.choice(PAST_TIMES)
     german = rng.choice(
         (f"{time} hat {who.nom} {what.acc} {verb.participle}.", f"{who.nom} hat {time} {what.acc} {verb.participle}.")
     )
@@ -130,8 +193,8 @@ def in_year(rng: random.Random) -> Pair:
 
 def at_place(rng: random.Random) -> Pair:
     """Der Koch wartete gestern am Bahnhof."""
-    who, action, place = subject(rng), rng.choice(lexicon.ACTIONS), rng.choice(lexicon.PLACES)
-    time, when = rng.choice(lexicon.PAST_TIMES)
+    who, action, place = subject(rng), rng.choice(ACTIONS), rng.choice(PLACES)
+    time, when = rng.choice(PAST_TIMES)
     english = f"[{who.english} {action[3]} {place[1]} {when}.|{when}[,|] {who.english} {action[3]} {place[1]}.]"
     return f"{time} {action[0]} {who.nom} {place[0]}.", english
 
@@ -139,7 +202,7 @@ def at_place(rng: random.Random) -> Pair:
 def because(rng: random.Random) -> Pair:
     """Weil das Wetter schlecht war, kaufte der Koch ein Buch; also with obwohl."""
     who, verb, what = _scene(rng)
-    reason, why = rng.choice(lexicon.REASONS)
+    reason, why = rng.choice(REASONS)
     german_word, english_word = rng.choice((("weil", "because"), ("obwohl", "although")))
     main = f"{who.english} {verb.english_past} {what.english}"
     english = f"[{english_word} {why}, {main}.|{main} {english_word} {why}.]"
@@ -169,7 +232,7 @@ def _participle(verb: Verb) -> str:
 def relative(rng: random.Random) -> Pair:
     """Die Frau, die in Berlin wohnt, verkauft ein Haus."""
     who, verb, what = _scene(rng)
-    action, place = rng.choice(lexicon.ACTIONS), rng.choice(lexicon.PLACES)
+    action, place = rng.choice(ACTIONS), rng.choice(PLACES)
     pronoun = _DEFINITE["nom"][who.gender]
     english = (
         f"[{who.english}, who {action[4]} {place[1]}, {verb.english_third} {what.english}.|"
@@ -181,8 +244,8 @@ def relative(rng: random.Random) -> Pair:
 def modal(rng: random.Random) -> Pair:
     """Der Koch muss morgen den Bericht lesen."""
     who, verb, what = _scene(rng)
-    word = rng.choice(lexicon.MODALS)
-    time, when = rng.choice(lexicon.FUTURE_TIMES)
+    word = rng.choice(MODALS)
+    time, when = rng.choice(FUTURE_TIMES)
     german = rng.choice(
         (
             f"{who.nom} {word[0]} {time} {what.acc} {verb.infinitive}.",
@@ -196,14 +259,14 @@ def modal(rng: random.Random) -> Pair:
 def we_modal(rng: random.Random) -> Pair:
     """Wir wollen morgen ein Museum besuchen."""
     _, verb, what = _scene(rng)
-    word, (time, when) = rng.choice(lexicon.MODALS), rng.choice(lexicon.FUTURE_TIMES)
+    word, (time, when) = rng.choice(MODALS), rng.choice(FUTURE_TIMES)
     core = f"we {word[4]} {verb.english} {what.english}"
     return f"Wir {word[1]} {time} {what.acc} {verb.infinitive}.", f"[{core} {when}.|{when}[,|] {core}.]"
 
 
 def giving(rng: random.Random) -> Pair:
     """Die Mutter gab dem Kind einen Apfel."""
-    (giver, taker), what = rng.sample(lexicon.PEOPLE, 2), thing(rng, rng.choice(("thing", "food", "text")))
+    (giver, taker), what = rng.sample(PEOPLE, 2), thing(rng, rng.choice(("thing", "food", "text")))
     who, whom = singular(rng, giver, "person", True), singular(rng, taker, "person", rng.random() < 0.85)
     verb, english = rng.choice((("gab", "gave"), ("zeigte", "showed"), ("schenkte", "gave"), ("brachte", "brought")))
     return (
@@ -214,7 +277,7 @@ def giving(rng: random.Random) -> Pair:
 
 def there_is(rng: random.Random) -> Pair:
     """In der Stadt gibt es eine neue Brücke."""
-    place, noun = rng.choice(lexicon.PLACES[1:2] + lexicon.PLACES[12:]), rng.choice(lexicon.BUILDINGS)
+    place, noun = rng.choice(PLACES[1:2] + PLACES[12:]), rng.choice(BUILDINGS)
     what = counted(rng, noun, "building") if rng.random() < 0.4 else singular(rng, noun, "building", False)
     be = "are" if what.plural else "is"
     return (
@@ -231,8 +294,8 @@ def lifted(pair: Pair) -> Pair:
 def feeling(rng: random.Random) -> Pair:
     """Er war müde, weil das Wetter schlecht war: a second sentence that can follow any first."""
     who, english_who = rng.choice(tuple(_PRONOUNS.values()))
-    mood, english_mood = rng.choice(lexicon.FEELINGS)
-    reason, why = rng.choice(lexicon.REASONS)
+    mood, english_mood = rng.choice(FEELINGS)
+    reason, why = rng.choice(REASONS)
     return f"{who} war {mood}, weil {reason}.", f"{english_who} was {english_mood} because {why}."
 
 
@@ -253,7 +316,7 @@ SENTENCES: tuple[Callable[[random.Random], Pair], ...] = (
 )
 
 
-def generate(rng: random.Random) -> Example:
+def generate_translation(rng: random.Random) -> Example:
     """One or two sentences; the text itself is the key, as it is all the content there is."""
     pairs = [lifted(rng.choice(SENTENCES)(rng))]
     if rng.random() < 0.85:

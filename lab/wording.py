@@ -1,7 +1,4 @@
-"""How a template becomes text: alternatives, slots and articles.
-
-`[a|b|c]` stands for one of the alternatives, `{slot}` for a value, `a(n)` for the fitting article.
-"""
+"""Template language and word lists of the structured tasks."""
 
 from __future__ import annotations
 
@@ -10,6 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
+
+from lab.example import load
+
+# How a template becomes text: alternatives, slots and articles.
 
 T = TypeVar("T")
 Slots = Mapping[str, object]
@@ -85,3 +86,59 @@ def listing(items: Sequence[str], word: str = "and") -> str:
 def key_of(*parts: object) -> str:
     """A content key from its parts."""
     return "|".join(str(part) for part in parts)
+
+
+# The vocabulary the structured categories share, and how a value of a kind is drawn.
+
+WOMEN = load("words.women", tuple[str, ...])
+MEN = load("words.men", tuple[str, ...])
+PEOPLE = WOMEN + MEN
+SURNAMES = load("words.surnames", tuple[str, ...])
+_FEMALE = frozenset(WOMEN)
+
+KINDS = load("words.kinds", dict[str, tuple[str, ...]])
+
+
+def person_forms(name: str) -> tuple[str, str, str]:
+    """The pronouns of a first name: subject, possessive, object."""
+    return ("she", "her", "her") if name in _FEMALE else ("he", "his", "him")
+
+
+def full_name(rng: random.Random) -> str:
+    """A first name and a surname."""
+    return f"{pick(rng, PEOPLE)} {pick(rng, SURNAMES)}"
+
+
+def people(rng: random.Random, count: int) -> list[str]:
+    """Different first names."""
+    return rng.sample(PEOPLE, count)
+
+
+@cache
+def _spec(text: str) -> tuple[tuple[str, str, int, int], ...]:
+    found = []
+    for entry in text.split():
+        name, kind = entry.split("=")
+        low, dash, high = kind.partition("-")
+        found.append((name, "", int(low), int(high)) if dash else (name, kind, 0, 0))
+    return tuple(found)
+
+
+def draw_slots(rng: random.Random, spec: str, kinds: dict[str, tuple[str, ...]] = KINDS) -> dict[str, object]:
+    """A value for every slot of the specification."""
+    slots: dict[str, object] = {}
+    for name, kind, low, high in _spec(spec):
+        if not kind:
+            slots[name] = low + int(rng.random() * (high - low + 1))
+            continue
+        value = pick(rng, kinds[kind])
+        while value in slots.values():  # two cities of one text are two different cities
+            value = pick(rng, kinds[kind])
+        slots[name] = value
+    return slots
+
+
+def more_kinds(text: str) -> dict[str, tuple[str, ...]]:
+    """Kinds written as lines of `kind: value;value`."""
+    pairs = (line.split(": ") for line in text.strip().split("\n"))
+    return {name: several(values) for name, values in pairs}

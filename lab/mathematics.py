@@ -1,10 +1,5 @@
-"""Reads stories with numbers, draws their slots and writes the worked answers.
-
-A story starts with `# name | slots`. Then comes a text with its question and one line a step: the
-calculation, a colon, and the sentence that says it, where `{=}` is the calculation and its result. A line
-that starts with `> ` asks a follow-up, with steps of its own. Step i of the story gives {s1}, {s2}, ...
-A slot such as `n=c*q-a` is made of others; every number and every result must lie in 1..199.
-"""
+# ruff: noqa: E501 - a template or a word list is one line
+"""Sums, word problems and short calculations."""
 
 from __future__ import annotations
 
@@ -14,8 +9,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from lab.structured.wording import key_of, punctuated, say, wordings
-from lab.structured.words import draw_slots, people, person_forms
+from lab.example import Example, load
+from lab.wording import KINDS, PEOPLE, draw_slots, key_of, people, person_forms, pick, punctuated, say, wordings
+
+# Arithmetic drills: training text only, never asked in a suite. The word problems need sums that come out right.
+
+ASKS = ("Drill", "Sums", "Practice", "Work these out")
+LIMIT = 400  # products go no further
+
+
+def equation(rng: random.Random) -> tuple[str, str]:
+    """A calculation and its result, in the notation of the word problems."""
+    kind = rng.choice("++--***//")
+    if kind == "+":
+        a, b = rng.randint(1, 200), rng.randint(1, rng.choice((20, 100, 200)))
+        return f"{a} + {b}", str(a + b)
+    if kind == "-":
+        a = rng.randint(2, 250)
+        b = rng.randint(1, a - 1)
+        return f"{a} - {b}", str(a - b)
+    a = rng.randint(2, 12)
+    b = rng.randint(2, max(2, min(100, LIMIT // a)))
+    if rng.random() < 0.5:
+        a, b = b, a
+    return (f"{a} * {b}", str(a * b)) if kind == "*" else (f"{a * b} / {a}", str(b))
+
+
+def generate_drill(rng: random.Random) -> Example:
+    """A row of calculations, asked together and answered one by one."""
+    sums = [equation(rng) for _ in range(rng.randint(6, 12))]
+    asked = ", ".join(left for left, _ in sums)
+    answer = " ".join(f"{left} = {right}." for left, right in sums)
+    return Example("arithmetic", (f"{rng.choice(ASKS)}: {asked}",), ((answer,),), asked, "none")
+
+
+# Reads stories with numbers, draws their slots and writes the worked answers.
 
 Numbers = dict[str, int]
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -145,3 +173,44 @@ def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, .
         value for name, value in slots.items() if f"{{{name}}}" in first and name.lower() not in ("he", "his", "him")
     ]
     return questions, answers, key_of(story.name, *used)
+
+
+# The word problems, in the notation of stories.
+
+STORIES = load("story_words.stories", str)
+
+
+# Word problems of two or three steps, each solved with every calculation written out.
+
+_STORIES = read_stories(STORIES)
+_MATH_REASONING_FRAMES = load("math_reasoning.frames", tuple[str, ...])
+
+
+def generate_math_reasoning(rng: random.Random) -> Example:
+    """A short story with a question; the answer works it out and ends with `The answer is N.`"""
+    (problem,), answers, key = tell(rng, pick(rng, _STORIES))
+    prompt = say(rng, pick(rng, _MATH_REASONING_FRAMES), {"problem": problem})
+    return Example("math_reasoning", (prompt,), tuple(answers), key, "numeric")
+
+
+# Short questions of school mathematics with a follow-up each, in the notation of stories.
+
+MATH = load("math_words.math", str)
+
+
+# Short questions of school mathematics, each with a follow-up on its result.
+
+_QUESTIONS = read_stories(MATH)
+_SCHOOL_MATH_FRAMES = load("school_math.frames", tuple[str, ...])
+
+
+def generate_math(rng: random.Random) -> Example:
+    """A question and a follow-up; each answer works it out and ends with `The answer is N.`"""
+    turns, answers, key = tell(rng, pick(rng, _QUESTIONS))
+    # Who asks is no part of the key: the numbers of the evaluation text are new under any name.
+    turns[0] = say(
+        rng,
+        pick(rng, _SCHOOL_MATH_FRAMES),
+        {"question": turns[0], "name": pick(rng, PEOPLE), "city": pick(rng, KINDS["city"])},
+    )
+    return Example("math", tuple(turns), tuple(answers), key, "numeric")

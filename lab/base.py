@@ -1,7 +1,8 @@
-"""The lab's base model: configuration and training from nothing. Knows packed rows, not where they come from."""
+"""Tokenizer and base model of the lab."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,55 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.training.losses import weighted_loss
 from specbench_ss.training.resumable import Resumable, digest
 from specbench_ss.training.text.lab_text import completion_mask
+
+# The lab's byte-level BPE tokenizer: single digits, five special tokens, a chat template.
+
+SPECIAL = ("<|pad|>", "<|bos|>", "<|end|>", "<|user|>", "<|assistant|>")
+
+CHAT_TEMPLATE = (
+    "<|bos|>{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """A PreTrainedTokenizerFast of exactly vocab_size entries, special tokens first."""
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    # digits stand alone, so that arithmetic sees every digit
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=SPECIAL[0],
+        bos_token=SPECIAL[1],
+        eos_token=SPECIAL[2],
+        additional_special_tokens=list(SPECIAL[3:]),
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+# The lab's base model: configuration and training from nothing. Knows packed rows, not where they come from.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,238 @@
 # ruff: noqa: E501 - a template or a word list is one line
-"""The puzzles of the reasoning category: comparing, excluding, families, rules, days, places and classes.
-
-Each puzzle draws its content and gives the two questions, a way to word each answer, and its key.
-"""
+"""Coding, extraction and reasoning puzzles."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from lab.example import load
-from lab.structured.wording import Slots, key_of, listing, pick, say
-from lab.structured.words import KINDS, MEN, PEOPLE, WOMEN, people
+from lab.example import Example, load
+from lab.wording import (
+    KINDS,
+    MEN,
+    PEOPLE,
+    SURNAMES,
+    WOMEN,
+    Slots,
+    draw_slots,
+    key_of,
+    listing,
+    more_kinds,
+    people,
+    person_forms,
+    pick,
+    punctuated,
+    say,
+    wordings,
+)
+
+# Families of small Python functions: what each does, its code, and a variant that a follow-up asks for.
+
+FAMILIES = load("coding_families.families", str)
+
+
+# Small Python functions from a description, and a follow-up that changes, documents or explains them.
+
+_NUMBERS = load("coding.numbers", tuple[str, ...])
+_STRINGS = load("coding.strings", tuple[str, ...])
+_LOOPS = ("item", "value", "x", "element")
+_CODING_ASKS = load("coding.asks", tuple[str, ...])
+_INTROS = load("coding.intros", tuple[str, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of function."""
+
+    kind: str
+    names: tuple[str, ...]
+    does: str
+    code: str
+    change: str
+    changed: str
+
+
+def _family(block: str) -> Family:
+    head, _, body = block.strip("\n").partition("\n")
+    kind, names, does = head.split(" | ")
+    code, _, rest = body.partition("\n> ")
+    change, _, changed = rest.partition("\n")
+    return Family(kind, tuple(names.split(",")), does, code, change, changed)
+
+
+_FAMILIES = tuple(_family(block) for block in FAMILIES.strip().removeprefix("# ").split("\n# "))
+CodeSlots = dict[str, object]
+# A follow-up: what is asked, and a way to write one more wording of the answer.
+FollowUp = tuple[str, Callable[[], str]]
+
+
+def _block(name: object, slots: CodeSlots, body: str, doc: str = "") -> str:
+    lines = [f"def {name}({slots['p']}):"]
+    if doc:
+        lines.append(f'    """{doc}"""')
+    return "```python\n" + "\n".join(lines) + "\n" + body.format_map(slots) + "\n```"
+
+
+def _changed(rng: random.Random, family: Family, slots: CodeSlots) -> FollowUp:
+    change = family.change.format_map(slots)
+    ask = say(rng, "[Now change|Change|Please change] [it|the function] to {c}.", {"c": change})
+    intro = "[Here is the changed function|The changed version is|Now the function looks like this]:"
+    return ask, lambda: f"{say(rng, intro, slots)}\n{_block(slots['f'], slots, family.changed)}"
+
+
+def _renamed(rng: random.Random, family: Family, slots: CodeSlots) -> FollowUp:
+    name = f"{pick(rng, ('get', 'compute', 'make', 'find', 'run', 'my'))}_{slots['f']}"
+    ask = say(rng, "[Rename|Now rename|Please rename] the function to `{name}`.", {"name": name})
+    intro = "[Here is the function with its new name|It is now called `{name}`|The renamed function is]:"
+    return ask, lambda: f"{say(rng, intro, {'name': name})}\n{_block(name, slots, family.code)}"
+
+
+def _documented(rng: random.Random, family: Family, slots: CodeSlots) -> FollowUp:
+    ask = say(rng, "[Add a docstring|Now add a docstring|Please add a docstring] to [it|the function].", slots)
+    intro = "[Here is the function with a docstring|Now it has a docstring|With a docstring it looks like this]:"
+    doc = say(rng, "{d}.", slots)
+    return ask, lambda: f"{say(rng, intro, slots)}\n{_block(slots['f'], slots, family.code, doc)}"
+
+
+def _explained(rng: random.Random, family: Family, slots: CodeSlots) -> FollowUp:
+    ask = say(
+        rng,
+        "[What is the parameter, and what does the function do?|Explain what it does.|Explain the function.]",
+        slots,
+    )
+    text = (
+        "[The function `{f}`|`{f}`] [takes|gets] [a list|one list], `{p}`, and {d}. "
+        "[It does not change the list itself|The list itself is not changed|The list stays as it is]."
+    )
+    return ask, lambda: say(rng, text, slots)
+
+
+_FOLLOW_UPS = (_changed, _changed, _renamed, _documented, _explained)
+
+
+def _coding_slots(rng: random.Random, family: Family) -> CodeSlots:
+    word = pick(rng, _NUMBERS if family.kind == "numbers" else _STRINGS)
+    parameter = word if rng.random() < 0.6 else pick(rng, ("data", "entries", "records", "series", "given"))
+    name = pick(rng, family.names)
+    slots: CodeSlots = {"w": word, "p": parameter, "n": rng.randint(2, 20), "l": pick(rng, "abcdeghilmnoprst")}
+    slots["s"] = pick(rng, (", ", " ", "-", "; ", "/", " and "))
+    slots["i"] = pick(rng, _LOOPS)
+    slots["f"] = f"{name}_{word}" if rng.random() < 0.6 else f"{word}_{name}"
+    slots["d"] = family.does.format_map(slots)
+    return slots
+
+
+def generate_coding(rng: random.Random) -> Example:
+    """A function from its description, then a follow-up on it."""
+    family = pick(rng, _FAMILIES)
+    slots = _coding_slots(rng, family)
+    ask = punctuated(say(rng, pick(rng, _CODING_ASKS), slots))
+    first = wordings(lambda: f"{say(rng, pick(rng, _INTROS), slots)}\n{_block(slots['f'], slots, family.code)}", 4)
+    follow, make = pick(rng, _FOLLOW_UPS)(rng, family, slots)
+    key = key_of(slots["f"], slots["p"], slots["d"])
+    return Example("coding", (ask, follow), (first, wordings(make, 4)), key, "rouge_l")
+
+
+# Short texts with facts to extract: their slots, their wordings, their fields, and follow-up questions.
+
+TEXTS = load("extraction_words.texts", str)
+MORE = load("extraction_words.more", str)
+
+
+# Facts to be extracted from a short text as JSON or as a list, and a follow-up question on the text.
+
+_KINDS = {
+    **KINDS,
+    **more_kinds(MORE),
+    "person": tuple(f"{first} {last}" for first in PEOPLE for last in SURNAMES),
+    "code": tuple(
+        f"{letters}{number}" for letters in ("AX", "BK", "LT", "QR", "NV", "SF") for number in range(101, 990, 7)
+    ),
+}
+_EXTRACTION_ASKS = (
+    "[Extract|Find|Read the text and extract] {fields}[ from the text|] as {shape}:\n{text}",
+    "{text}\n[List|Extract|Give me] {fields} as {shape}.",
+)
+_INTRO = "[Here are the facts|These are the facts|The text says]:"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of text: its slots, the fields to extract (label and slot), its wordings, its follow-ups."""
+
+    name: str
+    spec: str
+    fields: tuple[tuple[str, str], ...]
+    texts: tuple[str, ...]
+    follow_ups: tuple[tuple[str, str], ...]
+
+
+def _kind(block: str) -> Kind:
+    head, *lines = block.strip().split("\n")
+    name, spec, fields = head.split(" | ")
+    pairs = tuple((label, slot) for label, _, slot in (field.partition("=") for field in fields.split()))
+    texts = tuple(line[3:] for line in lines if line.startswith("T: "))
+    questions = (line[3:].partition(" => ") for line in lines if line.startswith("Q: "))
+    return Kind(name, spec, pairs, texts, tuple((ask, answer) for ask, _, answer in questions))
+
+
+_TEXTS = tuple(_kind(block) for block in TEXTS.strip().removeprefix("# ").split("\n# "))
+
+
+def _extraction_slots(rng: random.Random, facts: dict[str, object]) -> dict[str, object]:
+    """The drawn facts and what follows from them."""
+    slots = dict(facts)
+    if "who" in slots:
+        he, his, him = person_forms(str(slots["who"]).split()[0])
+        slots.update(he=he, his=his, him=him, He=he.title())
+    if "date" in slots:
+        slots["when"] = f"{slots['date']} {slots['month']}"
+        slots["n2"] = rng.randint(2, 5)
+        slots["price2"] = int(str(slots["n2"])) * int(str(slots["price"]))
+    if "min" in slots:
+        slots["yes"] = "Yes" if int(str(slots["min"])) > 120 else "No"
+    for name in ("km", "price"):
+        slots[f"{name}000"] = f"{slots.get(name, '')}000"
+    return slots
+
+
+def _json(fields: list[tuple[str, object]]) -> str:
+    return json.dumps(dict(fields), indent=1)
+
+
+def _lines(rng: random.Random, fields: list[tuple[str, object]]) -> str:
+    return "\n".join([say(rng, _INTRO, {}), *(f"- {label}: {value}" for label, value in fields)])
+
+
+def _value(value: object) -> object:
+    """Numbers stay numbers in JSON, also those written with zeros."""
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+def generate_extraction(rng: random.Random) -> Example:
+    """A text with facts to extract, then a question on it."""
+    kind = pick(rng, _TEXTS)
+    facts = draw_slots(rng, kind.spec, _KINDS)
+    slots = _extraction_slots(rng, facts)
+    chosen = rng.sample(kind.fields, pick(rng, (3, 4, 5)))
+    fields = [(label, _value(slots[slot])) for label, slot in chosen]
+    as_json = rng.random() < 0.5
+    text = say(rng, pick(rng, kind.texts), slots)
+    shape = "JSON" if as_json else pick(rng, ("a list", "a short list", "a bullet list"))
+    names = listing([f"the {label}" for label, _ in fields])
+    ask = say(rng, pick(rng, _EXTRACTION_ASKS), {"text": text, "fields": names, "shape": shape})
+    first = (_json(fields),) if as_json else wordings(lambda: _lines(rng, fields), 3)
+    follow, answer = pick(rng, kind.follow_ups)
+    second = wordings(lambda: say(rng, answer, slots), 4)
+    return Example(
+        "extraction", (ask, say(rng, follow, slots)), (first, second), key_of(kind.name, *facts.values()), "rouge_l"
+    )
+
+
+# The puzzles of the reasoning category: comparing, excluding, families, rules, days, places and classes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +466,17 @@ PUZZLES = (compare, compare, exclude, exclude, family, rules, days, places, clas
 def word(rng: random.Random, template: str, puzzle: Puzzle) -> str:
     """One wording of a template of the puzzle."""
     return say(rng, template, puzzle.slots)
+
+
+# Puzzles with worked reasoning, each with a follow-up question.
+
+_FRAMES = load("reasoning.frames", tuple[str, ...])
+
+
+def generate_reasoning(rng: random.Random) -> Example:
+    """A puzzle and a follow-up; each answer says how it is found."""
+    puzzle = pick(rng, PUZZLES)(rng)
+    question, follow = (word(rng, template, puzzle) for template in puzzle.questions)
+    answers = tuple(wordings(partial(word, rng, template, puzzle), 5) for template in puzzle.answers)
+    prompt = say(rng, pick(rng, _FRAMES), {"question": question})
+    return Example("reasoning", (prompt, follow), answers, puzzle.key, "rouge_l")
