@@ -2,7 +2,7 @@
 
     python benchmarks/learning_rates.py WORK [--only medusa,hydra] [--steps 70] [--rates 1e-3,3e-3,1e-2]
 
-WORK: a folder of `ssbench lab train` in which stage `answers` is done. Drafters learn side by side with all rates, and
+WORK: a folder of `python -m lab train` with stage `answers` done. Drafters learn side by side with all rates, and
 see the same batches whether they are named together or apart. Then each is held against calibration text. Prints, and
 writes to found.json in WORK/learning-rates, the shares of right first guesses at the first four places; by their mean a
 rate is chosen. Resumable.

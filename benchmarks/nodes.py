@@ -4,7 +4,7 @@
 
 Evaluation prompts of Spec-Bench's 13 categories, first turns, greedy, float32, 256 new tokens at most. One JSON line
 for each method, number of nodes and prompt; what is there with the same settings and weights is not done again. Each
-answer is held against plain decoding. WORK: a folder of `ssbench lab train` in which stage `answers` is done, for the
+answer is held against plain decoding. WORK: a folder of `python -m lab train` in which stage `answers` is done, for the
 two rows of `rest` whose datastores do not ship. Rows of the table are named as in WAYS, with semicolons between.
 
 How each method gets to a number of nodes n:

@@ -2,7 +2,7 @@
 
     python benchmarks/shared_ablations.py work/lab [--seeds 0 1 2] [--only alpha-0.1 next-token] [--steps 900]
 
-work/lab: a folder of `ssbench lab train` with its first stages done. All variants of a seed learn side by side from
+work/lab: a folder of `python -m lab train` with its first stages done. All variants of a seed learn side by side from
 the same batches; each goes into a folder of its own name there, shared-VARIANT-SEED. With the same --only and --steps
 it goes on where it was cut off. A seed decides the text, its order, and what weights start from. Their quality, as
 their plain decoding has it:

@@ -108,4 +108,5 @@ if __name__ == "__main__":
     try:
         app(prog_name="python -m lab")
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

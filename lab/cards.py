@@ -130,7 +130,7 @@ def _tau(decoder: Decoder, prompts: Iterable[list[int]], limit: int) -> float:
 
 BASE = """# Lab base
 
-Llama architecture, {parameters:,} parameters, trained from nothing on generated text (`ssbench lab train`). It speaks
+Llama architecture, {parameters:,} parameters, trained from nothing on generated text (`python -m lab train`). It speaks
 English and reads a little German; it knows the lab's world and nothing else.
 
 Held-out loss: {loss:.4f} nats per answer token.
@@ -197,7 +197,7 @@ Held out, on these three:
 | with this LoRA | {after[0]:.4f} | {after[1]:.2f} |
 """
 AGAIN = """
-Measured by `ssbench lab train --stages cards --out DIR`; float32. DIR is the folder of a training run; with an empty
+Measured by `python -m lab train --stages cards --out DIR`; float32. DIR is the folder of a training run; with an empty
 one, the weights that come with the package are measured.
 """
 

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from lab.base import SIZES
-from lab.lab_training import LabTraining, drafter_budget, drafter_text, save_model
+from lab.lab_training import LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
+from lab.text import APP_WEIGHTS
 from specbench_ss.decoding.target import Target
+from specbench_ss.methods._shared.lora import save_lora
 from specbench_ss.methods.dflash.new_weights import new_drafter as dflash_drafter
 from specbench_ss.methods.dflash.published_files import config_of as dflash_config
 from specbench_ss.methods.dflash.training import DFlashTrainee
@@ -26,12 +28,13 @@ from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.peagle.new_weights import new_drafter as peagle_drafter
 from specbench_ss.methods.peagle.published_files import config_of as peagle_config
 from specbench_ss.methods.peagle.training import PEagleTrainee
-from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
+from specbench_ss.methods.sd.training import DraftSize, DraftTrainee, TunedDraft
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint
+from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint, write_config
+from specbench_ss.models.loading import load_target
 from specbench_ss.training.guess_accuracy import mean_accuracies
-from specbench_ss.training.side_by_side import TogetherTrainer
+from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 
 CALIBRATION_BATCHES = 12
 HEADS = 4
@@ -182,3 +185,28 @@ def train_drafter(lab: LabTraining, target: Target, name: str) -> None:
         held_out, batches = drafter_text(lab, "calibration"), lab.scaled(CALIBRATION_BATCHES, 1)
         about["accuracies"] = mean_accuracies(target, trainee, held_out, budget, batches, lab.machine)
     drafter.write(lab.folder(name), trainee, target, {**about, **drafter.about}, drafter.file)
+
+
+# stage `draft-apps`: one LoRA of the small draft for the three applications, where the papers (2024 sec. 4; ACL table
+# 5, caption) tune one draft for each, so that one run of `sd` can draft for all
+APP_RANK, APP_LR = 32, 3e-3
+APP_STEPS, APP_ROWS = 600, 8
+APP_SEED = 6  # of the text, beside the lab's own
+
+
+def draft_apps(lab: LabTraining) -> None:
+    """The draft's LoRA on next tokens of the applications' training answers."""
+    draft = load_target(str(lab.made("draft/model", "draft")), dtype="float32", device=lab.device)
+    torch.manual_seed(lab.seed + APP_SEED)
+    tuned = TunedDraft(draft, APP_RANK, APP_LR)
+    budget = Budget(lab.scaled(APP_STEPS, 2), rows_per_step=APP_ROWS, warmup=20)
+    length = lab.base_size(lab.size).row_length
+    tokens = budget.steps * APP_ROWS * length
+    size = replace(lab.base_size(lab.size), tokens=tokens, rows_per_step=APP_ROWS)
+    text = answers_in(lab, training_rows(lab, size, lab.seed + APP_SEED, APP_WEIGHTS), lab.seed + APP_SEED)
+    TogetherTrainer(draft, [tuned], text, budget, lab.folder("draft-apps"), lab.machine).train(lab.log)
+    before: dict[str, Any] = getattr(draft.model.config, "ssbench", {}).get("trained", {})
+    trained = {"steps": budget.steps, "lr": APP_LR, "tokens": tokens + before.get("tokens", 0)}
+    folder = lab.folder("draft-apps/weights")
+    write_config(folder, {**belongs_to(draft), "trained": trained})
+    save_lora(folder, tuned.tuned)

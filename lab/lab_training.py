@@ -1,10 +1,10 @@
-"""One `ssbench lab train`: its settings, its work folder, and what one stage finds of the others'. Knows no stage."""
+"""One `python -m lab train`: its settings, its work folder, and what one stage finds of the others'. Knows no stage."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lab.base import SIZES, BaseSize
+from lab.example import Example
 from lab.text import WEIGHTS, conversations
 from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
@@ -24,6 +25,7 @@ from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.models.faster_dtype import has_bfloat16
 from specbench_ss.models.weight_hash import hash_weights
 from specbench_ss.training.side_by_side import Budget, DrafterText, Machine
+from specbench_ss.training.text.answering import Answering, own_answers
 from specbench_ss.training.text.lab_text import completion_mask, pack, render, special_ids, tokenize
 
 Log = Callable[[str], None]
@@ -174,3 +176,37 @@ def answers_by_category(lab: LabTraining) -> dict[str, list[NDArray[np.int32]]]:
         prompt = talk[: 1 + int(np.argmax(talk == special["assistant"]))]
         found.setdefault(category[prompt.tobytes()], []).append(talk)
     return found
+
+
+class LabTalk:
+    """A generated example whose answers the model gives; one that did not end within the limit ends it."""
+
+    def __init__(self, example: Example, backend: Any) -> None:
+        self.example, self.backend = example, backend
+        self.ids: list[int] = []
+        self.turn = 0
+        self.going = True
+
+    def prompt(self) -> list[int] | None:
+        """The conversation up to the marker that opens the next answer."""
+        if not self.going or self.turn == len(self.example.turns):
+            return None
+        text = f"<|user|>{self.example.turns[self.turn]}<|assistant|>"
+        start = "" if self.turn else "<|bos|>"
+        self.ids = self.ids + self.backend.encode(start + text, add_special_tokens=False).ids
+        return self.ids
+
+    def answered(self, answer: list[int], ended: bool) -> None:
+        """Append the answer."""
+        self.ids = self.ids + answer
+        self.turn, self.going = self.turn + 1, ended
+
+
+def own_conversations(
+    target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
+) -> Iterator[list[NDArray[np.int32]]]:
+    """Conversations in which the model gave every answer, as ids; one list a batch, `count` conversations in all."""
+    pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
+    talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
+    for _, answered in own_answers(target, talks, Answering((target.tokenizer.eos_token_id,), limit), batch):
+        yield [np.asarray(talk.ids, np.int32) for talk in answered]

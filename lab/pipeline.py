@@ -1,4 +1,4 @@
-"""`ssbench lab train`: every stage from text to shipped weights, seeded, resumable, on CPU or CUDA.
+"""`python -m lab train`: every stage from text to shipped weights, seeded, resumable, on CPU or CUDA.
 
 A stage that is done leaves its files in the work folder and is skipped the next time; one that was cut off goes on
 from its checkpoint; one that is named is run again. A work folder is for one size, seed and budget.
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import stages as work
-from lab.app_draft import draft_apps
-from lab.drafters import DRAFTERS, drafters
+from lab.drafters import DRAFTERS, draft_apps, drafters
 from lab.lab_training import LabTraining, Log
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.files.crash_safe import write_json

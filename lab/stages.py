@@ -1,4 +1,4 @@
-"""The stages of `ssbench lab train`, each a function of the `LabTraining`; `pipeline.py` says which run and when."""
+"""The stages of `python -m lab train`, each a function of the `LabTraining`; `pipeline.py` says which run and when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from lab import cards
-from lab.answers import own_conversations
 from lab.base import BaseSize, BaseTrainer, new_model, train_tokenizer
 from lab.drafters import (
     CALIBRATION_BATCHES,
@@ -33,6 +32,7 @@ from lab.lab_training import (
     answers_by_category,
     answers_in,
     drafter_text,
+    own_conversations,
     save_model,
     save_rows,
     training_rows,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.answers import own_conversations
+from lab.lab_training import own_conversations
 from lab.text import conversations
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
