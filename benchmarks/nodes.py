@@ -42,7 +42,7 @@ from specbench_ss.method_spec import MethodSpec
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method, method_class, method_options
 from specbench_ss.runs.suite import Question
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
+from lab.text import SPECBENCH_CATEGORIES, questions
 
 NODES = (4, 8, 15, 32, 64)
 GUESSES = {4: (5, 1), 8: (5, 2), 15: (4, 5), 32: (5, 8), 64: (5, 16)}  # lookahead: level, guesses

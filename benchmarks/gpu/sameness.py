@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import transformers
 
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import registry
 from specbench_ss.decoding import held
 from specbench_ss.decoding.decoder import Decoder
@@ -45,7 +46,6 @@ from specbench_ss.registry import load_method
 from specbench_ss.runs.rows import Row
 from specbench_ss.runs.sameness import judge
 from specbench_ss.runs.suite import Question
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 
 CALLED = "called"
 DTYPES = ("float32", "bfloat16")

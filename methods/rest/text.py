@@ -52,7 +52,7 @@ def file_texts(tokenizer: Any, names: Sequence[str | Path]) -> Iterator[str]:
 
 def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]:
     """Generated training conversations, in the model's chat form."""
-    from specbench_ss.suites.lab_text.training_text import conversations
+    from specbench_ss.training.text.lab_text import conversations
 
     for number, example in enumerate(islice(conversations("train", seed), count)):
         turns = zip(example.turns, example.answers, strict=True)

@@ -214,7 +214,7 @@ def _identity(summary: Grid, seeds: Grid) -> list[Claim]:
 
 def write_conversations(path: Path, count: int, seed: int) -> None:
     """Write this many of the lab's training conversations, one JSON object a line, unless they are there."""
-    from specbench_ss.suites.lab_text.training_text import conversations
+    from specbench_ss.training.text.lab_text import conversations
 
     if path.exists():
         return

@@ -15,7 +15,6 @@ import numpy as np
 
 from specbench_ss.decoding.target import Target
 from specbench_ss.files import crash_safe, records
-from specbench_ss.methods._lab.tokenizer import special_ids
 from specbench_ss.reports.paper.claims import all_of, at_most, number_or_none, place_of
 from specbench_ss.reports.paper.figures import ACL, axes, bars, source
 from specbench_ss.reports.paper.lab_text import lab_text
@@ -36,6 +35,7 @@ from specbench_ss.reports.paper.step_costs import (
 from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.number_text import interval, interval_of
 from specbench_ss.training.side_by_side import Budget, DrafterText
+from specbench_ss.training.text.lab_text import special_ids
 
 LENGTHS = (512, 1024)  # tokens of a row, as far as the model's context goes
 PIECES = (8, 4, 2)  # segments of a row

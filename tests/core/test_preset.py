@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lab import text
 from specbench_ss.benchmark.asked import method_specs
 from specbench_ss.benchmark.preset_conditions import changed, preset_notes
 from specbench_ss.cli import main
@@ -18,7 +19,6 @@ from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import Preset, check_writable, read_preset, write_preset
 from specbench_ss.runs.suite import Question, SuiteData
-from specbench_ss.suites.lab_text import catalog
 from tests.cli import failing
 
 HERE = {
@@ -96,7 +96,7 @@ def test_set_and_brackets_win_over_a_preset() -> None:
 def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr."""
     file, out = tmp_path / "ss.yaml", tmp_path / "run"
-    asked = catalog.questions(("qa",), "eval", 1)[0]
+    asked = text.questions(("qa",), "eval", 1)[0]
     made_for = {"device": "cuda", "dtype": "bfloat16", "model": "lab"}
     write_preset(
         file,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lab import text
 from specbench_ss.cli import main
 from specbench_ss.commands import tune_work
 from specbench_ss.commands.tune_work import default_out
@@ -20,7 +21,6 @@ from specbench_ss.models.model_folder import LAB
 from specbench_ss.runs.config import TuneConfig
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
-from specbench_ss.suites.lab_text import catalog
 from specbench_ss.tuning.measurements import Book, Cost
 from specbench_ss.tuning.session import Tuned
 from tests.cli import failing
@@ -105,7 +105,7 @@ def test_what_is_faster_is_written_and_named_last(tune: Any) -> None:
     assert preset.options == {"k": "2"}
     assert (preset.made_for["model"], preset.made_for["dtype"], preset.made_for["device"]) == ("lab", "float32", "cpu")
     assert preset.resolved["k"] == 2 and preset.resolved["streams_hash"]
-    calibration = catalog.questions(("math", "qa"), "calibration", 4)
+    calibration = text.questions(("math", "qa"), "calibration", 4)
     assert preset.prompts == tuple(question.mark for question in calibration)
     assert told.out.splitlines()[-1] == f"use it: ssbench run --methods ss --preset {preset.file}"
     for words in ("ss[k=2] is faster than the default (1.25×", "1.75×", "RuntimeError: [no] room", "ss (default)"):

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lab import cards, drafters
+from lab.base import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
+from lab.lab_training import LabTraining, answers_by_category
+from lab.pipeline import STAGES, train
+from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.errors import UserError
 from specbench_ss.method_spec import MethodSpec
-from specbench_ss.methods._lab import cards, drafters
-from specbench_ss.methods._lab.base_training import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
-from specbench_ss.methods._lab.lab_training import LabTraining, answers_by_category
-from specbench_ss.methods._lab.pipeline import STAGES, train
-from specbench_ss.methods._lab.tokenizer import special_ids
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
 from specbench_ss.methods.eagle.static import Eagle
@@ -30,10 +30,9 @@ from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.models.loading import load_target
 from specbench_ss.registry import load_method
-from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES
-from specbench_ss.suites.lab_text.training_text import completion_mask, pack
 from specbench_ss.training.batches import future_labels, pick_anchors
 from specbench_ss.training.side_by_side import Machine
+from specbench_ss.training.text.lab_text import completion_mask, pack, special_ids
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.text import APP_CATEGORIES, APP_WEIGHTS, conversations, questions
 from specbench_ss.benchmark import preflight
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
@@ -32,8 +33,6 @@ from specbench_ss.models.drafter_folder import belongs_to, write_config
 from specbench_ss.models.loading import load_target
 from specbench_ss.models.model_folder import LAB
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, questions
-from specbench_ss.suites.lab_text.training_text import APP_WEIGHTS, conversations
 from specbench_ss.training.batches import Batch, future_labels, pick_anchors
 from specbench_ss.training.trainee import BaseStates
 from tests.cli import failing

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.decoding.generation import Generation
 from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
@@ -24,7 +25,6 @@ from specbench_ss.methods.sd.vocabulary import mismatch
 from specbench_ss.models.drafter_folder import drafter_here
 from specbench_ss.models.loading import load_target, outline_of
 from specbench_ss.models.model_folder import LAB
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
 
