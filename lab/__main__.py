@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import typer
 
 from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES, conversations, questions
-from specbench_ss.commands.shared import interrupted
+from specbench_ss.cli.shared import interrupted
 from specbench_ss.errors import UserError
-from specbench_ss.files.write_errors import writing
-from specbench_ss.runs.suite import Question
+from specbench_ss.storage import writing
+from specbench_ss.suite import Question
 from specbench_ss.suites.questions import LAB_QUESTIONS, LAB_SIZES
 
 app = typer.Typer(help="Train ssbench's own small models again, and write the text of their generators.")

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from lab.text import APP_CATEGORIES, APP_WEIGHTS, SPECBENCH_CATEGORIES, WEIGHTS, conversations, questions
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import score_turn
 from specbench_ss.training.text.answering import Answering, answer_batch
 from specbench_ss.training.text.lab_text import completion_mask, render, tokenize

@@ -17,7 +17,7 @@ import torch
 from lab.base import SIZES
 from lab.lab_training import LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
 from lab.text import APP_WEIGHTS
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.lora import save_lora
 from specbench_ss.methods.dflash.new_weights import new_drafter as dflash_drafter
 from specbench_ss.methods.dflash.published_files import config_of as dflash_config
@@ -31,8 +31,8 @@ from specbench_ss.methods.peagle.training import PEagleTrainee
 from specbench_ss.methods.sd.training import DraftSize, DraftTrainee, TunedDraft
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint, write_config
-from specbench_ss.models.loading import load_target
+from specbench_ss.models.checkpoint import belongs_to, write_checkpoint, write_config
+from specbench_ss.models.load import load_target
 from specbench_ss.training.guess_accuracy import mean_accuracies
 from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 

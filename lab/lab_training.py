@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from lab.base import SIZES, BaseSize
 from lab.example import Example
 from lab.text import WEIGHTS, conversations
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.files.crash_safe import replacing
-from specbench_ss.files.modes import ordinary_mode
-from specbench_ss.models.faster_dtype import has_bfloat16
-from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.models.cpu_dtype import has_bfloat16
+from specbench_ss.models.load import hash_weights
+from specbench_ss.storage import ordinary_mode, replacing
 from specbench_ss.training.side_by_side import Budget, DrafterText, Machine
 from specbench_ss.training.text.answering import Answering, own_answers
 from specbench_ss.training.text.lab_text import completion_mask, pack, render, special_ids, tokenize

@@ -16,8 +16,8 @@ from lab import stages as work
 from lab.drafters import DRAFTERS, draft_apps, drafters
 from lab.lab_training import LabTraining, Log
 from specbench_ss.errors import UserError, did_you_mean
-from specbench_ss.files.crash_safe import write_json
 from specbench_ss.models.devices import check_one_device, resolve_device
+from specbench_ss.storage import write_json
 from specbench_ss.training.resumable import check_same
 
 DONE = "done.json"

@@ -38,7 +38,7 @@ from lab.lab_training import (
     training_rows,
 )
 from lab.text import APP_CATEGORIES, POLISH_WEIGHTS, conversations
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
 from specbench_ss.methods.rest.build import build as build_datastore
@@ -46,9 +46,9 @@ from specbench_ss.methods.space.model import save as save_space
 from specbench_ss.methods.space.training import SPACETrainee
 from specbench_ss.methods.ss.shared_training import SharedTrainee, save_shared
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.models.drafter_folder import belongs_to
-from specbench_ss.models.loading import load_target
-from specbench_ss.models.model_folder import LAB
+from specbench_ss.models.checkpoint import belongs_to
+from specbench_ss.models.load import load_target
+from specbench_ss.models.resolve import LAB
 from specbench_ss.training.guess_accuracy import mean_accuracies
 from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 from specbench_ss.training.text.lab_text import pack, render, special_ids

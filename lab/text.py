@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lab import applications, knowledge, lessons, mathematics, prose, tasks, translation
 from lab.example import Example, Generator, draw
 from specbench_ss.errors import UserError, did_you_mean
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.questions import APP_CATEGORIES, SPECBENCH_CATEGORIES
 
 __all__ = ["APP_CATEGORIES", "GENERATORS", "SPECBENCH_CATEGORIES", "questions"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
+from specbench_ss.suite import Question, SuiteData, SuiteRequest
 from specbench_ss.suites.app_files import read_dialogsum, read_e2e, read_spider
 from specbench_ss.suites.lab_suite import LabSuite
 from specbench_ss.suites.questions import APP_CATEGORIES, check_categories, check_limit, lab_questions, select

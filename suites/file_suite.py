@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.cache_folder import cache_folder
-from specbench_ss.files.digest import file_sha256
-from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
+from specbench_ss.storage import cache_folder, file_sha256
+from specbench_ss.suite import Question, SuiteData, SuiteRequest
 from specbench_ss.suites.download import download
 from specbench_ss.suites.lab_suite import LabSuite
 from specbench_ss.suites.questions import check_categories, check_limit, lab_questions, select

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import Row, read_rows
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.file_suite import FileSuite, Published
 from specbench_ss.suites.questions import MT_BENCH_CATEGORIES, read_questions
 from specbench_ss.suites.rows import is_hub
+from specbench_ss.user_files import Row, read_rows
 
 COMMIT = "587d5cfa1609a43d192cedb8441cac3c17db105d"
 FOLDER = f"https://raw.githubusercontent.com/lm-sys/FastChat/{COMMIT}/fastchat/llm_judge/data"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import specbench_ss
 from specbench_ss.errors import UserError, did_you_mean, known_words
-from specbench_ss.files.user_files import Row
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.rows import read_data
 from specbench_ss.suites.scorers import METRICS
+from specbench_ss.user_files import Row
 
 MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 SPECBENCH_CATEGORIES = (*MT_BENCH_CATEGORIES, "translation", "summarization", "qa", "math_reasoning", "rag")

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from specbench_ss.errors import UserError, did_you_mean
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -197,8 +197,8 @@ def chrf(answer: str, references: Sequence[str]) -> float:
 # Compare SQL queries, ignoring the way they are written. Nothing is executed and no schema is known.
 #
 # These count as the same: letter case of keywords and names, spaces, brackets around a single condition, `!=` and `<>`,
-# `JOIN` and `INNER JOIN`, an explicit `ASC`, single and double quotes around a value, a closing semicolon, and a Markdown
-# fence around the query.
+# `JOIN` and `INNER JOIN`, an explicit `ASC`, single and double quotes around a value, a closing semicolon, and a
+# Markdown fence around the query.
 
 _FENCE = re.compile(r"```(?:\w+[ \t]*\n)?(.*?)(?:```|$)", re.DOTALL)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.file_suite import FileSuite, Published
 from specbench_ss.suites.questions import SPECBENCH_CATEGORIES, read_questions
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.example import Example
 from lab.text import conversations
-from specbench_ss.files.crash_safe import replacing
+from specbench_ss.storage import replacing
 
 
 def messages(example: Example) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.training.side_by_side import DrafterText
 from specbench_ss.training.text.lab_text import completion_mask, conversations, pack, render, special_ids, tokenize
 

@@ -12,16 +12,16 @@ import pytest
 import yaml
 
 from lab import text
-from specbench_ss.cli import main
-from specbench_ss.commands import tune_work
-from specbench_ss.commands.tune_work import default_out
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.models.loading import outline_of
-from specbench_ss.models.model_folder import LAB
+from specbench_ss.cli import tune as tune_work
+from specbench_ss.cli.main import main
+from specbench_ss.cli.tune import default_out
+from specbench_ss.models.load import outline_of
+from specbench_ss.models.resolve import LAB
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import TuneConfig
 from specbench_ss.runs.preset import read_preset
-from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
-from specbench_ss.tuning.measurements import Book, Cost
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.tuning.search import Book, Cost
 from specbench_ss.tuning.session import Tuned
 from tests.cli import failing
 
@@ -48,14 +48,14 @@ from tests.cli import failing
 def test_mistakes_are_one_line_before_the_model_is_loaded(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.commands.tune_work.load_target", None)
+    monkeypatch.setattr("specbench_ss.cli.tune.load_target", None)
     assert words in failing(arguments, capsys)
 
 
 def test_template_and_room_are_checked_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.commands.tune_work.load_target", None)
+    monkeypatch.setattr("specbench_ss.cli.tune.load_target", None)
     data, model = tmp_path / "questions.jsonl", tmp_path / "model"
     asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000))]
     data.write_text("\n".join(map(json.dumps, asked)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import SuiteData, SuiteRequest
+from specbench_ss.suite import SuiteData, SuiteRequest
 from specbench_ss.suites.apps import FILE_LIMIT, LAB_LIMIT, Apps
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import METRICS, final_number, normal, normal_sql, score, score_turn
 
 TEXT = "SELECT name FROM singer WHERE age > 3"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import SuiteData, SuiteRequest
+from specbench_ss.suite import SuiteData, SuiteRequest
 from specbench_ss.suites.questions import LAB_SIZES, SPECBENCH_CATEGORIES
 from specbench_ss.suites.specbench import SpecBench
 

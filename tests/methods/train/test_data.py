@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specbench_ss.conversations import read_conversation
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import read_conversation
 from specbench_ss.training.text import loading
 from specbench_ss.training.text.lab_text import completion_mask, special_ids
 from specbench_ss.training.text.loading import TrainingText, load_rows

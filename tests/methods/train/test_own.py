@@ -14,13 +14,13 @@ import torch
 
 from lab.lab_training import own_conversations
 from lab.text import conversations
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.models.loading import load_target
-from specbench_ss.models.model_folder import LAB
+from specbench_ss.models.load import load_target
+from specbench_ss.models.resolve import LAB
 from specbench_ss.training.text import own_answers as own_module
 from specbench_ss.training.text.answering import Answering, answer_batch
 from specbench_ss.training.text.loading import TrainingText, load_rows
