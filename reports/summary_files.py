@@ -10,30 +10,28 @@ from pathlib import Path
 import pandas as pd
 
 from specbench_ss.errors import UserError
-from specbench_ss.results import exchange, frames
-from specbench_ss.results.checks import checks
+from specbench_ss.results import exchange
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import level_rows
 from specbench_ss.results.quality import measures
-from specbench_ss.results.ranking import NO_MEAN, config_of, finding, standings
+from specbench_ss.results.ranking import NO_MEAN
 from specbench_ss.results.report import Report
-from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal import markdown_levels
 from specbench_ss.results.text import safe
-from specbench_ss.runs.records import Run
 from specbench_ss.storage import replacing
 
 
 class _File(Report):
     """A report whose whole file is made at once, of the run's summary."""
 
-    def write(self, run: Run, path: Path) -> None:
+    def write(self, results: Results, path: Path) -> None:
         """Write the file, whole or not at all."""
-        content = self.content(run, summarise(run, self.quality_margin))
+        content = self.content(results)
         with replacing(path) as file:
             file.write(content)
 
-    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
-        """Return the bytes of the file. rows: the summary."""
+    def content(self, results: Results) -> bytes:
+        """Return the bytes of the file."""
         raise NotImplementedError
 
 
@@ -44,14 +42,14 @@ class MarkdownReport(_File):
     summary = "the finding, what is wrong, and the summary as a Markdown table, with several requests at a time too"
     filename = "report.md"
 
-    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
-        """Return the bytes of the file. rows: the summary."""
-        made = checks(run, rows)
+    def content(self, results: Results) -> bytes:
+        """Return the bytes of the file."""
+        run = results.run
         model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
-        wrong = [check for check in made if check.state in ("wrong", "warning")]
+        wrong = [check for check in results.checks if check.state in ("wrong", "warning")]
         told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
-        lines = [f"# {model} on {suite}", "", finding(rows, made, standings(run, rows)), "", *told]
-        table = exchange.markdown(rows, config_of(run))
+        lines = [f"# {model} on {suite}", "", results.headline, "", *told]
+        table = exchange.markdown(results.rows, results.config)
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
         levels = [markdown_levels(run)] if run.levels else []
         return "\n".join([*map(safe, lines), "", table, *notes, *levels]).encode("utf-8", "replace")
@@ -60,9 +58,9 @@ class MarkdownReport(_File):
 class _Frame(_File):
     """The frame of the summary as a file."""
 
-    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
-        """Return the bytes of the file. rows: the summary."""
-        return self.packed(frames.summary_of(rows, run.manifest["config"]))
+    def content(self, results: Results) -> bytes:
+        """Return the bytes of the file."""
+        return self.packed(results.summary())
 
     def packed(self, frame: pd.DataFrame) -> bytes:
         """Return the bytes of a file that holds the frame."""
@@ -103,15 +101,18 @@ class JsonReport(_File):
     summary = "the finding, the checks, the summary and the run's manifest, for other programs"
     filename = "report.json"
 
-    def content(self, run: Run, rows: list[SummaryRow]) -> bytes:
-        """Return the bytes of the file. rows: the summary."""
-        made, placed = checks(run, rows), standings(run, rows)
-        said = [{"name": c.name, "state": c.state, "sentence": c.sentence, "lines": list(c.lines)} for c in made]
+    def content(self, results: Results) -> bytes:
+        """Return the bytes of the file."""
+        run = results.run
+        said = [
+            {"name": one.name, "state": one.state, "sentence": one.sentence, "lines": list(one.lines)}
+            for one in results.checks
+        ]
         whole = {
-            "finding": finding(rows, made, placed),
+            "finding": results.headline,
             "checks": said,
-            "places": {label: asdict(standing) for label, standing in placed.items()},
-            "summary": [row.as_dict() for row in rows],
+            "places": {label: asdict(standing) for label, standing in results.standings.items()},
+            "summary": [row.as_dict() for row in results.rows],
             **({"levels": [asdict(row) for row in level_rows(run)]} if run.levels else {}),
             "manifest": run.manifest,
         }
@@ -125,7 +126,7 @@ class PngReport(Report):
     summary = "a picture of the ranking; other figures: ssbench plot"
     filename = "ranking.png"
 
-    def write(self, run: Run, path: Path) -> None:
+    def write(self, results: Results, path: Path) -> None:
         """Write the picture. Raises UserError without matplotlib, and for a name that does not end in .png."""
         from specbench_ss.reports.plots.command import check_matplotlib
 
@@ -134,4 +135,4 @@ class PngReport(Report):
         check_matplotlib()
         from specbench_ss.reports.plots.kinds import write_plot
 
-        write_plot(run, "ranking", path)
+        write_plot(results.run, "ranking", path)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specbench_ss.engine.tree import DraftTree
     from specbench_ss.engine.verify import Verdict
     from specbench_ss.errors import UserError
-    from specbench_ss.results.analysis import RunResults, load_run
+    from specbench_ss.results.analysis import Results, load_run
     from specbench_ss.results.compare import RunComparison, compare
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "Generation",
     "Output",
     "RunComparison",
-    "RunResults",
+    "Results",
     "State",
     "Step",
     "Target",
@@ -53,7 +53,7 @@ _HOMES = {  # module -> the public names that it defines
     "engine.tree": "DraftTree",
     "engine.verify": "Verdict",
     "errors": "UserError",
-    "results.analysis": "RunResults load_run",
+    "results.analysis": "Results load_run",
     "results.compare": "RunComparison compare",
 }
 _HOME_OF = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}

@@ -52,7 +52,7 @@ from specbench_ss.options import (
     whole_number,
 )
 from specbench_ss.registry import load_plugin
-from specbench_ss.results.analysis import RunResults, load_run
+from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 
@@ -272,7 +272,7 @@ def run(
     ray_address: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-) -> RunResults:
+) -> Results:
     """Decode a suite's questions with several methods, side by side: what `ssbench run` does, without its printing.
 
     methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. endpoint: in place of methods, addresses of

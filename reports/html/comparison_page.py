@@ -14,9 +14,10 @@ from specbench_ss.reports.html.health import LEVELS
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Notice, Table, figure, plain
 from specbench_ss.reports.html.palette import Style, styles, symbols
 from specbench_ss.reports.html.ranking import mark
-from specbench_ss.results.checks import checks, worst_first
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.checks import Check, worst_first
 from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
 from specbench_ss.results.text import interval, times, title
 from specbench_ss.runs.records import Run
@@ -33,6 +34,7 @@ class Named:
     run: Run
     summary: Sequence[SummaryRow]
     overall: dict[str, SummaryRow]
+    checks: Sequence[Check]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Pair:
     why: str = ""
 
 
-def page(runs: Sequence[Run]) -> dict[str, Any]:
+def page(runs: Sequence[Results]) -> dict[str, Any]:
     """Return everything that the template shows of two runs or more. Raises UserError for too many."""
     if len(runs) > MOST_RUNS:
         raise UserError(f"{len(runs)} runs: at most {MOST_RUNS} stand beside each other")
@@ -70,9 +72,8 @@ def page(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _named(letter: str, run: Run) -> Named:
-    rows = summarise(run)
-    return Named(letter, run, rows, {row.method: row for row in rows if row.category == OVERALL})
+def _named(letter: str, results: Results) -> Named:
+    return Named(letter, results.run, results.rows, {row.method: row for row in results.overall}, results.checks)
 
 
 def _pair(first: Named, other: Named) -> Pair:
@@ -106,7 +107,7 @@ def _notices(named: Sequence[Named], pairs: Sequence[Pair]) -> Iterator[Notice]:
         if pair.why:
             yield Notice("warning", f"{named[0].letter} and {pair.letter} do not compare.", [pair.why])
     for one in named:
-        for check in worst_first(checks(one.run, one.summary)):
+        for check in worst_first(one.checks):
             if check.state in ("wrong", "warning"):
                 yield Notice(LEVELS[check.state], f"Run {one.letter}: {check.sentence}")
 

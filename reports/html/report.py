@@ -36,14 +36,13 @@ from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.results import cost_model, frames
 from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results.analysis import Results, sources, told_scope, trained
 from specbench_ss.results.analysis import budgets as what_each_had
-from specbench_ss.results.analysis import sources, told_scope, trained
-from specbench_ss.results.checks import Check, checks, often_disturbed
+from specbench_ss.results.checks import Check, often_disturbed
 from specbench_ss.results.cost_model import Pair, machine_rows, pairs, points, roof_of, waterfalls
-from specbench_ss.results.quality import MARGIN
-from specbench_ss.results.ranking import Standing, finding, standings
+from specbench_ss.results.ranking import Standing
 from specbench_ss.results.report import Experiment, Report, Result
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import machine_lines
 from specbench_ss.results.text import percent, times
 from specbench_ss.runs.records import Run
@@ -63,11 +62,11 @@ class HtmlReport(Report):
     filename = "report.html"
     filename_of_several = "comparison.html"
 
-    def write(self, run: Run, path: Path) -> None:
+    def write(self, results: Results, path: Path) -> None:
         """Write the page, whole or not at all."""
-        _write(assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=page(run, self.quality_margin)), path)
+        _write(assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=page(results)), path)
 
-    def write_runs(self, runs: Sequence[Run], path: Path) -> None:
+    def write_runs(self, runs: Sequence[Results], path: Path) -> None:
         """Write the page of several runs, whole or not at all."""
         made = of_several.page(runs)
         _write(assets.render("comparison.html.jinja", [assets.joined(SCRIPTS[:2])], page=made), path)
@@ -83,21 +82,19 @@ def _write(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
-def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
+def page(results: Results) -> dict[str, Any]:
     """Return everything that the template shows."""
-    manifest = run.manifest
-    config = verdict_text.config_of(run)
-    summaries = summarise(run, quality_margin)
+    run, manifest, config, summaries = results.run, results.manifest, results.config, results.rows
     cells = speed.by_task(summaries)
     found = {s.method: s for s in summaries if s.category == OVERALL}
     ranked = ranking.order(found)
     overall = {label: found[label] for label in ranked}
     drawn = palette.styles(run.labels, ranking.controls(overall), run.baseline)
     look = {label: drawn[label] for label in ranked}
-    made = checks(run, summaries)
+    made = results.checks
     worked = pairs(run)
     steps = {pair.own.method: pair.own.tally.steps for pair in worked}
-    placed = standings(run, summaries)
+    placed = results.standings
     notices, first = health.notices(made), _first_screen(run, overall, look, config, placed, made)
     contestants = [row.label for row in first["ranking"]]
     had = what_each_had(run, [] if config.get("endpoints") else contestants)
@@ -110,7 +107,7 @@ def page(run: Run, quality_margin: float = MARGIN) -> dict[str, Any]:
         "styles": list(look.values()),
         "definitions": palette.symbols() + acceptance.halves(),
         "chips": run_record.chips(run),
-        "finding": finding(summaries, made, placed),
+        "finding": results.headline,
         "alerts": health.alerts(made),
         "health": _counted(notices),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",

@@ -15,9 +15,10 @@ from rich.markup import escape
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results import exchange
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.exchange import RescoredRow, cannot_tell, rescored
 from specbench_ss.results.sample_checks import unfinished
-from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.summary import OVERALL
 from specbench_ss.results.terminal import result_table, widen
 from specbench_ss.results.text import interval, number, times, title
 from specbench_ss.runs.records import Run
@@ -61,7 +62,7 @@ def command(
 
 def _write(run: Run, form: Form, out: Path | None) -> None:
     if form == "markdown":
-        text = exchange.markdown(summarise(run), run.manifest["config"])
+        text = exchange.markdown(analyse(run).rows, run.manifest["config"])
         if out is None:
             print(text, end="")
             return

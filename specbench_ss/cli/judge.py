@@ -11,8 +11,8 @@ import typer
 from specbench_ss import registry
 from specbench_ss.bench.judge import Endpoint, FilePrompts, Judge, Plan, Prompts, judge, plan
 from specbench_ss.errors import UserError
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.frames import rewrite_scores
-from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.text import counted, number
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -116,7 +116,7 @@ def _told(done: int, calls: int) -> None:
 
 
 def _print_scores(run: Run) -> None:
-    rated = [row for row in summarise(run) if row.category == OVERALL and row.judged is not None]
+    rated = [row for row in analyse(run).overall if row.judged is not None]
     for row in rated:
         print(f"{row.method:<10} judged {number(row.judged)} over {counted(row.judged_n, 'question')}")
     if not rated:

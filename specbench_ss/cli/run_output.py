@@ -33,6 +33,7 @@ from specbench_ss.cli.shared import fail
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.models.devices import device_class
 from specbench_ss.options import options_text
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.cost_model import machine_rows
 from specbench_ss.results.terminal import machine_lines, print_levels, print_tables
 from specbench_ss.results.text import counted, parameters
@@ -259,14 +260,15 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
 
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
     """
-    done = read_run(out)
+    results = analyse(read_run(out))
+    done = results.run
     for line in machine_lines(machine_rows(done), done.manifest):
         print(line)
     if "until_ci" in done.manifest:
         print(f"repeats: {done.manifest['until_ci']['why']}")
     print_levels(done, Console())
-    print_tables(done, Console())  # which ends with what is wrong, and with the finding
-    report = write_report(done)
+    print_tables(results, Console())  # which ends with what is wrong, and with the finding
+    report = write_report(results)
     print(f"report: {report}")
     if open_report:
         open_in_browser(report)
@@ -275,7 +277,7 @@ def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
         what = "; ".join(f"{label}: {error}" for label, error in errors.items())
         print(f"ssbench: every sample failed of {' '.join(what.split())}", file=sys.stderr)
         raise typer.Exit(1)
-    fail(done, fail_on)
+    fail(results, fail_on)
 
 
 def without_result(run: Run) -> dict[str, str]:

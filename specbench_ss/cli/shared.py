@@ -12,9 +12,8 @@ import typer
 from rich.markup import escape
 
 from specbench_ss.errors import UserError, known_words
-from specbench_ss.results.checks import Check, checks
-from specbench_ss.results.summary import summarise
-from specbench_ss.runs.records import Run
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.checks import Check
 
 
 def interrupted(rest: str) -> typer.Exit:
@@ -147,13 +146,13 @@ def _details(check: Check) -> str:
     return (check.lines[0] if check.lines else check.sentence) + (f", and {rest} more" if rest > 0 else "")
 
 
-def fail(run: Run, asked: str | None) -> None:
+def fail(results: Results, asked: str | None) -> None:
     """Exit with code 1 and one line that says why, where a run has one of these findings."""
     names = read(asked)
     if not names:
         return
 
-    why = found(checks(run, summarise(run)), names)
+    why = found(results.checks, names)
     if why:
         print(f"ssbench: --fail-on: {' '.join('; '.join(why).split())}", file=sys.stderr)
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""A finished run's frames and manifest, and the drafting budget of each method."""
+"""Analysis of a run: one Results object with frames, summary, checks and ranking; the budget of each method."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pandas as pd
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
-from specbench_ss.results import frames as machine_frames
+from specbench_ss.results.checks import Check, checks
 from specbench_ss.results.columns import LEVELS
 from specbench_ss.results.concurrency import level_rows, value
 from specbench_ss.results.quality import MARGIN, checked_margin
+from specbench_ss.results.ranking import Standing, config_of, finding, standings
 from specbench_ss.results.sample_checks import unfinished
-from specbench_ss.results.summary import over
+from specbench_ss.results.summary import OVERALL, SummaryRow, over, summarise
 from specbench_ss.results.text import short
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import Drafts, read_drafts, read_run, read_telemetry
@@ -144,43 +145,76 @@ def _drafts(labels: Sequence[str]) -> str:
     return f"{many} draft{'s' * (len(labels) == 1)}"
 
 
-class RunResults:
-    """What a run directory holds, as `load_run` and `run` return it. Frames are made when they are first asked for.
+class Results:
+    """A run's numbers, computed once: frames, summary, checks, ranking. `analyse`, `load_run` and `run` return it.
 
-    path: the directory. manifest: which methods were measured, on what, with which settings, in which environment.
-    unfinished: '' for a complete run, else a text that says what is missing. docs/api.md lists the columns of the
-    frames.
+    run: the records read from the directory. path, manifest: its place, and which methods were measured, on what, with
+    which settings, in which environment. unfinished: '' for a complete run, else a text that says what is missing.
+    quality_margin: by how much the quality of a method that changes the model may be lower than the baseline's, on
+    scores from 0 to 1, for `quality_verdict` to call it non-inferior. docs/api.md lists the columns of the frames.
+    Whatever needs numbers of a run (terminal, reports, exports, comparisons, `--fail-on`) takes them from here.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, quality_margin: float = MARGIN) -> None:
+        self.run = run
         self.path: Path = run.path
         self.manifest: dict[str, Any] = run.manifest
+        self.quality_margin = quality_margin
         self.unfinished: str = unfinished(run)
 
     def __repr__(self) -> str:
-        made = f"{len(self._run.rows):,} samples of {', '.join(self._run.labels)}"
+        made = f"{len(self.run.rows):,} samples of {', '.join(self.run.labels)}"
         return f"<run {self.path}: {made}{f'; {self.unfinished}' if self.unfinished else ''}>"
+
+    @cached_property
+    def rows(self) -> list[SummaryRow]:
+        """The summary: a row for each task and method, `overall` first."""
+        return summarise(self.run, self.quality_margin)
+
+    @property
+    def overall(self) -> list[SummaryRow]:
+        """The summary rows over all tasks."""
+        return [row for row in self.rows if row.category == OVERALL]
+
+    @cached_property
+    def checks(self) -> list[Check]:
+        """Every check of the run, passed or not."""
+        return checks(self.run, self.rows)
+
+    @cached_property
+    def standings(self) -> Mapping[str, Standing]:
+        """Ranks of the methods, from comparisons of every two of them."""
+        return standings(self.run, self.rows)
+
+    @cached_property
+    def headline(self) -> str:
+        """The finding over all tasks, in a sentence."""
+        return finding(self.rows, self.checks, self.standings)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The manifest's configuration with the repeats that were made and the measures of the tasks."""
+        return config_of(self.run)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
         """One row for each sample: a method's answer to one prompt, with its counts and times."""
-        return frames.samples(self._run)
+        return frames.samples(self.run)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """One row for each decoding step, with its counts and the parts of its time."""
-        return frames.steps(self._run)
+        return frames.steps(self.run)
 
     @cached_property
     def sameness(self) -> pd.DataFrame:
         """One row for each answer that was compared with its reference's, with the verdict."""
-        return frames.sameness(self._run)
+        return frames.sameness(self.run)
 
     @cached_property
     def telemetry(self) -> pd.DataFrame:
         """One row for each reading of the machine; empty where telemetry was switched off."""
-        return machine_frames.telemetry(read_telemetry(self.path))
+        return frames.telemetry(read_telemetry(self.path))
 
     @cached_property
     def drafts(self) -> list[Drafts]:
@@ -189,26 +223,32 @@ class RunResults:
 
     def machine(self) -> pd.DataFrame:
         """One row for each method: what its steps cost by their shapes, and what of the limits they reached."""
-        return machine_frames.machine(self._run)
+        return frames.machine(self.run)
 
     def concurrency(self) -> pd.DataFrame:
         """One row for each number of requests in flight and served engine; empty where only one was in flight."""
-        return frames.frame(LEVELS, level_rows(self._run), value)
+        return frames.frame(LEVELS, level_rows(self.run), value)
 
-    def summary(self, quality_margin: float = MARGIN) -> pd.DataFrame:
-        """One row for each task and method, `overall` first: the numbers of the terminal's table and of the report.
+    def summary(self, quality_margin: float | None = None) -> pd.DataFrame:
+        """Return `rows` as a frame: the numbers of the terminal's table and of the report.
 
-        quality_margin: how much lower than that of `ar` the quality of a method that changes the model may be, on
-        scores from 0 to 1, for `quality_verdict` to call it non-inferior. Raises UserError for what is no such margin.
+        quality_margin: another margin than that of this object. Raises UserError for what is no such margin.
         """
-        return frames.summary(self._run, checked_margin(quality_margin))
+        if quality_margin is not None and checked_margin(quality_margin) != self.quality_margin:
+            return Results(self.run, quality_margin).summary()
+        return frames.summary_of(self.rows, self.manifest["config"])
 
 
-def load_run(path: str | Path) -> RunResults:
+def analyse(run: Run, quality_margin: float = MARGIN) -> Results:
+    """Return the results of a run. Raises UserError for what is no margin of quality."""
+    return Results(run, checked_margin(quality_margin))
+
+
+def load_run(path: str | Path) -> Results:
     """Read what is committed in a run directory, whether the run is finished or not. Nothing in it is changed.
 
     Raises UserError where `path` is no run directory, or a damaged one.
     """
     if not isinstance(path, str | Path):
         raise UserError(f"load_run takes the path of a run directory, not {path!r}")
-    return RunResults(read_run(Path(path).expanduser()))
+    return analyse(read_run(Path(path).expanduser()))

@@ -16,17 +16,15 @@ import pandas as pd
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.options import REFERENCE, value_text
-from specbench_ss.results.analysis import RunResults
-from specbench_ss.results.checks import checks
+from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.columns import COMPARISON, DIFFERENCES
 from specbench_ss.results.frames import frame
-from specbench_ss.results.summary import OVERALL, PairedTimes, disbelieved, paired, summarise
+from specbench_ss.results.summary import OVERALL, PairedTimes, disbelieved, paired
 from specbench_ss.results.text import MISSING
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import between_sessions, machine_changes
 from specbench_ss.runs.manifest import engine_of
 from specbench_ss.runs.records import Row, Run
-from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats import Floats, Interval, mean_interval, ratio_interval
 
 SHOWN = 12  # characters of a hash
@@ -493,10 +491,10 @@ class RunComparison:
     warnings: what there is to know before the numbers are believed, a sentence each.
     """
 
-    def __init__(self, a: Run, b: Run, anyway: bool = False) -> None:
+    def __init__(self, a: Results, b: Results, anyway: bool = False) -> None:
         self.a, self.b = a.path, b.path
-        self.found, self.rows = compared(a, b, anyway)
-        self.warnings = tuple(f"run {name}: {said}" for name, run in (("A", a), ("B", b)) for said in _doubts(run))
+        self.found, self.rows = compared(a.run, b.run, anyway)
+        self.warnings = tuple(f"run {name}: {said}" for name, one in (("A", a), ("B", b)) for said in _doubts(one))
 
     def __repr__(self) -> str:
         return f"<comparison of {self.a} and {self.b}: {len(self.found)} differences in configuration>"
@@ -512,24 +510,23 @@ class RunComparison:
         return frame(DIFFERENCES, self.found, getattr)
 
 
-def _doubts(run: Run) -> list[str]:
+def _doubts(results: Results) -> list[str]:
     """Return what is wrong with a run's results, and whether its own times compare."""
-    changed = ", ".join(between_sessions(run.manifest))
-    made = checks(run, summarise(run))
-    wrong = [c.sentence for c in made if c.state == "wrong" or (c.state == "warning" and c.name in OF_TIMES)]
+    changed = ", ".join(between_sessions(results.manifest))
+    wrong = [c.sentence for c in results.checks if c.state == "wrong" or (c.state == "warning" and c.name in OF_TIMES)]
     return wrong + ([f"Not all sessions had the same {changed}: their times do not compare."] if changed else [])
 
 
-def compare(run_a: str | Path | RunResults, run_b: str | Path | RunResults, *, anyway: bool = False) -> RunComparison:
+def compare(run_a: str | Path | Results, run_b: str | Path | Results, *, anyway: bool = False) -> RunComparison:
     """Compare two runs of the same questions by the same model: run directories, or what `load_run` returned.
 
     anyway: compare runs of another model, other questions or another way of decoding too. Raises UserError where the
     runs do not compare, and where they have no method or question in common.
     """
-    return RunComparison(_run(run_a), _run(run_b), anyway)
+    return RunComparison(_results(run_a), _results(run_b), anyway)
 
 
-def _run(given: Any) -> Run:
-    if not isinstance(given, str | Path | RunResults):
+def _results(given: Any) -> Results:
+    if not isinstance(given, str | Path | Results):
         raise UserError(f"compare takes run directories, or what load_run returned, not {given!r}")
-    return read_run(given.path if isinstance(given, RunResults) else Path(given).expanduser())
+    return given if isinstance(given, Results) else load_run(given)

@@ -16,7 +16,6 @@ from specbench_ss.errors import first_line
 from specbench_ss.results import ranking
 from specbench_ss.results.columns import MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
 from specbench_ss.results.cost_model import machine_rows
-from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.records import KEY, Key, Row, Run, Sameness, StepColumns, Steps
@@ -134,11 +133,6 @@ def _categories(run: Run) -> dict[Any, str]:
     return {row.key: row.category for row in run.rows}
 
 
-def summary(run: Run, quality_margin: float = MARGIN) -> pd.DataFrame:
-    """Return one row for each task and method, `overall` first: the rows of the terminal's table and of the report."""
-    return summary_of(summarise(run, quality_margin), run.manifest["config"])
-
-
 def summary_of(rows: Iterable[SummaryRow], config: Mapping[str, Any]) -> pd.DataFrame:
     """Return the same of rows that are known. config: that of the manifest."""
 
@@ -247,7 +241,7 @@ def _whole_or_none(path: Path, names: Sequence[str], write: Callable[[Run], None
 def _write_scores(run: Run, folder: Path | None = None) -> None:
     folder = folder or run.path
     _put(folder / SAMPLES_PARQUET, SAMPLES, [samples(run)])
-    _put(folder / SUMMARY_PARQUET, SUMMARY, [summary(run)])
+    _put(folder / SUMMARY_PARQUET, SUMMARY, [summary_of(summarise(run), run.manifest["config"])])
 
 
 def write_frames(run: Run, folder: Path | None = None) -> None:

@@ -14,7 +14,6 @@ from scipy.special import betaincinv
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import plain_number
-from specbench_ss.results.report import Report
 from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, Key, Row, Run, SampledTokens
 from specbench_ss.stats import Floats, Interval, mean_interval
 from specbench_ss.suite import Question
@@ -179,7 +178,7 @@ def _bias(of: SampledTokens, p: float, drafts: bool) -> Bias:
     return "no bias found" if enough else "too few tokens"
 
 
-MARGIN = Report.quality_margin  # of a score from 0 to 1: how much worse still counts as no worse
+MARGIN = 0.02  # of a score from 0 to 1: how much worse still counts as no worse
 CHANGED = 0.01  # of a score from 0 to 1: from here on the outcome of a question is another one
 FEW_CHANGED = 5  # questions: of fewer that all go one way, no sign test says which way (0.5 ** 4 > 0.05)
 LEVEL = 0.95  # one-sided, of the bound where few changed

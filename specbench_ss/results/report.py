@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.results.analysis import Results
 from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.records import Run
 
@@ -190,15 +191,12 @@ class Report(ABC):
     summary: ClassVar[str]
     filename: ClassVar[str]  # what the file is called inside the run directory
     filename_of_several: ClassVar[str] = ""  # the same of several runs; empty: it shows one run
-    quality_margin: float = (
-        0.02  # how much lower the quality of a method that changes the model may be: docs/metrics.md
-    )
 
     @abstractmethod
-    def write(self, run: Run, path: Path) -> None:
-        """Write the report of `run` to the file `path`."""
+    def write(self, results: Results, path: Path) -> None:
+        """Write the report of a run to the file `path`."""
 
-    def write_runs(self, runs: Sequence[Run], path: Path) -> None:
+    def write_runs(self, runs: Sequence[Results], path: Path) -> None:
         """Write several runs beside each other to the file `path`; the others are compared with the first."""
         raise UserError(f"report {self.name!r} shows one run at a time")
 

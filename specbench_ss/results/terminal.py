@@ -21,7 +21,8 @@ from rich.text import Text
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results import text as markdown_table
-from specbench_ss.results.checks import Check, CheckState, checks, worst_first
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.checks import Check, CheckState, worst_first
 from specbench_ss.results.compare import (
     FAILED,
     OTHER_MACHINE,
@@ -37,8 +38,6 @@ from specbench_ss.results.concurrency import LevelRow, level_rows
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
     MARKS,
-    config_of,
-    finding,
     non_inferiority,
     notes,
     own_model,
@@ -47,10 +46,9 @@ from specbench_ss.results.ranking import (
     short_n,
     short_output,
     speedup,
-    standings,
 )
 from specbench_ss.results.report import Column, Grid, Mark, Part, Result, Span, Value
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import MISSING, interval, number, percent, safe, scientific, table, times, title
 from specbench_ss.runs.records import Run
 
@@ -116,13 +114,13 @@ def widen(console: Console, width: int = WIDTH) -> None:
         console.width = max(console.width, width)
 
 
-def print_tables(run: Run, console: Console) -> None:
+def print_tables(results: Results, console: Console) -> None:
     """Print both tables, notes on how to read them, what is wrong or was not checked, and the finding."""
     widen(console)
-    rows, config = summarise(run), config_of(run)
+    run, rows, config = results.run, results.rows, results.config
     often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""
     columns = tuple(name for name in RESULT_COLUMNS if name != "judged" or run.judged_scores)
-    overall = ranked([row for row in rows if row.category == OVERALL])
+    overall = ranked(results.overall)
     tasks = [
         ranked(list(group)) for category, group in groupby(rows, key=lambda row: row.category) if category != OVERALL
     ]
@@ -143,12 +141,9 @@ def print_tables(run: Run, console: Console) -> None:
         if row.quality_verdict is not None:
             told = f"{row.method}: quality {quality_difference(row)}, {non_inferiority(row)}"
             console.print(told, markup=False, highlight=False, soft_wrap=True)
-    made = checks(run, rows)
-    for check in reversed(one_line(worst_first(made))):
+    for check in reversed(one_line(worst_first(results.checks))):
         _print_check(console, check)
-    console.print(
-        finding(rows, made, standings(run, rows)), style="bold", markup=False, highlight=False, soft_wrap=True
-    )
+    console.print(results.headline, style="bold", markup=False, highlight=False, soft_wrap=True)
 
 
 def ranked(rows: Sequence[SummaryRow]) -> list[SummaryRow]:

@@ -12,7 +12,7 @@ from specbench_ss.bench import concurrency as levels_together
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
-from specbench_ss.results.analysis import RunResults
+from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.checks import served_findings
 from specbench_ss.runs.run_dir import read_run
 
@@ -30,7 +30,7 @@ def asked(tmp_path: Path) -> Path:
     return file
 
 
-def measured(asked: Path, out: Path, resume: bool = False) -> RunResults:
+def measured(asked: Path, out: Path, resume: bool = False) -> Results:
     return run(
         "ss,pld", suite="mtbench", data=asked, batch_size=[3, 2, 1], max_new_tokens=12, warmup=0, telemetry=0,
         record_drafts=0, dtype="float32", out=out, resume=resume,
@@ -106,7 +106,7 @@ def test_what_does_not_go_together_is_one_line(options: dict[str, object], said:
 def test_the_page_has_the_levels_and_says_what_else_is_of_one_at_a_time(asked: Path, tmp_path: Path) -> None:
     measured(asked, tmp_path / "r")
     run = read_run(tmp_path / "r")
-    HtmlReport().write(run, tmp_path / "page.html")
+    HtmlReport().write(analyse(run), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Several requests at a time" in page and 'id="together"' in page
     assert "with one request at a time" in page and "1, 2, 3 at a time" in page
@@ -115,12 +115,12 @@ def test_the_page_has_the_levels_and_says_what_else_is_of_one_at_a_time(asked: P
 def test_reports_that_are_files_have_the_levels_too(asked: Path, tmp_path: Path) -> None:
     measured(asked, tmp_path / "r")
     run = read_run(tmp_path / "r")
-    MarkdownReport().write(run, tmp_path / "r.md")
+    MarkdownReport().write(analyse(run), tmp_path / "r.md")
     text = (tmp_path / "r.md").read_text()
     lines = text[text.index("## By requests in flight") :].splitlines()
     counts = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
     assert counts == [str(n) for n in (1, 2, 3) for _ in run.labels]
-    JsonReport().write(run, tmp_path / "r.json")
+    JsonReport().write(analyse(run), tmp_path / "r.json")
     levels = json.loads((tmp_path / "r.json").read_text())["levels"]
     assert [(level["concurrency"], level["method"]) for level in levels] == [
         (n, m) for n in (1, 2, 3) for m in run.labels

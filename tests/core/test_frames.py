@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import specbench_ss
 from specbench_ss import load_run
 from specbench_ss.engine.decoder import Step
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.columns import LEVELS, MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
 from specbench_ss.results.frames import OF_SAMPLED
 from specbench_ss.results.summary import SummaryRow
@@ -104,11 +104,11 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
     read = read_run(path)
     for row in read.rows:
         row.peak_memory_bytes = 3 << 20 if row.method == "ss" else 1 << 20
-    row = specbench_ss.RunResults(read).summary().set_index(["category", "method"]).loc[("overall", "ss")]
-    print_tables(read, Console())
+    row = analyse(read).summary().set_index(["category", "method"]).loc[("overall", "ss")]
+    print_tables(analyse(read), Console())
     shown = capsys.readouterr().out
     assert f"{row['speedup']:.2f}×" in shown and f"{row['tau']:.2f}" in shown and f"{row['tokens_per_s']:.1f}" in shown
-    load(REPORTS, "html")().write(read, tmp_path / "report.html")
+    load(REPORTS, "html")().write(analyse(read), tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     others = html.partition('id="others-table"')[2].partition("</table>")[0]
     for name, unit in (("speedup_geomean", "×"), ("speedup_specbench", "×"), ("tau_request_mean", "")):

@@ -14,6 +14,7 @@ from rich.console import Console
 from specbench_ss import UserError, load_run
 from specbench_ss.bench import timed_sample
 from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.checks import Check, checks, often_disturbed
 from specbench_ss.results.ranking import finding, standings
 from specbench_ss.results.sample_checks import comparable, spread, unstable
@@ -34,7 +35,7 @@ def made_of(run: Run) -> dict[str, Check]:
 
 def told(run: Run) -> list[str]:
     out = StringIO()
-    print_tables(run, Console(file=out, width=110))
+    print_tables(analyse(run), Console(file=out, width=110))
     return out.getvalue().splitlines()
 
 

@@ -27,8 +27,8 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.options import MethodSpec
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.summary_files import MarkdownReport
-from specbench_ss.results import frames
 from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.checks import checks
 from specbench_ss.results.frames import write_parquet
 from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_tests
@@ -152,10 +152,10 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     assert cells["tokens"].text == "400" and float(cells["p at most"].sort) < 1e-6
     console = Console(width=120)
     with console.capture() as told:
-        print_tables(done, console)
+        print_tables(analyse(done), console)
     assert "biased (400)" in told.get() and "do not follow" in told.get()
     assert "biased (400)" in MarkdownReport().content(done, summarise(done)).decode()
-    table = frames.summary(done).query("category == 'overall' and method == 'greedy'").iloc[0]
+    table = analyse(done).summary().query("category == 'overall' and method == 'greedy'").iloc[0]
     assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "void")
     assert write_parquet(done.path) == ""
     assert pd.read_parquet(done.path / "sameness.parquet")["sampled_pit"].map(sum).sum() == 800

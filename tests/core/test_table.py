@@ -13,6 +13,7 @@ from rich.console import Console
 
 from specbench_ss.reports.html import speed
 from specbench_ss.reports.html.palette import styles
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal import DISPENSABLE, print_tables
@@ -23,7 +24,7 @@ from tests.conftest import MakeRun
 
 def told(run: Run, **console: Any) -> str:
     out = StringIO()
-    print_tables(run, Console(file=out, **console))
+    print_tables(analyse(run), Console(file=out, **console))
     return out.getvalue()
 
 
@@ -212,6 +213,6 @@ def test_a_width_that_the_user_states_is_kept_without_a_terminal(
     for columns, missing in (("80", True), ("200", False)):
         monkeypatch.setenv("COLUMNS", columns)
         console = Console(file=io.StringIO(), no_color=True)
-        print_tables(run, console)
+        print_tables(analyse(run), console)
         assert console.width == int(columns)
         assert ("terminal is too narrow" in console.file.getvalue()) == missing  # type: ignore[attr-defined]

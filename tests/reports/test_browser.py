@@ -13,6 +13,7 @@ import pytest
 from specbench_ss import load_run
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.results import cost_model
+from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import fabricate
@@ -47,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "limits": {"read_bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11}},
         "shapes": {label: shape | {"drafter": None if label.endswith("ar") else drafter} for label in LABELS},
     }
-    HtmlReport().write(run, path / "report.html")
+    HtmlReport().write(analyse(run), path / "report.html")
     return path
 
 
@@ -233,7 +234,7 @@ def test_hostile_texts_are_text(running: Any, made: Path) -> None:
 def test_a_run_that_lacks_something_opens_too(running: Any, tmp_path: Path, harm: Callable[[Run], None]) -> None:
     run = read_run(fabricate(tmp_path / "run", questions=2))
     harm(run)
-    HtmlReport().write(run, tmp_path / "report.html")
+    HtmlReport().write(analyse(run), tmp_path / "report.html")
     page = Watched(running, tmp_path / "report.html")
     assert page.errors == [] and page.locator(".finding").text_content()
     page.locator("#filters select[name=method]").select_option(label="ss")

@@ -22,6 +22,7 @@ from specbench_ss.reports.html.palette import COLOURS, GREY, PARTS, Style, style
 from specbench_ss.reports.html.report import SCRIPTS, HtmlReport
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.run_record import chips as chips_of
+from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun, fabricate
 
@@ -66,7 +67,7 @@ class Page(HTMLParser):
 
 def write(run_dir: Path) -> str:
     path = run_dir / HtmlReport.filename
-    HtmlReport().write(read_run(run_dir), path)
+    HtmlReport().write(analyse(read_run(run_dir)), path)
     return path.read_text(encoding="utf-8")
 
 
@@ -339,9 +340,7 @@ def test_how_long_a_request_takes_is_shown(make_run: MakeRun) -> None:
 
 def test_the_margin_of_quality_is_an_option_of_the_report(make_run: MakeRun) -> None:
     run = make_run(labels=("ar", "ss-shared", "ss-shared-ar"), references={"ss-shared": "ss-shared-ar"}, questions=5)
-    report = HtmlReport()
-    report.quality_margin = 0.9
-    report.write(read_run(run), run / "report.html")
+    HtmlReport().write(analyse(read_run(run), 0.9), run / "report.html")
     assert "non-inferior to ar (margin 0.9)" in (run / "report.html").read_text(encoding="utf-8")
     assert "(margin 0.02)" in write(run)
     assert set(load_run(run).summary(quality_margin=0.9)["quality_margin"].dropna()) == {0.9}
