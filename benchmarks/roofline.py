@@ -41,8 +41,8 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict, verify
 from specbench_ss.methods._shared.static_trees import best_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2
-from specbench_ss.methods.eagle.new_weights import new_eagle
+from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2
+from specbench_ss.methods.eagle.drafter import new_eagle
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.methods.medusa.options import MedusaOptions

@@ -19,14 +19,14 @@ from lab.lab_training import LabTraining, answers_in, drafter_budget, drafter_te
 from lab.text import APP_WEIGHTS
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.lora import save_lora
-from specbench_ss.methods.dflash.new_weights import new_drafter as dflash_drafter
-from specbench_ss.methods.dflash.published_files import config_of as dflash_config
+from specbench_ss.methods.block_drafters.dflash import config_of as dflash_config
+from specbench_ss.methods.block_drafters.dflash import new_drafter as dflash_drafter
+from specbench_ss.methods.block_drafters.peagle import config_of as peagle_config
+from specbench_ss.methods.block_drafters.peagle import new_drafter as peagle_drafter
 from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
-from specbench_ss.methods.peagle.new_weights import new_drafter as peagle_drafter
-from specbench_ss.methods.peagle.published_files import config_of as peagle_config
 from specbench_ss.methods.peagle.training import PEagleTrainee
 from specbench_ss.methods.sd.training import DraftSize, DraftTrainee, TunedDraft
 from specbench_ss.methods.ss.stream_config import StreamConfig

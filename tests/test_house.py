@@ -72,10 +72,12 @@ def test_the_core_knows_no_method_suite_or_report() -> None:
 
 
 def test_a_name_without_underscore_under_methods_is_a_method() -> None:
+    """The home of a method or of a trainer: `block_drafters` has dflash and peagle, whose trainers have their own."""
     families = {path.stem for path in (ROOT / "methods").iterdir() if not path.stem.startswith(("_", "."))}
     homes = {
         point.value.split(".")[2].partition(":")[0]
-        for point in entry_points(group="specbench_ss.methods")
+        for group in ("specbench_ss.methods", "specbench_ss.trainers")
+        for point in entry_points(group=group)
         if point.value.startswith("specbench_ss.methods.")
     }
     assert families == homes

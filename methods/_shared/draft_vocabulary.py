@@ -1,4 +1,4 @@
-"""A draft vocabulary: the words of the target that a drafter's own LM head has, and losses over them.
+"""Draft vocabulary of a drafter's LM head, losses over it, and the mask token.
 
 d2t int64 [draft vocabulary]: the target's id of draft word d is d + d2t[d]. t2d bool [V]: which words are drafted.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from specbench_ss.engine.architectures import Outline
     from specbench_ss.engine.target import Target
-    from specbench_ss.methods._shared.own_words import OwnWords
+    from specbench_ss.methods._shared.drafter_network import DrafterNetwork
     from specbench_ss.training.batches import Batch
 
 MAPS = ("d2t", "t2d")
@@ -29,20 +29,20 @@ MAPS = ("d2t", "t2d")
 
 @torch.no_grad()
 def choose_words(drafter: Any, words: Tensor) -> None:
-    """Draft these of the target's words, int64 [draft vocabulary], ascending."""
+    """Set the draft vocabulary to these of the target's tokens, int64 [draft vocabulary], ascending."""
     drafter.d2t.copy_(words - torch.arange(len(words), device=words.device))
     drafter.get_buffer("t2d").zero_()[words.to(drafter.d2t.device)] = True
 
 
 def read_shapes_and_words(path: Path) -> dict[str, Tensor]:
-    """A drafter's tensors without their values, but for d2t and t2d, which `check_words` looks at."""
+    """Read a drafter's tensors without their values, except for d2t and t2d, which `check_words` needs."""
     return read_shapes(path, valued=lambda name: name.rpartition(".")[2] in MAPS)
 
 
 def check_words(tensors: Mapping[str, Tensor], vocab: int) -> None:
-    """Raises UserError where d2t leads out of the model's words, to one twice, or to others than t2d marks.
+    """Raise UserError where d2t maps outside the model's vocabulary, to a token twice, or to others than t2d marks.
 
-    tensors: of a drafter, by name, of the right shapes. Nothing is said where it has no d2t, or d2t has no values.
+    tensors: a drafter's, by name, of the right shapes; without values of d2t nothing is checked.
     """
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if d2t is None or d2t.is_meta:
@@ -60,32 +60,56 @@ def check_words(tensors: Mapping[str, Tensor], vocab: int) -> None:
         raise UserError(f"d2t leads to other words than the {int((t2d != 0).sum())} that t2d marks")
 
 
-def own_words(stated: int | None, own: dict[str, int], base: Outline) -> int:
-    """Words of a drafter's own LM head, 0 = it has none. Raises UserError where they do not fit the base.
+def vocabulary_fields(
+    stated: int | None, tensors: Mapping[str, Tensor], base: Outline, headless: bool = False
+) -> dict[str, Any]:
+    """Return the fields of a drafter's shape that concern its embedding and LM head.
 
-    stated: by its configuration. own: the length of each of lm_head.weight, d2t and t2d, 0 = it has none.
+    Raise UserError where tensors, configuration and base do not fit together.
+
+    Args:
+        stated: size of the draft vocabulary by config.json, None where it does not state one.
+        tensors: the drafter's, by name.
+        base: the model that is drafted for.
+        headless: the drafter may lack an LM head and use the base's.
     """
-    head, d2t, t2d = own["lm_head.weight"], own["d2t"], own["t2d"]
+    names = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
+    embedding, head, d2t, t2d = (len(tensors[n]) if n in tensors and tensors[n].ndim else 0 for n in names)
+    for name in MAPS:
+        if name in tensors and tensors[name].ndim != 1:
+            raise UserError(f"{name} has shape {tuple(tensors[name].shape)}, it should be a list")
     words = stated or head or d2t or base.vocab_size
     if words > base.vocab_size:
         raise UserError(f"the drafter's vocabulary has {words} words, the model's {base.vocab_size}")
     for name, length in (("lm_head.weight", head), ("d2t", d2t)):
         if length and length != words:
-            raise UserError(f"config.json says that the drafter has {words} words, {name} has {length}")
+            raise UserError(f"config.json states that the drafter has {words} words, {name} has {length}")
     if t2d and t2d != base.vocab_size:
         raise UserError(f"t2d is for a vocabulary of {t2d}, the model has {base.vocab_size}")
-    missing = [name for name, length in (("lm_head.weight", head), ("d2t", d2t)) if not length]
-    if words < base.vocab_size and missing:
-        raise UserError(
-            f"the drafter has {words} words, the model {base.vocab_size}, and it lacks tensors: {', '.join(missing)}"
-        )
-    if d2t and not head:
-        raise UserError("the drafter has d2t, and lacks tensors: lm_head.weight")
-    return head
+    if embedding and embedding != base.vocab_size:
+        raise UserError(f"the drafter is for a vocabulary of {embedding}, the model has {base.vocab_size}")
+    reduced = words < base.vocab_size
+    wanted = [("lm_head.weight", head, reduced or d2t or not headless), ("d2t", d2t, reduced)]
+    if missing := [name for name, length, needed in wanted if needed and not length]:
+        size = f"the drafter has {words} words, the model {base.vocab_size}, and it" if reduced else "the drafter"
+        raise UserError(f"{size} lacks tensors: {', '.join(missing)}")
+    return {"vocab": embedding, "draft_vocab": head, "mapped": bool(d2t), "marked": bool(t2d)}
+
+
+def mask_token(base: Outline, embedding: Tensor) -> int:
+    """Return the tokenizer's mask token, else the last token whose embedding is not zero."""
+    given = None if base.tokenizer is None else base.tokenizer.mask_token_id
+    return int(embedding.any(-1).nonzero()[-1]) if given is None else int(given)
+
+
+def check_mask_token(token: int, base: Outline, where: str = "") -> None:
+    """Raise UserError where the base has no such token. where: appended to the name, as ' in config.json'."""
+    if not 0 <= token < base.vocab_size:
+        raise UserError(f"mask_token_id{where} is {token}, the model has tokens 0 to {base.vocab_size - 1}")
 
 
 def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:
-    """The `count` words that answers of the batches have most, int64 [count], ascending."""
+    """Return the `count` most frequent tokens of the batches' answers, int64 [count], ascending."""
     counts = torch.zeros(vocab, dtype=torch.long)
     for batch in batches:
         answers = batch.labels[..., 0]
@@ -94,8 +118,8 @@ def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def take_words(drafter: OwnWords, batches: Iterable[Batch], target: Target) -> None:
-    """Draft the words that answers have most; its LM head is the target's rows of them. Nothing where it has none."""
+def take_words(drafter: DrafterNetwork, batches: Iterable[Batch], target: Target) -> None:
+    """Set a reduced draft vocabulary to the most frequent tokens, and its LM head to the target's rows of them."""
     if drafter.lm_head is not None:
         words = frequent_words(batches, target.vocab_size, len(drafter.lm_head.weight)).to(target.device)
         choose_words(drafter, words)
@@ -103,10 +127,11 @@ def take_words(drafter: OwnWords, batches: Iterable[Batch], target: Target) -> N
 
 
 def guess_sums(
-    drafter: OwnWords, target: Target, states: Tensor, true: Tensor, labels: Tensor, soft: bool
+    drafter: DrafterNetwork, target: Target, states: Tensor, true: Tensor, labels: Tensor, soft: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sums over n positions of the loss and of right guesses. states, true [n, h] of drafter and target; labels [n].
+    """Return sums over n positions of the loss and of right guesses.
 
+    states, true: [n, h] of drafter and target. labels: int64 [n].
     soft: cross-entropy from the target's distribution, whose gradient is that of the KL divergence, instead of from the
     text's token.
     """
@@ -123,7 +148,7 @@ def guesses_of(
     vocabulary: tuple[Tensor | None, Tensor | None],
     soft: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The same from logits q [n, draft vocabulary]. vocabulary: words and t2d, as `soft_sums` takes them."""
+    """Return `guess_sums` from logits q [n, draft vocabulary]. vocabulary: words and t2d, as `soft_sums` takes them."""
     words, t2d = vocabulary
     if soft:
         with torch.no_grad():
@@ -135,7 +160,7 @@ def guesses_of(
 
 
 def soft_sums(q: Tensor, p: Tensor, labels: Tensor, words: Tensor | None, t2d: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums over n positions of the cross-entropy from the target's distribution, and of right guesses.
+    """Return sums over n positions of the cross-entropy from the target's distribution, and of right guesses.
 
     q [n, draft vocabulary], p [n, V]: logits of the drafter and of the target; labels [n] the target's ids. words, t2d:
     of a draft vocabulary, None = all words. Words outside it are left out of the target's distribution, and positions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.dflash.options import MOST_BLOCK
+from specbench_ss.methods.block_drafters.options import MOST_BLOCK
 from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 from specbench_ss.training.targets import Targets, targets_option
@@ -69,7 +69,7 @@ class DFlashTrainer(DrafterTrainer):
 
     def build(self, target: Target, lr: float) -> Trainee:
         """Fresh layers."""
-        from specbench_ss.methods.dflash.new_weights import new_drafter
+        from specbench_ss.methods.block_drafters.dflash import new_drafter
         from specbench_ss.methods.dflash.training import DFlashTrainee
 
         target.check_square(self.name)
@@ -84,7 +84,7 @@ class DFlashTrainer(DrafterTrainer):
 
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """In one of the published layouts."""
-        from specbench_ss.methods.dflash.published_files import config_of, speculators_config_of
+        from specbench_ss.methods.block_drafters.dflash import config_of, speculators_config_of
         from specbench_ss.methods.dflash.training import DFlashTrainee
         from specbench_ss.models.checkpoint import write_checkpoint
 

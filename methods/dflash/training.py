@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
-from specbench_ss.methods._shared.rotary import Rotary
-from specbench_ss.methods.dflash.drafter import Drafter
+from specbench_ss.methods._shared.drafter_network import Rotary
+from specbench_ss.methods.block_drafters.dflash import Drafter
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.losses import mean_loss
 from specbench_ss.training.trainee import BaseStates, Trainee

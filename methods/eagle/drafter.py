@@ -1,6 +1,6 @@
-"""EAGLE's drafter: one Llama layer over the target's features. Knows tensors, neither trees nor the loop.
+"""EAGLE drafters: one Llama layer over the target's hidden states.
 
-Slot s reads the feature f_s of position s and the token x_{s+1} after it, and says what follows: EAGLE sec. 4.1,
+Slot s reads the hidden state f_s of position s and the token x_{s+1}, and predicts what follows: EAGLE sec. 4.1,
 EAGLE-3 sec. 3.1. Modules are named as the published tensors are.
 """
 
@@ -8,30 +8,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from specbench_ss.engine import attention as grouped_attention
-from specbench_ss.engine.architectures import Block
-from specbench_ss.engine.cpu_kernels import FIRST, ROWS, LeanBlock, Packing, Product, Turn, lean
-from specbench_ss.engine.target import AnyCache, Target
-from specbench_ss.methods._shared.layer_configs import check_layer
-from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.engine.target import FINAL, AnyCache, Target
+from specbench_ss.methods._shared.draft_vocabulary import choose_words
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork, FeatureFusion, block_of
+from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods._shared.speculators import check_layer
+from specbench_ss.models.tiny import randomise
+
+SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a drafter is made of, sizes as in its tensors.
+    """Sizes and switches of a drafter, sizes as in its tensors.
 
-    vocab: words of its embedding, 0 = the target's embedding is used; draft_vocab: of EAGLE-3's own LM head. levels:
-    features a position of EAGLE-3, each `feature` wide. biases: linear layers that have one, by their names.
+    levels: target layers that EAGLE-3 reads, each `feature` wide. biases: linear layers that have one, by name.
+    vocab, draft_vocab, mapped, marked: as `DrafterNetwork` documents.
     """
 
     hidden: int
@@ -42,26 +43,25 @@ class Shape:
     biases: frozenset[str] = frozenset()
     vocab: int = 0
     draft_vocab: int = 0
+    mapped: bool = False
+    marked: bool = False
     feature: int = 0
     levels: int = 1
     feature_norms: bool = False  # fc_norm.*, EAGLE-3.1
     input_norm: bool = False  # one norm over all features
-    residual_normed: bool = False  # norm_before_residual of speculators' configurations
+    residual_normed: bool = False  # norm_before_residual in speculators' layout
     output_normed: bool = False  # norm_output, EAGLE-3.1: the state that is fed back is the normed one
     head_norms: bool = False  # queries and keys are normed head by head, as in Qwen3
 
     def llama(self, about: dict[str, Any]) -> LlamaConfig:
-        """The layer's configuration; what tensors do not say (rope, eps, activation) is `about`'s.
+        """Return the layer's configuration; rope, eps and activation come from config.json, `about`.
 
-        Raises UserError or ValueError for what no layer can be computed with, such as an eps that is no number.
+        Raises UserError or ValueError for values that no layer can be computed with.
         """
-        names = ("rms_norm_eps", "hidden_act", "mlp_bias")
-        kept = {k: v for k, v in about.items() if k in names and v is not None}
+        names = ("rms_norm_eps", "hidden_act", "mlp_bias", "rope_parameters", "rope_scaling", "rope_theta")
+        kept = {name: about[name] for name in names if about.get(name) is not None}
         if "rms_norm_eps" in kept:
             kept["rms_norm_eps"] = float(kept["rms_norm_eps"])
-        for name in ("rope_parameters", "rope_scaling", "rope_theta"):
-            if about.get(name) is not None:
-                kept[name] = about[name]
         config = LlamaConfig(
             hidden_size=self.hidden,
             intermediate_size=self.ffn,
@@ -73,12 +73,11 @@ class Shape:
             **kept,
         )
         check_layer(config)
-        config._attn_implementation = grouped_attention.NAME
         return config
 
 
 class Layer(nn.Module):
-    """A Llama layer that reads `width` numbers a row in its attention and adds to `hidden` of them."""
+    """A Llama layer without an input norm, whose attention reads `width` numbers a row."""
 
     def __init__(self, config: LlamaConfig, shape: Shape, width: int) -> None:
         super().__init__()
@@ -91,25 +90,10 @@ class Layer(nn.Module):
         self.self_attn.o_proj = nn.Linear(rows["q_proj"], shape.hidden, "o_proj" in shape.biases)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
-        self.block = Block(
-            nn.Identity(), self.self_attn, self.post_attention_layernorm, self.mlp, False, "past_key_values", None
-        )
-
-    def settle(self, rotary: Rotary, pack: Packing) -> None:
-        """Compute lean in inference from now on. pack: the weights are final, and products by a second copy pay."""
-        if not isinstance(self.block, LeanBlock):
-            device, dtype = self.self_attn.q_proj.weight.device, self.self_attn.q_proj.weight.dtype
-            cos_sin = rotary(torch.arange(FIRST, FIRST + ROWS, device=device)[None], dtype)
-            self.block = lean(self.block, cos_sin, Turn(), pack)
-
-    def run(self, x: Tensor, residual: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
-        """x [B, n, width] what attention reads, residual [B, n, h] what it is added to -> [B, n, h]."""
-        residual = residual + self.block.attend(x, cache, mask, rotary)
-        return residual + self.block.feed(residual)
 
 
 class WideLayer(Layer):
-    """EAGLE-3's: its attention reads a normed token beside a normed state."""
+    """EAGLE-3's layer, whose attention reads a normed token beside a normed state."""
 
     def __init__(self, config: LlamaConfig, shape: Shape) -> None:
         super().__init__(config, shape, 2 * shape.hidden)
@@ -117,157 +101,162 @@ class WideLayer(Layer):
         self.input_layernorm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
 
 
-class Drafter(nn.Module, ABC):
-    """What the three methods ask of either kind."""
+class Drafter(DrafterNetwork, ABC):
+    """Interface of the EAGLE-1 and EAGLE-3 networks."""
 
-    embed_tokens: nn.Embedding | None
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if shape.vocab else None
-
-    def settle(self, rotary: Rotary, pack: Packing) -> None:
-        """Prepare for inference: the weights are final. pack: as in `Layer.settle`."""
-        self.layer.settle(rotary, pack)
-
-    @property
-    @abstractmethod
-    def layer(self) -> Layer:
-        """Its one decoder layer."""
-
-    def embed(self, tokens: Tensor, target: Target) -> Tensor:
-        """Token ids [B, n] -> [B, n, h], by its own table or the target's."""
-        own = self.embed_tokens
-        table: Tensor = target.model.get_input_embeddings().weight if own is None else own.weight
-        return F.embedding(tokens, table)
+    shape: Shape
 
     @abstractmethod
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """The target's features, one of each level [B, n, h_t] -> what a slot reads of them [B, n, h]."""
+        """Hidden states of each target layer [B, n, h_t] -> what a slot reads of them [B, n, h]."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
         """Embedded tokens and states [B, n, h] of n slots -> their output states [B, n, h].
 
-        The output of a slot stands in for the feature of the next one where that is not known.
+        A slot's output replaces the next slot's fused features where those are not known.
         """
-
-    @abstractmethod
-    def logits(self, state: Tensor, target: Target) -> Tensor:
-        """Output states [.., h] -> [.., draft vocabulary]."""
-
-    @property
-    @abstractmethod
-    def draft_vocab(self) -> int:
-        """Words that it can draft; 0 = all of the target's."""
-
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        """Indices into the draft vocabulary -> the target's token ids."""
-        return drafted
 
 
 class Eagle1Drafter(Drafter):
-    """EAGLE and EAGLE-2: predicts the target's next final state, which the target's LM head reads."""
+    """EAGLE and EAGLE-2: predicts the target's next final hidden state, which the target's LM head reads."""
 
     def __init__(self, shape: Shape, config: LlamaConfig) -> None:
-        super().__init__(shape)
+        super().__init__(shape, config)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, "fc" in shape.biases)
         self.layers = nn.ModuleList([Layer(config, shape, shape.hidden)])
-
-    @property
-    def layer(self) -> Layer:
-        """Its one decoder layer."""
-        (layer,) = self.layers
-        assert isinstance(layer, Layer)
-        return layer
+        self.make_head(0)
+        self.blocks = [block_of(self.layers[0], nn.Identity())]
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """The feature itself."""
+        """Return the one hidden state unchanged."""
         (feature,) = features
         return feature
 
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
-        """fc(token, feature), then the layer, which has no norm before its attention."""
+        """fc(token, state), then the layer, which has no norm before its attention."""
         x = self.fc(torch.cat((tokens, state), -1))
-        return self.layer.run(x, x, cache, mask, rotary)
-
-    def logits(self, state: Tensor, target: Target) -> Tensor:
-        """The target's LM head."""
-        return target.logits(state)
-
-    @property
-    def draft_vocab(self) -> int:
-        """All words."""
-        return 0
-
-
-class Eagle3Drafter(Drafter):
-    """EAGLE-3: features of several levels, its own norm and LM head over the most frequent words.
-
-    d2t int64 [draft vocabulary]: the target's id is d + d2t[d]. t2d bool [V]: which of the target's words are drafted.
-    """
-
-    d2t: Tensor
-
-    def __init__(self, shape: Shape, config: LlamaConfig, mapped: bool = True, marked: int = 0) -> None:
-        """mapped: it has d2t; marked: length of t2d, which only training asks for, 0 = it has none."""
-        super().__init__(shape)
-        eps, width = config.rms_norm_eps, shape.levels * shape.feature
-        if shape.feature_norms:
-            self.fc_norm = nn.ModuleList([LlamaRMSNorm(shape.feature, eps) for _ in range(shape.levels)])
-        if shape.input_norm:
-            self.input_norm = LlamaRMSNorm(width, eps)
-        self.fc = nn.Linear(width, shape.hidden, "fc" in shape.biases)
-        self.midlayer = WideLayer(config, shape)
-        self.norm = LlamaRMSNorm(shape.hidden, eps)
-        self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
-        self.head: Product | None = None
-        self.mapped = mapped
-        if mapped:
-            self.register_buffer("d2t", torch.zeros(shape.draft_vocab, dtype=torch.long))
-        if marked:
-            self.register_buffer("t2d", torch.zeros(marked, dtype=torch.bool))
-
-    def settle(self, rotary: Rotary, pack: Packing) -> None:
-        """Prepare for inference: the weights are final. pack: as in `Layer.settle`."""
-        super().settle(rotary, pack)
-        if self.head is None:  # a drafter with other options shares this one
-            self.head = Product(self.lm_head.weight, None, pack)
-
-    @property
-    def layer(self) -> Layer:
-        """Its one decoder layer."""
-        return self.midlayer
-
-    def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """fc over all levels; normed one by one, or together, where the checkpoint has such norms."""
-        s = self.shape
-        parts = [norm(f) for norm, f in zip(self.fc_norm, features, strict=True)] if s.feature_norms else features
-        x = torch.cat(tuple(parts), -1)
-        out: Tensor = self.fc(self.input_norm(x) if s.input_norm else x)
+        (block,) = self.blocks
+        x = x + block.attend(x, cache, mask, rotary)
+        out: Tensor = x + block.feed(x)
         return out
 
+
+class Eagle3Drafter(FeatureFusion, Drafter):
+    """EAGLE-3: hidden states of several layers, and a norm and LM head of its own. words: target's vocabulary."""
+
+    def __init__(self, shape: Shape, config: LlamaConfig, words: int) -> None:
+        super().__init__(shape, config)
+        self.make_fusion(shape.levels, shape.feature, "fc" in shape.biases)
+        self.midlayer = WideLayer(config, shape)
+        self.norm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
+        self.make_head(words)
+        self.blocks = [block_of(self.midlayer, nn.Identity())]
+
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
-        """Attention reads the normed token beside the normed state, twice as wide; the residual is the state's."""
-        layer, normed = self.midlayer, self.midlayer.hidden_norm(state)
-        x = torch.cat((layer.input_layernorm(tokens), normed), -1)
-        out = layer.run(x, normed if self.shape.residual_normed else state, cache, mask, rotary)
+        """Run the wide layer, and the norm where its output is fed back normed."""
+        out = self.attend_wide(self.midlayer, tokens, state, cache, mask, rotary)
         return self.norm(out) if self.shape.output_normed else out
 
     def logits(self, state: Tensor, target: Target) -> Tensor:
-        """Its own head, over the draft vocabulary."""
-        normed = state if self.shape.output_normed else self.norm(state)
-        if self.head is not None and torch.is_inference_mode_enabled():
-            return self.head(normed)
-        out: Tensor = self.lm_head(normed)
-        return out
+        """Output states [.., h] -> [.., draft vocabulary]."""
+        return super().logits(state if self.shape.output_normed else self.norm(state), target)
 
-    @property
-    def draft_vocab(self) -> int:
-        """Of the head."""
-        return self.shape.draft_vocab
 
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        """By d2t, where there is one."""
-        return drafted + self.d2t[drafted] if self.mapped else drafted
+# -- target layers that EAGLE-3 reads ------------------------------------------------------------------------------
+
+
+def published_levels(n_layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs EAGLE-3 reads: 2, N/2, N - 3.
+
+    In a model of fewer than 7 layers: the outputs of the first, middle and last, FINAL for the last one's.
+    """
+    if n_layers >= 7:  # fewer, and two would be the same
+        return 2, n_layers // 2, n_layers - 3
+    return _first_middle_last((*range(1, n_layers), FINAL))
+
+
+def input_levels(n_layers: int) -> tuple[int, ...]:
+    """Return `published_levels` without FINAL, for layouts that name inputs of layers; 0 in a model of one layer."""
+    return published_levels(n_layers) if n_layers >= 7 else _first_middle_last((*range(1, n_layers),) or (0,))
+
+
+def _first_middle_last(states: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(states[i] for i in sorted({0, len(states) // 2, len(states) - 1}))
+
+
+# -- new drafters --------------------------------------------------------------------------------------------------
+
+
+def shape_for(target: Target) -> Shape:
+    """Return the shape of a layer of the target's width and heads."""
+    c = llama_layer(target)
+    assert c.num_key_value_heads and c.head_dim
+    return Shape(
+        c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+        feature=target.hidden_size,
+    )  # fmt: skip
+
+
+def config_for(target: Target, shape: Shape) -> dict[str, Any]:
+    """Return config.json of a drafter of this shape in EAGLE's layout."""
+    rope = getattr(target.config, "rope_parameters", None) or {}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": float(rope.get("rope_theta") or 10000.0),
+        "max_position_embeddings": target.context_length,
+        "vocab_size": target.vocab_size,
+    }
+
+
+def new_eagle(target: Target) -> tuple[Eagle1Drafter, dict[str, Any]]:
+    """Return an untrained EAGLE drafter and its config.
+
+    `fc` has no bias, which vLLM would drop. `bias` is stated: the authors' code takes a missing one for true.
+    """
+    shape = shape_for(target)
+    config = config_for(target, shape) | {"bias": False}
+    return Eagle1Drafter(shape, shape.llama(config)), config
+
+
+def new_eagle3(
+    target: Target, draft_vocab: int, layers: tuple[int, ...] = ()
+) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:
+    """Return an untrained EAGLE-3 drafter, its config and the layers it reads; empty = the published ones.
+
+    Its draft vocabulary is the target's first tokens.
+    """
+    layers = layers or published_levels(target.n_layers)
+    draft_vocab = min(draft_vocab, target.vocab_size)
+    shape = replace(shape_for(target), draft_vocab=draft_vocab, mapped=True, marked=True, levels=len(layers))
+    config = config_for(target, shape) | {
+        "draft_vocab_size": draft_vocab, "target_hidden_size": target.hidden_size, "feature_layers": list(layers)
+    }  # fmt: skip
+    drafter = Eagle3Drafter(shape, shape.llama(config), target.vocab_size)
+    choose_words(drafter, torch.arange(draft_vocab))
+    return drafter, config, layers
+
+
+def random_eagle(target: Target) -> Eagle1Drafter:
+    """Return an EAGLE drafter with random weights."""
+    drafter, _ = new_eagle(target)
+    randomise(drafter, 3, SPREAD)
+    return drafter
+
+
+def random_eagle3(target: Target, reduced: bool = True) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:
+    """Return `new_eagle3` with random weights; reduced: its draft vocabulary lacks some first tokens."""
+    words = target.vocab_size * 3 // 4 if reduced else target.vocab_size
+    drafter, config, layers = new_eagle3(target, words)
+    choose_words(drafter, torch.arange(target.vocab_size - words, target.vocab_size))
+    randomise(drafter, 3, SPREAD)
+    return drafter, config, layers

@@ -119,7 +119,7 @@ class Eagle3Trainer(DrafterTrainer):
 
     def build(self, target: Target, lr: float) -> Trainee:
         """A fresh layer."""
-        from specbench_ss.methods.eagle.feature_layers import input_levels
+        from specbench_ss.methods.eagle.drafter import input_levels
         from specbench_ss.methods.eagle.training import Eagle3Trainee
 
         o = self.options
@@ -128,7 +128,7 @@ class Eagle3Trainer(DrafterTrainer):
 
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """In one of the published layouts, and the layers that it reads."""
-        from specbench_ss.methods.eagle.speculators_files import config_of, published_name
+        from specbench_ss.methods.eagle.checkpoint import config_of, published_name
         from specbench_ss.methods.eagle.training import Eagle3Trainee
         from specbench_ss.models.checkpoint import write_checkpoint
 

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, guesses_of
-from specbench_ss.methods._shared.rotary import Rotary
-from specbench_ss.methods.eagle.new_weights import new_eagle, new_eagle3
+from specbench_ss.methods._shared.drafter_network import Rotary
+from specbench_ss.methods.eagle.drafter import new_eagle, new_eagle3
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.guess_accuracy import TOP
 from specbench_ss.training.losses import head_sums, mean_loss

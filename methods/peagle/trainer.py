@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods.peagle.options import DEPTHS, MOST_DEPTHS
+from specbench_ss.methods.block_drafters.options import DEPTHS, MOST_DEPTHS
 from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 from specbench_ss.training.targets import Targets, targets_option
@@ -72,8 +72,8 @@ class PEagleTrainer(DrafterTrainer):
 
     def build(self, target: Target, lr: float) -> Trainee:
         """Fresh layers."""
-        from specbench_ss.methods._shared.mask_token import check_mask_token
-        from specbench_ss.methods.peagle.new_weights import new_drafter
+        from specbench_ss.methods._shared.draft_vocabulary import check_mask_token
+        from specbench_ss.methods.block_drafters.peagle import new_drafter
         from specbench_ss.methods.peagle.training import PEagleTrainee
 
         target.check_square(self.name)
@@ -89,7 +89,7 @@ class PEagleTrainer(DrafterTrainer):
 
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """In one of the published layouts."""
-        from specbench_ss.methods.peagle.published_files import config_of, speculators_config_of
+        from specbench_ss.methods.block_drafters.peagle import config_of, speculators_config_of
         from specbench_ss.methods.peagle.training import PEagleTrainee
         from specbench_ss.models.checkpoint import write_checkpoint
 

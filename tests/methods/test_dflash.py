@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specbench_ss.engine.decoder import State
@@ -19,17 +16,23 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.mask_token import mask_token
-from specbench_ss.methods._shared.place_drafts import best_nodes
+from specbench_ss.methods._shared.draft_vocabulary import mask_token
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.dflash.decoding import DFlash
-from specbench_ss.methods.dflash.new_weights import new_drafter, published_layers, random_drafter
-from specbench_ss.methods.dflash.options import DFlashOptions
-from specbench_ss.methods.dflash.published_files import config_of, read_drafter, speculators_config_of
-from specbench_ss.methods.dflash.sight import Sight
+from specbench_ss.methods.block_drafters.decode import DFlash, best_nodes
+from specbench_ss.methods.block_drafters.dflash import (
+    Sight,
+    config_of,
+    new_drafter,
+    published_layers,
+    random_drafter,
+    read_drafter,
+    speculators_config_of,
+)
+from specbench_ss.methods.block_drafters.options import DFlashOptions
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
+from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused, watching
 from tests.methods.refused_runs import check_refused_run, check_warned
 from tests.tiny import tiny_model
 
@@ -41,6 +44,7 @@ LAYER = {
     "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": HD, "rms_norm_eps": EPS,
     "max_position_embeddings": 16, "rope_theta": THETA,
 }  # fmt: skip
+BIASES = [f"self_attn.{n}_proj" for n in "qkvo"]
 IDS = [0, 2]  # of the layers whose outputs are features
 
 
@@ -51,24 +55,11 @@ def tensors(words: int = V, bias: bool = False, embed: bool = False, features: i
     torch.manual_seed(1)
     made = {"fc.weight": torch.randn(H, features * H) * 0.2}
     for i in range(D):
-        sizes = {"q_proj": HEADS * HD, "k_proj": KV * HD, "v_proj": KV * HD}
-        for name, rows in sizes.items():
-            made[f"layers.{i}.self_attn.{name}.weight"] = torch.randn(rows, H) * 0.3
-        made[f"layers.{i}.self_attn.o_proj.weight"] = torch.randn(H, HEADS * HD) * 0.3
-        if bias:
-            made |= {f"layers.{i}.self_attn.{n}.bias": torch.randn(r) for n, r in (*sizes.items(), ("o_proj", H))}
-        for name in ("q_norm", "k_norm"):
-            made[f"layers.{i}.self_attn.{name}.weight"] = torch.rand(HD) + 0.5
-        made[f"layers.{i}.mlp.gate_proj.weight"] = torch.randn(FFN, H) * 0.3
-        made[f"layers.{i}.mlp.up_proj.weight"] = torch.randn(FFN, H) * 0.3
-        made[f"layers.{i}.mlp.down_proj.weight"] = torch.randn(H, FFN) * 0.3
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            made[f"layers.{i}.{name}.weight"] = torch.rand(H) + 0.5
+        norms, biases = ("input_layernorm", "post_attention_layernorm"), BIASES if bias else ()
+        made |= layer_weights(f"layers.{i}", H, FFN, HEADS, KV, HD, norms=norms, biases=biases, qk_norm=True)
     made |= {"norm.weight": torch.rand(H) + 0.5, "hidden_norm.weight": torch.rand(H) + 0.5}
     if words < V:
-        chosen = torch.randperm(V)[:words].sort().values
-        made |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
-        made["t2d"][chosen] = True
+        made |= draft_words(words, V)
         made["lm_head.weight"] = torch.randn(words, H)
     if embed:
         made["embed_tokens.weight"] = torch.randn(V, H)
@@ -92,93 +83,9 @@ def speculators(**changed: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def folder(path: Path, weights: dict[str, Tensor], config: dict[str, Any], pickled: bool = False) -> str:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    if pickled:
-        torch.save(weights, path / "pytorch_model.bin")
-    else:
-        save_file(weights, path / "model.safetensors")
-    return str(path)
-
-
 # -- the same, written from the description ------------------------------------------------------------------------
 
-
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
-
-
-def turned(x: Tensor, position: int) -> Tensor:
-    """Rotary embedding of heads [heads, HD] at a position."""
-    angle = position / THETA ** (torch.arange(HD // 2) * 2 / HD)
-    low, high = x[..., : HD // 2], x[..., HD // 2 :]
-    return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
-
-
-def sees(config: dict[str, Any], layer: int, root: int, query: int, key: int) -> bool:
-    """Whether a place at position `query` of the block whose root is at `root` sees what stands at position `key`."""
-    about = config.get("transformer_layer_config", config)
-    sliding = about.get("layer_types", ["full_attention"] * D)[layer] == "sliding_attention"
-    if not sliding or not about["use_sliding_window"]:
-        return True
-    if "transformer_layer_config" in config:
-        if key < root:
-            return key >= root - about["sliding_window"]
-        return key <= query or config["sliding_window_non_causal"]
-    return query - about["sliding_window"] < key <= query
-
-
-def block_logits(
-    w: dict[str, Tensor], config: dict[str, Any], embedding: Tensor, head: Tensor, features: Tensor, root: int
-) -> Tensor:
-    """Logits of a block's places behind the root token, one place at a time. features [S, len(IDS) * H]."""
-    s = len(features)
-    context = [normed(w["fc.weight"] @ f, w["hidden_norm.weight"]) for f in features]
-    table = w.get("embed_tokens.weight", embedding)
-    rows = [table[token].clone() for token in [root] + [MASK] * (B - 1)]
-    for i in range(D):
-        p = f"layers.{i}"
-
-        def project(name: str, x: Tensor, heads: int, p: str = p) -> Tensor:
-            bias = w.get(f"{p}.self_attn.{name}.bias", torch.zeros(()))
-            return (w[f"{p}.self_attn.{name}.weight"] @ x + bias).view(heads, HD)
-
-        inner = [normed(x, w[f"{p}.input_layernorm.weight"]) for x in rows]
-        sources = [*context, *inner]  # what stands at positions 0 .. s + B - 1
-        keys = torch.stack([turned(normed(project("k_proj", x, KV), w[f"{p}.self_attn.k_norm.weight"]), n)
-                            for n, x in enumerate(sources)])  # fmt: skip
-        values = torch.stack([project("v_proj", x, KV) for x in sources])
-        keys, values = (x.repeat_interleave(HEADS // KV, 1) for x in (keys, values))  # [s + B, HEADS, HD]
-        following = []
-        for n, x in enumerate(inner):
-            q = turned(normed(project("q_proj", x, HEADS), w[f"{p}.self_attn.q_norm.weight"]), s + n)
-            seen = [k for k in range(s + B) if sees(config, i, s, s + n, k)]
-            shares = ((keys[seen] * q).sum(-1) / math.sqrt(HD)).softmax(0)  # [seen, HEADS]
-            out = (shares[..., None] * values[seen]).sum(0).flatten()
-            bias = w.get(f"{p}.self_attn.o_proj.bias", torch.zeros(()))
-            y = rows[n] + w[f"{p}.self_attn.o_proj.weight"] @ out + bias
-            z = normed(y, w[f"{p}.post_attention_layernorm.weight"])
-            gate = F.silu(w[f"{p}.mlp.gate_proj.weight"] @ z) * (w[f"{p}.mlp.up_proj.weight"] @ z)
-            following.append(y + w[f"{p}.mlp.down_proj.weight"] @ gate)
-        rows = following
-    head = w.get("lm_head.weight", head)
-    return torch.stack([head @ normed(x, w["norm.weight"]) for x in rows])
-
-
-class Watching(DFlash):
-    """Keeps what it drafted from: (tokens so far, logits)."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.seen: list[tuple[list[int], Tensor]] = []
-
-    def logits(self, state: State) -> Tensor:
-        found = super().logits(state)
-        self.seen.append((list(state.ids), found))
-        return found
-
-
+Watching = watching(DFlash)
 SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
 CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
     "z-lab": (tensors(), zlab()),
@@ -223,7 +130,8 @@ def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None
         hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
         features = torch.cat([hidden[i + 1][0] for i in IDS], -1)
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        wanted = block_logits(weights, config, embedding, head, features, ids[-1])[first:]
+        reference = Reference(weights, config, embedding)
+        wanted = reference.dflash([ids[-1]] + [MASK] * (B - 1), list(features), head)[first:]
         torch.testing.assert_close(logits, wanted, atol=3e-4, rtol=1e-4)
     assert len(decoder.seen) > 1
 
@@ -548,14 +456,7 @@ def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
     weights, config, told = BAD[name]
     target = Target(tiny_model("llama"))
     options = DFlashOptions(weights=folder(tmp_path / "d", weights, config))
-    calls = [lambda: DFlash.load(target, options)]
-    if name not in SEEN_LATER:
-        calls.append(lambda: DFlash.check(options, target))  # type: ignore[arg-type,return-value]
-    for call in calls:
-        with pytest.raises(UserError) as caught:
-            call()
-        assert told in str(caught.value) and "\n" not in str(caught.value)
-        assert str(tmp_path) in str(caught.value)
+    refused(DFlash, options, target, told, only_load=name in SEEN_LATER)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,10 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.block_drafters.decode import DFlash
+from specbench_ss.methods.block_drafters.dflash import Sight, config_of, new_drafter, random_drafter
+from specbench_ss.methods.block_drafters.options import DFlashOptions
 from specbench_ss.methods.dflash import training
-from specbench_ss.methods.dflash.decoding import DFlash
-from specbench_ss.methods.dflash.new_weights import new_drafter, random_drafter
-from specbench_ss.methods.dflash.options import DFlashOptions
-from specbench_ss.methods.dflash.published_files import config_of
-from specbench_ss.methods.dflash.sight import Sight
 from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.models.checkpoint import write_checkpoint

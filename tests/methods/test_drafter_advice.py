@@ -15,8 +15,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.tree_advice import with_advice
-from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2
-from specbench_ss.methods.eagle.static import Eagle, EagleOptions
+from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, EagleOptions
 from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specbench_ss.engine.decoder import Decoder, State
@@ -20,21 +20,29 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.rotary import Rotary
+from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.methods._shared.tree_advice import with_advice
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.drafter import Drafter
-from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
-from specbench_ss.methods.eagle.examples import best_layers
-from specbench_ss.methods.eagle.feature_layers import published_levels
-from specbench_ss.methods.eagle.new_weights import new_eagle, random_eagle
-from specbench_ss.methods.eagle.static import Eagle, EagleOptions
-from specbench_ss.methods.eagle.trees import PUBLISHED
+from specbench_ss.methods.eagle.checkpoint import best_layers, layers_of
+from specbench_ss.methods.eagle.decode import (
+    PUBLISHED,
+    DynamicOptions,
+    Eagle,
+    Eagle2,
+    Eagle3,
+    Eagle3Options,
+    EagleOptions,
+)
+from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, published_levels, random_eagle
+from tests.methods.reference_drafter import Reference, draft_words, layer_weights, refused
+from tests.methods.reference_drafter import folder as written
 from tests.methods.refused_runs import check_refused_run, check_warned
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
+QKV = [f"self_attn.{n}_proj" for n in "qkv"]
+WIDE = ("hidden_norm", "input_layernorm")
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
 CONFIG = {
     "num_attention_heads": HEADS, "hidden_size": H, "num_hidden_layers": 40, "rms_norm_eps": 1e-5,
@@ -45,20 +53,17 @@ CONFIG = {
 # -- checkpoints as they are published, scaled down ----------------------------------------------------------------
 
 
-def layer(prefix: str, width: int, bias: bool) -> dict[str, Tensor]:
-    sizes = {"q_proj": (HEADS * HD, width), "k_proj": (KV * HD, width), "v_proj": (KV * HD, width)}
-    tensors = {f"{prefix}.self_attn.{n}.weight": torch.randn(s) * 0.3 for n, s in sizes.items()}
-    if bias:
-        tensors |= {f"{prefix}.self_attn.{n}.bias": torch.randn(s[0]) for n, s in sizes.items()}
-    shapes = {"self_attn.o_proj": (H, HEADS * HD), "mlp.gate_proj": (FFN, H), "mlp.up_proj": (FFN, H),
-              "mlp.down_proj": (H, FFN)}  # fmt: skip
-    tensors |= {f"{prefix}.{n}.weight": torch.randn(s) * 0.3 for n, s in shapes.items()}
-    return tensors | {f"{prefix}.post_attention_layernorm.weight": torch.rand(H) + 0.5}
+def layer(prefix: str, width: int, biases: Sequence[str] = (), norms: Sequence[str] = ()) -> dict[str, Tensor]:
+    every = ("post_attention_layernorm", *norms)
+    return layer_weights(prefix, H, FFN, HEADS, KV, HD, width=width, norms=every, biases=biases)
 
 
 def eagle1(bias: bool = True, embed: bool = False, qkv_bias: bool = False) -> dict[str, Tensor]:
     torch.manual_seed(1)
-    tensors = {"fc.weight": torch.randn(H, 2 * H) * 0.3, **layer("layers.0", H, qkv_bias)}
+    tensors = {
+        "fc.weight": torch.randn(H, 2 * H) * 0.3,
+        **layer("layers.0", H, [f"self_attn.{n}_proj" for n in "qkv"] if qkv_bias else []),
+    }
     if bias:
         tensors["fc.bias"] = torch.randn(H)
     if embed:
@@ -68,13 +73,12 @@ def eagle1(bias: bool = True, embed: bool = False, qkv_bias: bool = False) -> di
 
 def eagle3(prefix: str = "midlayer", words: int = WORDS, embed: bool = False, norms: bool = False) -> dict[str, Tensor]:
     torch.manual_seed(2)
-    tensors = {"fc.weight": torch.randn(H, 3 * H) * 0.2, **layer(prefix, 2 * H, False)}
-    tensors |= {f"{prefix}.{n}.weight": torch.rand(H) + 0.5 for n in ("hidden_norm", "input_layernorm")}
+    tensors = {
+        "fc.weight": torch.randn(H, 3 * H) * 0.2,
+        **layer(prefix, 2 * H, norms=("hidden_norm", "input_layernorm")),
+    }
     tensors |= {"norm.weight": torch.rand(H) + 0.5, "lm_head.weight": torch.randn(words, H)}
-    if words < V:
-        chosen = torch.randperm(V)[:words].sort().values
-        tensors |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
-        tensors["t2d"][chosen] = True
+    tensors |= draft_words(words, V)
     if embed:
         tensors["embed_tokens.weight"] = torch.randn(V, H)
     if norms:
@@ -83,81 +87,10 @@ def eagle3(prefix: str = "midlayer", words: int = WORDS, embed: bool = False, no
 
 
 def folder(path: Path, tensors: dict[str, Tensor], pickled: bool = False, **config: Any) -> str:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
-    if pickled:
-        torch.save(tensors, path / "pytorch_model.bin")
-    else:
-        save_file(tensors, path / "model.safetensors")
-    return str(path)
+    return written(path, tensors, {**CONFIG, **config}, pickled)
 
 
 # -- the same, written from the description ------------------------------------------------------------------------
-
-
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + CONFIG["rms_norm_eps"]).sqrt() * weight
-
-
-def turned(x: Tensor) -> Tensor:
-    """Rotary embedding of rows of heads [n, heads, HD] at positions 0, 1, ..: halves turned against each other."""
-    angle = torch.arange(len(x))[:, None, None] / CONFIG["rope_theta"] ** (torch.arange(HD // 2) * 2 / HD)
-    low, high = x[..., : HD // 2], x[..., HD // 2 :]
-    return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
-
-
-def attend(w: dict[str, Tensor], prefix: str, rows: list[Tensor]) -> Tensor:
-    """Attention of the last of rows [width], at positions 0, 1, .., over all of them."""
-
-    def project(name: str, heads: int) -> Tensor:
-        bias = w.get(f"{prefix}.self_attn.{name}.bias", torch.zeros(()))
-        return (torch.stack(rows) @ w[f"{prefix}.self_attn.{name}.weight"].T + bias).view(len(rows), heads, HD)
-
-    q, k, v = turned(project("q_proj", HEADS))[-1], turned(project("k_proj", KV)), project("v_proj", KV)
-    k, v = (x.repeat_interleave(HEADS // KV, 1) for x in (k, v))  # [n, HEADS, HD]
-    shares = ((k * q).sum(-1) / HD**0.5).softmax(0)  # [n, HEADS]
-    return w[f"{prefix}.self_attn.o_proj.weight"] @ (shares[..., None] * v).sum(0).flatten()
-
-
-def mlp(w: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
-    x = normed(x, w[f"{prefix}.post_attention_layernorm.weight"])
-    gate = F.silu(w[f"{prefix}.mlp.gate_proj.weight"] @ x) * (w[f"{prefix}.mlp.up_proj.weight"] @ x)
-    return w[f"{prefix}.mlp.down_proj.weight"] @ gate
-
-
-def states_1(w: dict[str, Tensor], embedding: Tensor, tokens: list[int], features: list[Tensor]) -> list[Tensor]:
-    """EAGLE-1: output of every slot; slots without a feature read the output before them."""
-    rows: list[Tensor] = []
-    out: list[Tensor] = []
-    for i, token in enumerate(tokens):
-        state = features[i] if i < len(features) else out[-1]
-        rows.append(w["fc.weight"] @ torch.cat((embedding[token], state)) + w.get("fc.bias", torch.zeros(H)))
-        x = rows[-1] + attend(w, "layers.0", rows)
-        out.append(x + mlp(w, "layers.0", x))
-    return out
-
-
-def states_3(
-    w: dict[str, Tensor], embedding: Tensor, tokens: list[int], features: list[Tensor], about: dict[str, Any]
-) -> list[Tensor]:
-    """EAGLE-3, features [3 * H]."""
-    prefix = "midlayer" if "midlayer.hidden_norm.weight" in w else "layers.0"
-    rows: list[Tensor] = []
-    out: list[Tensor] = []
-    for i, token in enumerate(tokens):
-        if i < len(features):
-            parts = features[i].split(H)
-            if "fc_norm.0.weight" in w:
-                parts = [normed(p, w[f"fc_norm.{n}.weight"]) for n, p in enumerate(parts)]
-            state = w["fc.weight"] @ torch.cat(list(parts))
-        else:
-            state = out[-1]
-        inner = normed(state, w[f"{prefix}.hidden_norm.weight"])
-        rows.append(torch.cat((normed(embedding[token], w[f"{prefix}.input_layernorm.weight"]), inner)))
-        x = (inner if about.get("norm_before_residual") else state) + attend(w, prefix, rows)
-        x = x + mlp(w, prefix, x)
-        out.append(normed(x, w["norm.weight"]) if about.get("norm_output") else x)
-    return out
 
 
 def steps(decoder: Decoder, prompt: list[int], tokens: int = 12) -> list[tuple[list[int], Any]]:
@@ -181,20 +114,17 @@ def features_of(target: Target, ids: list[int], layers: tuple[int, ...]) -> list
     return list(torch.cat([out.taps[i][0] for i in layers], -1))
 
 
-def embedding_of(target: Target, w: dict[str, Tensor]) -> Tensor:
-    return w.get("embed_tokens.weight", target.model.get_input_embeddings().weight)
-
-
 @torch.inference_mode()
 def check_static(target: Target, decoder: Decoder, w: dict[str, Tensor]) -> None:
     """The published tree, whose siblings are the best tokens after their path, in order."""
+    reference = Reference(w, CONFIG, target.model.get_input_embeddings().weight)
     for ids, tree in steps(decoder, PROMPTS[0], 5):
         features = features_of(target, ids[:-1], (FINAL,))
         tokens, nodes = tree.tokens.tolist(), paths(tree.shape.parents)
         assert len(tree) == 1 + len(PUBLISHED)
         for node, children in enumerate(tree.shape.children()):
             path = [tokens[i] for i in nodes[node][1:]]
-            state = states_1(w, embedding_of(target, w), ids[1:] + path, features)[-1]
+            state = reference.eagle(ids[1:] + path, features)[-1]
             best = target.logits(state).topk(4).indices.tolist()
             assert [tokens[c] for c in children] == best[: len(children)], path
 
@@ -204,19 +134,15 @@ def check_dynamic(
     target: Target, decoder: Eagle2, w: dict[str, Tensor], layers: tuple[int, ...], about: dict[str, Any]
 ) -> None:
     """The trees are those of beam search and reranking over path probabilities, one path after the other."""
+    reference = Reference(w, CONFIG | about, target.model.get_input_embeddings().weight)
     k, depth, kept = decoder.size.top_k, decoder.size.depth, decoder.size.drafted
     words = torch.arange(WORDS) + w["d2t"] if "d2t" in w else torch.arange(V)
     for ids, tree in steps(decoder, PROMPTS[0], 5):
         features = features_of(target, ids[:-1], layers)
 
         def following(path: list[int], ids: list[int] = ids, features: list[Tensor] = features) -> list[tuple]:
-            tokens, table = ids[1:] + path, embedding_of(target, w)
-            if layers == (FINAL,):
-                logits = target.logits(states_1(w, table, tokens, features)[-1])
-            else:
-                state = states_3(w, table, tokens, features, about)[-1]
-                state = state if about.get("norm_output") else normed(state, w["norm.weight"])
-                logits = w["lm_head.weight"] @ state
+            state = reference.eagle(ids[1:] + path, features)[-1]
+            logits = target.logits(state) if layers == (FINAL,) else reference.eagle3_logits(state)
             best = logits.log_softmax(-1).topk(k)
             chosen = range(V) if layers == (FINAL,) else words.tolist()
             return [([*path, chosen[i]], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
@@ -329,7 +255,7 @@ class Oracle:
     """Knows the features of these layers by heart, and what comes two tokens after each."""
 
     def __init__(self, target: Target, ids: list[int], layers: tuple[int, ...]) -> None:
-        self.shape = random_eagle(target).shape
+        self.config = random_eagle(target).config
         self.features, self.ids = torch.stack(features_of(target, ids, layers)), torch.tensor(ids)
 
     def to(self, *_: Any) -> Oracle:
@@ -359,11 +285,11 @@ def test_layers_that_can_be_read_two_ways_are_tried_out(true: tuple[int, ...], t
     target = Target(tiny_model("llama", layers=8))
     weights = folder(tmp_path / "e", eagle3(), eagle_aux_hidden_state_layer_ids=[1, 3, 4])
     about = json.loads((tmp_path / "e" / "config.json").read_text())
-    candidates = Eagle3.layers_of(about, target)
+    candidates = layers_of(about, target)
     assert candidates == ((1, 3, 4), (2, 4, 5))
     answer = generate(Autoregressive(target), [1], Limits(48), Sampling()).tokens
     oracle: Any = Oracle(target, [1, *answer], true)
-    assert best_layers(target, oracle, about, candidates) == true
+    assert best_layers(target, oracle, candidates) == true
     assert Eagle3.load(target, Eagle3Options(weights=weights)).layers in candidates
     assert Eagle3.load(target, Eagle3Options(weights=weights, layers="2:4:-1")).layers == (2, 4, FINAL)
 
@@ -424,15 +350,6 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
 # -- what a user may get wrong -------------------------------------------------------------------------------------
 
 
-def refused(method: type[Decoder], options: Any, target: Target, said: str) -> None:
-    """By `check` and by `load` alike."""
-    for ask in (lambda: method.check(options, target), lambda: method.load(target, options)):
-        with pytest.raises(UserError) as error:
-            ask()
-        assert said in str(error.value) and str(error.value).startswith(method.name), str(error.value)
-        assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("change", "about", "said"),
     [
@@ -459,9 +376,9 @@ def refused(method: type[Decoder], options: Any, target: Target, said: str) -> N
         ({}, {"rms_norm_eps": [1]}, "does not describe a Llama layer: "),
         ({}, {"num_attention_heads": "4"}, "num_attention_heads, a count: it is '4'"),
         ({}, {"head_dim": "8"}, "4 heads of 8"),
-        ({"fc.weight": torch.tensor(1.0)}, {}, "beside a hidden size of 0"),
-        ({"layers.0.self_attn.k_proj.weight": torch.zeros(24, H)}, {}, "24 rows, which are no keys for 4 heads of 8"),
-        ({"layers.0.self_attn.k_proj.weight": torch.zeros(0, H)}, {}, "0 rows, which are no keys for 4 heads of 8"),
+        ({"fc.weight": torch.tensor(1.0)}, {}, "the hidden size is 0"),
+        ({"layers.0.self_attn.k_proj.weight": torch.zeros(24, H)}, {}, "24 rows, no keys for 4 heads of 8"),
+        ({"layers.0.self_attn.k_proj.weight": torch.zeros(0, H)}, {}, "0 rows, no keys for 4 heads of 8"),
         ({}, {"advice": {"depth": "deep"}}, "option depth='deep' is not int"),
     ],
 )
@@ -477,10 +394,10 @@ def test_wrong_eagle_folders_are_one_line(
     ("change", "said"),
     [
         ({"fc_norm.0.weight": torch.ones(H)}, "lacks tensors: fc_norm.1.weight, fc_norm.2.weight"),
-        ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: midlayer.self_attn.q_norm.weight"),
-        ({"d2t": None}, f"LM head has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
+        ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: layers.0.self_attn.q_norm.weight"),
+        ({"d2t": None}, f"the drafter has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
         ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, f"vocabulary of {V + 1}, the model has {V}"),
-        ({"fc.weight": torch.zeros(H, 3 * 64)}, "for hidden size 64, the model has 32"),
+        ({"fc.weight": torch.zeros(H, 3 * 64)}, "fc.weight reads 192 numbers, not 3 hidden states of 32"),
         ({"norm.weight": None}, "lacks tensors: norm.weight"),
         ({"t2d": torch.tensor(True)}, "t2d has shape (), it should be a list"),
         ({"d2t": torch.tensor(0)}, "d2t has shape (), it should be a list"),
@@ -509,10 +426,10 @@ def test_a_map_to_other_words_is_refused(d2t: Tensor, said: str, tmp_path: Path)
     ("changed", "about", "said"),
     [
         ({"d2t": torch.arange(WORDS) + V}, {}, f"d2t leads to token {V + 2 * WORDS - 2}, the model has a vocabulary"),
-        ({"d2t": None}, {}, f"LM head has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
+        ({"d2t": None}, {}, f"the drafter has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
         ({"embed_tokens.weight": torch.zeros(V + 3, H)}, {}, f"vocabulary of {V + 3}, the model has {V}"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "names layer 9, the model has layers 0 to 7"),
-        ({"fc.weight": torch.zeros(H, 3 * 64)}, {}, "for hidden size 64, the model has 32"),
+        ({"fc.weight": torch.zeros(H, 3 * 64)}, {}, "fc.weight reads 192 numbers, not 3 hidden states of 32"),
     ],
 )
 def test_a_run_of_eagle3_with_a_wrong_folder_is_one_line(

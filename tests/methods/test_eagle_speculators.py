@@ -5,33 +5,31 @@ What is written here is read again; what cannot be computed, or does not fit, is
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import State
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.dflash.decoding import DFlash
-from specbench_ss.methods.dflash.options import DFlashOptions
-from specbench_ss.methods.eagle import speculators_files
-from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
-from specbench_ss.methods.eagle.feature_layers import input_levels
+from specbench_ss.methods.block_drafters.decode import DFlash
+from specbench_ss.methods.block_drafters.options import DFlashOptions
+from specbench_ss.methods.eagle import checkpoint
+from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2, Eagle3, Eagle3Options
+from specbench_ss.methods.eagle.drafter import input_levels
 from specbench_ss.methods.eagle.trainer import Eagle3Trainer, Eagle3TrainOptions
 from specbench_ss.methods.eagle.training import Eagle3Trainee
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import randomise
 from tests.methods import oracles
+from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
 from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
@@ -68,37 +66,18 @@ def tensors_of(config: dict[str, Any], embed: bool = False) -> dict[str, Tensor]
     layer, p = config["transformer_layer_config"], "layers.0"
     h, words = layer.get("hidden_size", H), config["draft_vocab_size"]
     features = len(config["eagle_aux_hidden_state_layer_ids"] or (0, 0, 0))
-    rows = {"q_proj": HEADS * HD, "k_proj": KV * HD, "v_proj": KV * HD}
-    shapes = {f"{p}.self_attn.{name}": (n, 2 * h) for name, n in rows.items()}
-    shapes |= {
-        "fc": (h, features * H), f"{p}.self_attn.o_proj": (h, HEADS * HD), f"{p}.mlp.gate_proj": (FFN, h),
-        f"{p}.mlp.up_proj": (FFN, h), f"{p}.mlp.down_proj": (h, FFN), "lm_head": (words, h),
-    }  # fmt: skip
-    made = {f"{name}.weight": torch.randn(shape) * 0.25 for name, shape in shapes.items()}
-    norms = {f"{p}.hidden_norm": h, f"{p}.input_layernorm": h, f"{p}.post_attention_layernorm": h, "norm": h}
-    norms |= {"input_norm": features * H} if config["norm_before_fc"] else {}
-    norms |= {f"fc_norm.{i}": H for i in range(features)} if config["fc_norm"] else {}
-    norms |= {f"{p}.self_attn.{n}_norm": HD for n in "qk"} if layer.get("model_type", "qwen3") == "qwen3" else {}
-    made |= {f"{name}.weight": torch.rand(n) + 0.5 for name, n in norms.items()}
-    biased = (*rows, "o_proj") if layer.get("attention_bias") else ()
-    made |= {f"{p}.self_attn.{n}.bias": torch.randn(len(made[f"{p}.self_attn.{n}.weight"])) for n in biased}
-    if layer.get("mlp_bias"):
-        made |= {f"{p}.mlp.{n}_proj.bias": torch.randn(len(made[f"{p}.mlp.{n}_proj.weight"]))
-                 for n in ("gate", "up", "down")}  # fmt: skip
-    if words < V:
-        chosen = torch.randperm(V)[:words].sort().values
-        made |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
-        made["t2d"][chosen] = True
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    biased = [f"self_attn.{n}_proj" for n in "qkvo"] if layer.get("attention_bias") else []
+    biased += [f"mlp.{n}_proj" for n in ("gate", "up", "down")] if layer.get("mlp_bias") else []
+    qk_norm = layer.get("model_type", "qwen3") == "qwen3"
+    made = layer_weights(p, h, FFN, HEADS, KV, HD, width=2 * h, norms=norms, biases=biased, qk_norm=qk_norm)
+    made |= {"fc.weight": torch.randn(h, features * H) * 0.25, "lm_head.weight": torch.randn(words, h) * 0.25}
+    sizes = {"norm": h} | ({"input_norm": features * H} if config["norm_before_fc"] else {})
+    sizes |= {f"fc_norm.{i}": H for i in range(features)} if config["fc_norm"] else {}
+    made |= {f"{name}.weight": torch.rand(n) + 0.5 for name, n in sizes.items()} | draft_words(words, V)
     if embed:
         made["embed_tokens.weight"] = torch.randn(V, h)
     return made
-
-
-def folder(path: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> str:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    save_file(weights, path / "model.safetensors")
-    return str(path)
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {  # config.json, and whether an embedding comes along
@@ -126,58 +105,6 @@ NOT_THEIRS = "another width"  # vLLM reads target_hidden_size, the package's own
 def target() -> Target:
     """Of eight layers."""
     return Target(tiny_model("llama", layers=N))
-
-
-class Definition:
-    """States and logits of slots 0, 1, .. over everything before them."""
-
-    def __init__(self, w: dict[str, Tensor], config: dict[str, Any], embedding: Tensor) -> None:
-        layer = config["transformer_layer_config"]
-        self.w, self.config, self.table = w, config, w.get("embed_tokens.weight", embedding)
-        self.eps = layer.get("rms_norm_eps", 1e-6)
-        self.theta = layer.get("rope_parameters", {}).get("rope_theta", 1e4)
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def normed(self, x: Tensor, name: str) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * self.w[f"{name}.weight"]
-
-    def product(self, x: Tensor, name: str) -> Tensor:
-        return self.w[f"{name}.weight"] @ x + self.w.get(f"{name}.bias", torch.zeros(()))
-
-    def heads(self, x: Tensor, name: str, count: int, turned: bool) -> Tensor:
-        out = self.product(x, f"layers.0.self_attn.{name}_proj").view(count, HD)
-        if not turned:
-            return out
-        if f"layers.0.self_attn.{name}_norm.weight" in self.w:
-            out = self.normed(out, f"layers.0.self_attn.{name}_norm")
-        angle = len(self.values) / self.theta ** (torch.arange(HD // 2) * 2 / HD)
-        low, high = out[:, : HD // 2], out[:, HD // 2 :]
-        return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
-
-    def fused(self, features: list[Tensor]) -> Tensor:
-        if self.config["fc_norm"]:
-            features = [self.normed(f, f"fc_norm.{i}") for i, f in enumerate(features)]
-        x = torch.cat(features)
-        return self.product(self.normed(x, "input_norm") if self.config["norm_before_fc"] else x, "fc")
-
-    def step(self, token: int, state: Tensor) -> Tensor:
-        """The next slot's output state, which stands in for the following feature."""
-        inner = self.normed(state, "layers.0.hidden_norm")
-        x = torch.cat((self.normed(self.table[token], "layers.0.input_layernorm"), inner))
-        q, k, v = self.heads(x, "q", HEADS, True), self.heads(x, "k", KV, True), self.heads(x, "v", KV, False)
-        self.keys.append(k.repeat_interleave(HEADS // KV, 0))
-        self.values.append(v.repeat_interleave(HEADS // KV, 0))
-        shares = ((torch.stack(self.keys) * q).sum(-1) / HD**0.5).softmax(0)  # [slots, HEADS]
-        seen = (shares[..., None] * torch.stack(self.values)).sum(0).flatten()
-        y = (inner if self.config["norm_before_residual"] else state) + self.product(seen, "layers.0.self_attn.o_proj")
-        z = self.normed(y, "layers.0.post_attention_layernorm")
-        gate = F.silu(self.product(z, "layers.0.mlp.gate_proj")) * self.product(z, "layers.0.mlp.up_proj")
-        out = y + self.product(gate, "layers.0.mlp.down_proj")
-        return self.normed(out, "norm") if self.config["norm_output"] else out
-
-    def logits(self, state: Tensor) -> Tensor:
-        return self.product(state if self.config["norm_output"] else self.normed(state, "norm"), "lm_head")
 
 
 def read(target: Target, weights: str, **size: Any) -> Any:
@@ -217,21 +144,19 @@ def test_drafts_are_what_the_format_says(name: str, target: Target, tmp_path: Pa
     decoder = read(target, folder(tmp_path / "e", w, config))
     layers = config["eagle_aux_hidden_state_layer_ids"] or [2, N // 2, N - 3]
     assert decoder.layers == tuple(layers)
-    assert Eagle3.layers_of(decoder.config, target) == (tuple(layers),)  # nothing to try out
+    assert checkpoint.layers_of(decoder.config, target) == (tuple(layers),)  # nothing to try out
     words = (torch.arange(WORDS) + w["d2t"] if "d2t" in w else torch.arange(V)).tolist()
     steps = watched(decoder, PROMPT)
     for ids, tree, logits in (steps[0], steps[-1]):
         hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
-        slots = Definition(w, config, model.get_input_embeddings().weight)
-        for t, token in enumerate(ids[1:]):
-            state = slots.step(token, slots.fused([hidden[i][0, t] for i in layers]))
+        slots = Reference(w, config, model.get_input_embeddings().weight)
+        features = list(torch.cat([hidden[i][0] for i in layers], -1))
         drafted = tree.tokens.tolist()[1:]
         assert len(logits) == 4 and len(drafted) == 4
         for level, found in enumerate(logits):
-            wanted = slots.logits(state)
+            wanted = slots.eagle3_logits(slots.eagle(ids[1:] + drafted[:level], features)[-1])
             torch.testing.assert_close(found.flatten(), wanted, atol=2e-4, rtol=1e-4)
             assert drafted[level] == words[int(wanted.argmax())]
-            state = slots.step(drafted[level], state)
 
 
 # -- the package that defines the format, where it is installed ----------------------------------------------------
@@ -323,8 +248,8 @@ def test_both_layouts_draft_the_same(words: int, target: Target, tmp_path: Path)
 def test_what_was_read_is_written_again(name: str, target: Target, tmp_path: Path) -> None:
     config, embed = VARIANTS[name]
     one = read(target, folder(tmp_path / "one", tensors_of(config, embed), config))
-    made = speculators_files.config_of(one.drafter, one.config, one.layers, 3, target)
-    write_checkpoint(tmp_path / "two", one.drafter, made, called=speculators_files.published_name)
+    made = checkpoint.config_of(one.drafter, one.config, one.layers, 3, target)
+    write_checkpoint(tmp_path / "two", one.drafter, made, called=checkpoint.published_name)
     two = read(target, str(tmp_path / "two"))
     assert two.drafter.shape == one.drafter.shape and two.layers == one.layers
     assert torch.equal(two.rotary.frequencies, one.rotary.frequencies)
@@ -358,15 +283,6 @@ def test_what_is_written_is_read_by_the_package(tmp_path: Path) -> None:
 
 
 # -- what a user may get wrong -------------------------------------------------------------------------------------
-
-
-def refused(method: type[Decoder], options: Any, target: Target, said: str) -> None:
-    """By `check` and by `load` alike."""
-    for ask in (method.check, method.load):
-        with pytest.raises(UserError) as error:
-            ask(*((options, target) if ask == method.check else (target, options)))  # type: ignore[arg-type]
-        assert said in str(error.value) and str(error.value).startswith(f"{method.name}: "), str(error.value)
-        assert "\n" not in str(error.value)
 
 
 def without(*names: str) -> dict[str, Tensor | None]:
@@ -420,13 +336,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     ),
     "no layers": ({"eagle_aux_hidden_state_layer_ids": []}, {}, "names no layer"),
     "layers in words": ({"eagle_aux_hidden_state_layer_ids": "1,2"}, {}, "layer_ids is not a list"),
-    "fewer layers": ({"eagle_aux_hidden_state_layer_ids": [1, 4]}, {}, f"fc.weight reads {3 * H} numbers, which are"),
+    "fewer layers": ({"eagle_aux_hidden_state_layer_ids": [1, 4]}, {}, f"fc.weight reads {3 * H} numbers, not 2"),
     "a model of another width": (
         {"target_hidden_size": 64}, {}, f"for a model with a hidden size of 64, the model has {H}"
     ),
     "another width": ({"layer": {"hidden_size": 64}}, {}, f"for a model with a hidden size of 64, the model has {H}"),
     "another width of its own": (
-        {"layer": {"hidden_size": 64}, "target_hidden_size": H}, {}, f"made for {H}"
+        {"layer": {"hidden_size": 64}, "target_hidden_size": H}, {}, f"tensors have {H}"
     ),
     "another inner width": ({"layer": {"intermediate_size": 64}}, {}, "intermediate_size in config.json is 64"),
     "other keys": ({"layer": {"num_key_value_heads": 4}}, {}, "num_key_value_heads in config.json is 4"),

@@ -17,8 +17,7 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
-from specbench_ss.methods.eagle.static import Eagle, EagleOptions
+from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee, FeatureTrainee
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.models.tiny import randomise

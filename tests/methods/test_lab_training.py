@@ -20,8 +20,7 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
-from specbench_ss.methods.eagle.static import Eagle
+from specbench_ss.methods.eagle.decode import Eagle, Eagle2, Eagle3
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.rest.datastore import SEPARATOR, open_datastore

@@ -24,9 +24,10 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DeviceShape, DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.methods._shared import fine_tuned
-from specbench_ss.methods.dflash import new_weights as dflash_weights
-from specbench_ss.methods.peagle import new_weights as peagle_weights
-from specbench_ss.methods.peagle.decoding import PEagle, PEagleOptions
+from specbench_ss.methods.block_drafters import dflash as dflash_weights
+from specbench_ss.methods.block_drafters import peagle as peagle_weights
+from specbench_ss.methods.block_drafters.decode import PEagle
+from specbench_ss.methods.block_drafters.options import PEagleOptions
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.core.test_static_passes import DECLINED
 

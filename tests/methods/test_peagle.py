@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specbench_ss.engine.decoder import State
@@ -19,14 +16,20 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.peagle.decoding import PEagle
-from specbench_ss.methods.peagle.feature_layers import feature_layers
-from specbench_ss.methods.peagle.new_weights import new_drafter, random_drafter
-from specbench_ss.methods.peagle.options import PEagleOptions
-from specbench_ss.methods.peagle.published_files import config_of, read_drafter, speculators_config_of
+from specbench_ss.methods.block_drafters.decode import PEagle
+from specbench_ss.methods.block_drafters.options import PEagleOptions
+from specbench_ss.methods.block_drafters.peagle import (
+    config_of,
+    feature_layers,
+    new_drafter,
+    random_drafter,
+    read_drafter,
+    speculators_config_of,
+)
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
+from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused, watching
 from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
@@ -46,30 +49,18 @@ LAYER = {
 
 def tensors(
     layers: int = 1, words: int = WORDS, embed: bool = True, features: int = len(IDS), qk_norm: bool = False,
-    bias: bool = False, first: str = "layers.0.", norms: str = "",
+    bias: bool = False, first: str = "layers.0", norms: str = "",
 ) -> dict[str, Tensor]:  # fmt: skip
     torch.manual_seed(1)
     made = {"fc.weight": torch.randn(H, features * H) * 0.2, "mask_hidden": torch.randn(1, 1, features * H)}
     for i in range(layers):
-        p, width = (first, 2 * H) if i == 0 else (f"layers.{i}.", H)
-        sizes = {"q_proj": HEADS * HD, "k_proj": KV * HD, "v_proj": KV * HD}
-        for name, rows in sizes.items():
-            made[f"{p}self_attn.{name}.weight"] = torch.randn(rows, width) * 0.2
-        made[f"{p}self_attn.o_proj.weight"] = torch.randn(H, HEADS * HD) * 0.3
-        if bias:
-            made |= {f"{p}self_attn.{n}.bias": torch.randn(r) for n, r in (*sizes.items(), ("o_proj", H))}
-        if qk_norm:
-            made |= {f"{p}self_attn.{n}.weight": torch.rand(HD) + 0.5 for n in ("q_norm", "k_norm")}
-        made[f"{p}mlp.gate_proj.weight"] = torch.randn(FFN, H) * 0.3
-        made[f"{p}mlp.up_proj.weight"] = torch.randn(FFN, H) * 0.3
-        made[f"{p}mlp.down_proj.weight"] = torch.randn(H, FFN) * 0.3
-        for name in ("input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if i == 0 else [])):
-            made[f"{p}{name}.weight"] = torch.rand(H) + 0.5
+        wide = {} if i else {"width": 2 * H}
+        every = ("input_layernorm", "post_attention_layernorm", *([] if i else ["hidden_norm"]))
+        biases = [f"self_attn.{n}_proj" for n in "qkvo"] if bias else []
+        p = f"layers.{i}" if i else first
+        made |= layer_weights(p, H, FFN, HEADS, KV, HD, norms=every, biases=biases, qk_norm=qk_norm, **wide)
     made |= {"norm.weight": torch.rand(H) + 0.5, "lm_head.weight": torch.randn(words, H)}
-    if words < V:
-        chosen = torch.randperm(V)[:words].sort().values
-        made |= {"d2t": chosen - torch.arange(words), "t2d": torch.zeros(V, dtype=torch.bool)}
-        made["t2d"][chosen] = True
+    made |= draft_words(words, V)
     if embed:
         made["embed_tokens.weight"] = torch.randn(V, H)
     if norms == "each":
@@ -101,92 +92,9 @@ def flat(**changed: Any) -> dict[str, Any]:
     return {**LAYER, "draft_vocab_size": WORDS, "ptd_token_id": MASK, **nested, **changed}
 
 
-def folder(path: Path, weights: dict[str, Tensor], config: dict[str, Any], pickled: bool = False) -> str:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    if pickled:
-        torch.save(weights, path / "pytorch_model.bin")
-    else:
-        save_file(weights, path / "model.safetensors")
-    return str(path)
-
-
 # -- the same, written from the description ------------------------------------------------------------------------
 
-
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
-
-
-def turned(x: Tensor, position: int) -> Tensor:
-    """Rotary embedding of heads [heads, HD] at a position."""
-    angle = position / THETA ** (torch.arange(HD // 2) * 2 / HD)
-    low, high = x[..., : HD // 2], x[..., HD // 2 :]
-    return torch.cat((low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()), -1)
-
-
-def fused(w: dict[str, Tensor], feature: Tensor) -> Tensor:
-    if "input_norm.weight" in w:
-        feature = normed(feature, w["input_norm.weight"])
-    if "fc_norm.0.weight" in w:
-        feature = torch.cat([normed(f, w[f"fc_norm.{i}.weight"]) for i, f in enumerate(feature.split(H))])
-    return w["fc.weight"] @ feature
-
-
-def depth_logits(
-    w: dict[str, Tensor], config: dict[str, Any], embedding: Tensor, features: Tensor, ids: list[int]
-) -> Tensor:
-    """Logits [K, words] at all depths, one place at a time; features [S - 1, len(IDS) * H] of ids [S], the root last.
-
-    Attention is causal over the S - 1 true places and the K - 1 behind them.
-    """
-    table = w.get("embed_tokens.weight", embedding)
-    tokens = [table[i] for i in ids[1:]] + [table[MASK]] * (K - 1)
-    about = config.get("transformer_layer_config", config)
-    rows = [fused(w, f) for f in features] + [fused(w, w["mask_hidden"].flatten())] * (K - 1)
-    for i in range(about["num_hidden_layers"]):
-        p = "midlayer." if i == 0 and "midlayer.hidden_norm.weight" in w else f"layers.{i}."
-        read = [normed(x, w[f"{p}input_layernorm.weight"]) for x in (rows if i else tokens)]
-        if i == 0:
-            states = [normed(x, w[f"{p}hidden_norm.weight"]) for x in rows]
-            read = [torch.cat(pair) for pair in zip(read, states, strict=True)]
-            rows = states if config.get("norm_before_residual") else rows
-
-        def project(name: str, x: Tensor, heads: int, p: str = p) -> Tensor:
-            made = w[f"{p}self_attn.{name}.weight"] @ x + w.get(f"{p}self_attn.{name}.bias", torch.zeros(()))
-            norm = w.get(f"{p}self_attn.{name[0]}_norm.weight")
-            return made.view(heads, HD) if norm is None else normed(made.view(heads, HD), norm)
-
-        keys = torch.stack([turned(project("k_proj", x, KV), n) for n, x in enumerate(read)])
-        values = torch.stack([project("v_proj", x, KV) for x in read])
-        keys, values = (x.repeat_interleave(HEADS // KV, 1) for x in (keys, values))  # [places, HEADS, HD]
-        slides = about.get("layer_types", ["full_attention"] * 9)[i] == "sliding_attention"
-        following = []
-        for n, x in enumerate(read):
-            seen = slice(max(0, n + 1 - about["sliding_window"]) if slides else 0, n + 1)
-            shares = ((keys[seen] * turned(project("q_proj", x, HEADS), n)).sum(-1) / math.sqrt(HD)).softmax(0)
-            out = w[f"{p}self_attn.o_proj.weight"] @ (shares[..., None] * values[seen]).sum(0).flatten()
-            y = rows[n] + out + w.get(f"{p}self_attn.o_proj.bias", torch.zeros(()))
-            z = normed(y, w[f"{p}post_attention_layernorm.weight"])
-            gate = F.silu(w[f"{p}mlp.gate_proj.weight"] @ z) * (w[f"{p}mlp.up_proj.weight"] @ z)
-            following.append(y + w[f"{p}mlp.down_proj.weight"] @ gate)
-        rows = following
-    return torch.stack([w["lm_head.weight"] @ normed(x, w["norm.weight"]) for x in rows[-K:]])
-
-
-class Watching(PEagle):
-    """Keeps what it drafted from: (tokens so far, logits)."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.seen: list[tuple[list[int], Tensor]] = []
-
-    def logits(self, state: State) -> Tensor:
-        found = super().logits(state)
-        self.seen.append((list(state.ids), found))
-        return found
-
-
+Watching = watching(PEagle)
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5, "num_hidden_layers": 2}
 CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
     "speculators": (tensors(), speculators()),
@@ -200,7 +108,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
     ),
     "speculators, a norm over all": (tensors(norms="all"), speculators(norm_before_fc=True, target_hidden_size=H)),
     "speculators, windows": (tensors(2), speculators(layer=SLIDING)),
-    "flat, a midlayer": (tensors(embed=False, first="midlayer."), flat(num_depths=K)),
+    "flat, a midlayer": (tensors(embed=False, first="midlayer"), flat(num_depths=K)),
     "flat, biases": (
         tensors(bias=True), flat(attention_bias=True, num_depths=K, eagle_aux_hidden_state_layer_ids=IDS)
     ),
@@ -224,7 +132,8 @@ def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None
     for ids, logits in (decoder.seen[0], decoder.seen[-1]):
         hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
         features = torch.cat([hidden[i][0] for i in IDS], -1)
-        wanted = depth_logits(weights, config, model.get_input_embeddings().weight, features, ids)
+        reference = Reference(weights, config, model.get_input_embeddings().weight)
+        wanted = reference.peagle(ids, list(features), K, MASK)
         torch.testing.assert_close(logits, wanted, atol=3e-4, rtol=1e-4)
     assert len(decoder.seen) > 1
 
@@ -377,7 +286,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
         tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'peagle': types that can be read"
     ),
     "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
-    "no layers": (tensors(), speculators(transformer_layer_config="llama"), "a hidden size of 4096, the model has 32"),
+    "no layers": (tensors(), speculators(transformer_layer_config="llama"), "layer_config in config.json is not"),
     "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not of llama or"),
     "a strange rope": (
         tensors(), flat(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "rope of type"
@@ -388,16 +297,16 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "heads of no size": (tensors(), speculators(layer={"head_dim": 0}), "head_dim in config.json is 0"),
     "no own layers": (tensors(), speculators(layer={"num_hidden_layers": 0}), "num_hidden_layers in config.json is 0"),
     "a million layers": (tensors(), flat(num_hidden_layers=10**6), "num_hidden_layers in config.json is 1000000, it"),
-    "more layers": (tensors(first="midlayer."), flat(num_hidden_layers=2), "is 2, the drafter has tensors of 1"),
+    "more layers": (tensors(first="midlayer"), flat(num_hidden_layers=2), "is 2, the drafter has tensors of 1"),
     "no theta": (tensors(), speculators(layer={"rope_theta": 0}), "rope_theta in config.json is 0"),
     "an eps below 0": (tensors(), flat(rms_norm_eps=-1.0), "rms_norm_eps in config.json is -1.0"),
     "positions in words": (
         tensors(), speculators(layer={"max_position_embeddings": "many"}), "'max_position_embeddings' expected int"
     ),
-    "two norms": (tensors(), speculators(fc_norm=True, norm_before_fc=True), "fc_norm and for norm_before_fc"),
+    "two norms": (tensors(), speculators(fc_norm=True, norm_before_fc=True), "norm_before_fc and for fc_norm"),
     "a small window": (
         tensors(), speculators(layer={"layer_types": ["sliding_attention"], "sliding_window": 3}),
-        "sliding_window in config.json is 3, fewer than the 4 drafted places",
+        "sliding_window in config.json is 3, fewer than the 4 draft positions",
     ),
     "a layer more": (tensors(2), speculators(), "has unknown tensors: layers.1."),
     "a tensor less": (without("norm."), speculators(), "lacks tensors: norm.weight"),
@@ -411,14 +320,7 @@ def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
     weights, config, told = BAD[name]
     target = Target(tiny_model("llama"))
     options = PEagleOptions(weights=folder(tmp_path / "d", weights, config))
-    calls = [lambda: PEagle.load(target, options)]
-    if name not in SEEN_LATER:
-        calls.append(lambda: PEagle.check(options, target))  # type: ignore[arg-type,return-value]
-    for call in calls:
-        with pytest.raises(UserError) as caught:
-            call()
-        assert told in str(caught.value) and "\n" not in str(caught.value)
-        assert str(tmp_path) in str(caught.value)
+    refused(PEagle, options, target, told, only_load=name in SEEN_LATER)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.peagle.decoding import PEagle
-from specbench_ss.methods.peagle.new_weights import new_drafter, random_drafter
-from specbench_ss.methods.peagle.options import PEagleOptions
-from specbench_ss.methods.peagle.published_files import config_of
+from specbench_ss.methods.block_drafters.decode import PEagle
+from specbench_ss.methods.block_drafters.options import PEagleOptions
+from specbench_ss.methods.block_drafters.peagle import config_of, new_drafter, random_drafter
 from specbench_ss.methods.peagle.training import PEagleTrainee
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents

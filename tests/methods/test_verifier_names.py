@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.layer_configs import proposals
-from specbench_ss.methods.dflash.new_weights import new_drafter
-from specbench_ss.methods.dflash.published_files import speculators_config_of
+from specbench_ss.methods._shared.speculators import proposals
+from specbench_ss.methods.block_drafters.dflash import new_drafter, speculators_config_of
 from specbench_ss.models.tiny import tiny_target
 
 

@@ -20,9 +20,8 @@ from specbench_ss import load_method, load_model
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.dflash import published_files as dflash_files
-from specbench_ss.methods.eagle import published_files as eagle_files
-from specbench_ss.methods.eagle import speculators_files
+from specbench_ss.methods.block_drafters import dflash as dflash_files
+from specbench_ss.methods.eagle import checkpoint as eagle_files
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.resolve import LAB
 
@@ -49,8 +48,8 @@ def eagle3_as_speculators(target: Target, out: Path) -> Path:
     config = eagle_files.drafter_config(LAB / "eagle3")
     layers = tuple(config["feature_layers"])
     drafter = eagle_files.read_drafter(LAB / "eagle3", target, "eagle3", len(layers), read_tensors)
-    written = speculators_files.config_of(drafter, config, layers, 4, target)
-    write_checkpoint(out, drafter, written, called=speculators_files.published_name)
+    written = eagle_files.config_of(drafter, config, layers, 4, target)
+    write_checkpoint(out, drafter, written, called=eagle_files.published_name)
     return out
 
 

@@ -18,13 +18,13 @@ from accelerate import Accelerator
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.dflash.new_weights import new_drafter
+from specbench_ss.methods.block_drafters.dflash import new_drafter
+from specbench_ss.methods.block_drafters.peagle import new_drafter as new_peagle
 from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.training import HydraTrainee
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
-from specbench_ss.methods.peagle.new_weights import new_drafter as new_peagle
 from specbench_ss.methods.peagle.training import PEagleTrainee
 from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
 from specbench_ss.methods.space.training import SPACETrainee

@@ -10,7 +10,7 @@ import torch
 
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.dflash.new_weights import random_drafter
+from specbench_ss.methods.block_drafters.dflash import random_drafter
 from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.eagle.trainer import Eagle3Trainer, EagleTrainer
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee

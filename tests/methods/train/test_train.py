@@ -17,14 +17,11 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.dflash.decoding import DFlash
-from specbench_ss.methods.dflash.options import DFlashOptions
-from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
-from specbench_ss.methods.eagle.static import Eagle, EagleOptions
+from specbench_ss.methods.block_drafters.decode import DFlash, PEagle
+from specbench_ss.methods.block_drafters.options import DFlashOptions, PEagleOptions
+from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
-from specbench_ss.methods.peagle.decoding import PEagle
-from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming

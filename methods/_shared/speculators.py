@@ -1,0 +1,293 @@
+"""Drafter checkpoints: config.json of the package `speculators`, decoder-layer descriptions, reading of weights."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, Qwen3Config
+from transformers.activations import ACT2FN
+
+from specbench_ss import registry, user_files
+from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.methods._shared.draft_vocabulary import check_words
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
+from specbench_ss.models.checkpoint import load_into, weight_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.engine.architectures import Outline
+
+TYPE = "speculators_model_type"
+LAYER = "transformer_layer_config"
+READERS = ("eagle3", "peagle", "dflash")  # types that are read, each by the method of that name
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
+HUB = "https://huggingface.co/"
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias",
+    "rope_parameters",
+)  # fmt: skip
+MOST, MOST_LAYERS = 1 << 20, 1 << 10  # far more than a drafter has, and few enough for lists and tables of them
+COUNTS = {
+    "hidden_size": MOST, "intermediate_size": MOST, "num_hidden_layers": MOST_LAYERS, "num_attention_heads": MOST,
+    "num_key_value_heads": MOST, "head_dim": MOST,
+}  # fmt: skip
+
+
+# -- fields of config.json -----------------------------------------------------------------------------------------
+
+
+class DrafterFields(msgspec.Struct, frozen=True):
+    """Fields that every drafter's config.json may state."""
+
+    speculators_model_type: str | None = None
+    draft_vocab_size: int | None = None
+
+
+class FeatureFields(DrafterFields, frozen=True):
+    """Fields of EAGLE-3 and P-EAGLE; the layer ids count inputs of the target's layers."""
+
+    target_hidden_size: int | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+
+    def check_norms(self) -> None:
+        """Raise UserError where two alternatives are asked for."""
+        if self.norm_before_fc and self.fc_norm:
+            raise UserError("config.json asks for norm_before_fc and for fc_norm; a drafter has one of them")
+
+
+Fields = TypeVar("Fields", bound=DrafterFields)
+
+
+def parse(config: Mapping[str, Any], kind: type[Fields]) -> Fields:
+    """Return the fields of config.json. Raise UserError where one is missing or of another type."""
+    try:
+        return user_files.convert(dict(config), kind)
+    except ValueError as problem:
+        raise UserError(f"config.json: {problem}") from None
+
+
+def check_type(config: Mapping[str, Any], wanted: str) -> bool:
+    """Return True for a config.json in this layout. Raise UserError for one of another type than `wanted`."""
+    kind = config.get(TYPE)
+    if kind is None or kind == wanted:
+        return kind is not None
+    readers = [name for name in registry.names(registry.METHODS) if name in READERS]
+    advice = f"use the method {kind}" if kind in readers else f"types that can be read are {', '.join(readers)}"
+    raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted!r}: {advice}")
+
+
+def check_layer_ids(listed: Sequence[int], name: str, base: Outline) -> None:
+    """Raise UserError where a list in config.json is empty or names a layer that the base lacks."""
+    if not listed:
+        raise UserError(f"{name} in config.json names no layer")
+    for layer in listed:
+        if not 0 <= layer < base.n_layers:
+            raise UserError(f"{name} in config.json names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
+
+
+def check_sizes(pairs: Iterable[tuple[str, int, int]]) -> None:
+    """Raise UserError where the drafter is for a model of other sizes. pairs: (name, the drafter's, the model's)."""
+    for name, stated, own in pairs:
+        if stated != own:
+            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {own}")
+
+
+# -- decoder layers ------------------------------------------------------------------------------------------------
+
+
+def layer_config(
+    config: Mapping[str, Any], family: str, kinds: Sequence[str] = (), drafted: Iterable[str] | None = None
+) -> PretrainedConfig:
+    """Return the decoder layers' configuration, with its model type's defaults for what is not stated.
+
+    Args:
+        config: config.json, whose layer fields are nested in speculators' layout and flat in others.
+        family: name of the layers for error messages.
+        kinds: model types that are supported, the default of a flat layout first; empty = all that transformers has.
+        drafted: names of the drafter's tensors, of which no more layers may be stated.
+    """
+    nested = bool(config.get(TYPE))
+    given = config.get(LAYER) if nested else config
+    if not isinstance(given, Mapping):
+        raise UserError(f"{LAYER} in config.json is not an object")
+    kind = given.get("model_type") or (kinds[0] if kinds and not nested else "qwen3")
+    if kinds and kind not in tuple(kinds):
+        raise UserError(f"config.json speaks of layers of the type {kind!r}, not of {' or '.join(kinds)}")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise UserError(f"config.json speaks of layers of the type {kind!r}, which is not known")
+    known = {k: v for k, v in given.items() if k not in ("architectures", "auto_map", "model_type")}
+    with describing(f"layers as {family} has them"):
+        _check_stated(known)  # before transformers makes lists of such lengths
+        if drafted is not None:
+            _check_depth(known.get("num_hidden_layers"), drafted)
+        layer = AutoConfig.for_model(kind, **known)
+        check_layer(Qwen3Config(**sizes_of(layer)))
+    return layer
+
+
+@contextmanager
+def describing(layers: str) -> Iterator[None]:
+    """Turn whatever goes wrong with a configuration, or with layers made from it, into a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds: transformers checks some of it now, some when layers are made
+        raise UserError(f"config.json does not describe {layers}: {first_line(error)}") from None
+
+
+def check_layer(config: PretrainedConfig) -> None:
+    """Raise UserError or ValueError where no layer can be made or computed from a whole configuration."""
+    _check_stated(sizes_of(config))
+    if config.num_attention_heads % config.num_key_value_heads:
+        groups = f"{config.num_attention_heads} heads of queries and {config.num_key_value_heads} of keys"
+        raise UserError(f"config.json speaks of {groups}, which do not divide")
+    check_rope(config)
+
+
+def _check_stated(stated: Mapping[str, Any]) -> None:
+    """Raise UserError for a stated size, number or activation that no layer has."""
+    for name, most in COUNTS.items():
+        count = stated.get(name)
+        if count is not None and (type(count) is not int or not 1 <= count <= most):
+            raise UserError(f"{name} in config.json is {count!r}, it can be a whole number from 1 to {most}")
+    slides = stated.get("use_sliding_window") or "sliding_attention" in (stated.get("layer_types") or ())
+    window = stated.get("sliding_window") if slides else None
+    if window is not None and (type(window) is not int or window < 1):
+        raise UserError(f"sliding_window in config.json is {window!r}, it can be a whole number from 1")
+    rope = stated.get("rope_parameters")
+    for name, number in {**(rope if isinstance(rope, dict) else {}), **stated}.items():
+        if name in ("rms_norm_eps", "rope_theta") and number is not None and not _positive(number):
+            raise UserError(f"{name} in config.json is {number!r}, it can be a finite number above 0")
+    act = stated.get("hidden_act")
+    if isinstance(act, str) and act not in ACT2FN:
+        raise UserError(f"hidden_act in config.json is {act!r}, which is not known{did_you_mean(act, ACT2FN)}")
+
+
+def _positive(number: Any) -> bool:
+    return type(number) in (int, float) and number > 0 and math.isfinite(number)
+
+
+def _check_depth(stated: Any, drafted: Iterable[str]) -> None:
+    """Raise UserError where more layers are stated than there are tensors of: making them could take for ever."""
+    layers = {name.split(".")[1] for name in drafted if name.startswith("layers.")}
+    if stated is not None and stated > len(layers):
+        raise UserError(f"num_hidden_layers in config.json is {stated}, the drafter has tensors of {len(layers)}")
+
+
+def sizes_of(layer: PretrainedConfig) -> dict[str, Any]:
+    """Return a layer's sizes. Sliding windows are not among them: drafters make their own masks."""
+    return {name: getattr(layer, name) for name in SIZES}
+
+
+def sliding_layers(layer: PretrainedConfig) -> list[bool]:
+    """Return True for each layer with a sliding window. Raise UserError for other kinds, or not a kind for each."""
+    kinds = getattr(layer, "layer_types", None) or ["full_attention"] * layer.num_hidden_layers
+    if other := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
+        raise UserError(f"config.json asks for {other[0]!r}, which is not supported")
+    if len(kinds) != layer.num_hidden_layers:
+        raise UserError(f"config.json has {len(kinds)} layer_types for {layer.num_hidden_layers} layers")
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+Network = TypeVar("Network", bound=DrafterNetwork)
+
+
+def read_network(
+    method: str,
+    path: Path,
+    base: Outline,
+    read: Callable[[Path], dict[str, Tensor]],
+    build: Callable[[dict[str, Tensor]], Network],
+    problems: Callable[[Network], Iterable[str]] = lambda network: (),
+    stored: Callable[[str], str] = lambda name: name,
+) -> Network:
+    """Return the drafter of a folder or file. Raise UserError naming method and file where it does not fit the base.
+
+    Args:
+        method: name for messages.
+        path: the folder, or a weight file in it.
+        base: the model that is drafted for.
+        read: returns a file's tensors; EAGLE-3's `midlayer` is renamed to `layers.0`.
+        build: returns the network for these tensors, without their values.
+        problems: returns how vLLM serves the network differently; each is warned of.
+        stored: returns the checkpoint's name of a network's tensor.
+    """
+    file, _ = weight_file(path, WEIGHT_FILES, method)
+    named = {name.removeprefix("model."): tensor for name, tensor in read(file).items() if not name.endswith(IGNORED)}
+    first = "midlayer."
+    tensors = {f"layers.0.{n.removeprefix(first)}" if n.startswith(first) else n: t for n, t in named.items()}
+    try:
+        network = build(tensors)
+        load_into(
+            network, {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}, "the drafter", stored
+        )
+        check_words(tensors, base.vocab_size)
+    except UserError as error:
+        raise UserError(f"{method}: {error} ({file})") from None
+    for problem in problems(network):
+        warnings.warn(f"{method}: vLLM {problem} ({file})", stacklevel=1)  # this line: once for check and load
+    return network
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Outline, **fields: Any) -> dict[str, Any]:
+    """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step."""
+    names = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel"}
+    return {
+        "architectures": [names[kind]],
+        TYPE: kind,
+        LAYER: dict(layer),
+        **fields,
+        "speculators_config": proposals(kind, tokens, base),
+    }
+
+
+def written_features(shape: Any, layers: Sequence[int], base: Outline) -> dict[str, Any]:
+    """Return the fields of `FeatureFields` for a drafter of this shape that reads the inputs of these layers."""
+    return {
+        "draft_vocab_size": shape.draft_vocab,
+        "target_hidden_size": base.hidden_size,
+        LAYER_IDS: list(layers),
+        "norm_before_residual": shape.residual_normed,
+        "norm_before_fc": shape.input_norm,
+        "fc_norm": shape.feature_norms,
+    }
+
+
+def proposals(algorithm: str, tokens: int, base: Outline) -> dict[str, Any]:
+    """Return `speculators_config` of a drafter of so many tokens a step."""
+    return {
+        "algorithm": algorithm,
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+        "default_proposal_method": "greedy",
+        "verifier": {
+            "name_or_path": known_name(base),
+            "architectures": getattr(base.config, "architectures", None) or [],
+        },
+    }
+
+
+def known_name(base: Outline) -> str | None:
+    """Return the base's hub id; None for the lab's models, and for folders and files of this machine."""
+    page = str(base.origin.get("page", ""))
+    if page.startswith(HUB):
+        return page.removeprefix(HUB)
+    return None if base.is_lab or base.folder is not None or "gguf" in base.origin else base.name

@@ -1,0 +1,443 @@
+"""DFlash's drafter: network, new weights, and checkpoints in z-lab's and speculators' layouts.
+
+A few Qwen3 layers whose keys and values come from the target's hidden states and from a block: Chen et al. 2026,
+arXiv:2602.06036. Modules are named as published tensors.
+
+z-lab's layout: `dflash_config`, `block_size`, layers named by their outputs. speculators' layout, which vLLM serves:
+`speculators_model_type`, `transformer_layer_config`, layers named by their inputs, possibly a draft vocabulary.
+Both have the same tensors: `fc`, `hidden_norm`, `layers.N.*`, `norm`; speculators adds `lm_head`, `d2t` and `t2d`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PretrainedConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import rotate_half
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
+
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.cpu_kernels import Packing, Product
+from specbench_ss.engine.target import FINAL, AnyCache, Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import (
+    check_mask_token,
+    choose_words,
+    mask_token,
+    vocabulary_fields,
+)
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, block_of
+from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods._shared.speculators import (
+    TYPE,
+    WEIGHT_FILES,
+    DrafterFields,
+    check_layer_ids,
+    check_sizes,
+    check_type,
+    describing,
+    layer_config,
+    parse,
+    read_network,
+    sizes_of,
+    sliding_layers,
+    written_config,
+)
+from specbench_ss.methods.block_drafters.options import MOST_BLOCK
+from specbench_ss.models.checkpoint import read_config, weight_file
+from specbench_ss.models.tiny import randomise
+
+SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
+NOT_HERE = ("output_multiplier", "final_logit_softcapping")  # what z-lab's code does to logits of some models
+NON_CAUSAL = "sliding_window_non_causal"  # speculators: of sliding layers; vLLM 0.32: of all layers
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Attention mask of one layer of a DFlash block; by default all of the context and of the block is visible.
+
+    window: how many positions back are visible, None = all. from_root: the window is counted from the block's root (as
+    in speculators), not from each position (as in z-lab's code). causal: later positions of the block are hidden.
+    """
+
+    window: int | None = None
+    from_root: bool = False
+    causal: bool = False
+
+    @property
+    def everything(self) -> bool:
+        """Return True if no mask is needed."""
+        return self.window is None and not self.causal
+
+    def context(self, root: Tensor, size: int, keys: Tensor) -> Tensor:
+        """Return bool [.., size, K]: context positions keys [K] visible to blocks whose roots are at root [..].
+
+        Keys at or behind the root are no context; they are hidden.
+        """
+        places = torch.arange(size, device=keys.device)
+        before = (keys < root[..., None, None]).expand(*root.shape, size, len(keys))
+        if self.window is None:
+            return before
+        near = root[..., None] - self.window if self.from_root else root[..., None] + places - self.window + 1
+        return before & (keys >= near[..., None])
+
+    def block(self, size: int, device: torch.device) -> Tensor:
+        """Return bool [size, size]: positions of the block visible to each of its positions."""
+        places = torch.arange(size, device=device)
+        back = places[:, None] - places  # distance to the key
+        visible = back >= 0 if self.causal else torch.ones_like(back, dtype=torch.bool)
+        return visible if self.window is None or self.from_root else visible & (back.abs() < self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A drafter's form, besides the sizes of its layers.
+
+    layers: target layers whose inputs are read; FINAL = the final, normed state. block: positions of a block, the
+    root's included. from_anchor: the root's position drafts too. scale: factor on embeddings. vocab, draft_vocab,
+    mapped, marked: as `DrafterNetwork` documents.
+    """
+
+    layers: tuple[int, ...]
+    block: int
+    mask_token: int
+    sights: tuple[Sight, ...]
+    from_anchor: bool = False
+    scale: float = 1.0
+    vocab: int = 0
+    draft_vocab: int = 0
+    mapped: bool = False
+    marked: bool = False
+
+    @property
+    def first(self) -> int:
+        """Return the first position of a block that drafts a token."""
+        return 0 if self.from_anchor else 1
+
+
+class Drafter(DrafterNetwork):
+    """fc over hidden states of several target layers, D layers over context and block, a norm.
+
+    config: sizes of its layers. words: size of the target's vocabulary.
+    """
+
+    config: Qwen3Config
+
+    def __init__(self, shape: Shape, config: Qwen3Config, words: int) -> None:
+        super().__init__(shape, config)
+        h, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(len(shape.layers) * h, h, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(h, eps)
+        self.layers = nn.ModuleList([Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)])
+        self.norm = Qwen3RMSNorm(h, eps)
+        self.make_head(words)
+        self.blocks = [block_of(layer) for layer in self.layers]
+        for block in self.blocks:
+            block.attention.is_causal = False
+        self.injection: tuple[Product, Tensor] | None = None
+
+    def finalize(self, rotary: Rotary, pack: Packing) -> None:
+        """Prepare for inference with final weights."""
+        super().finalize(rotary, pack)
+        self.injection = self.injection or self._injection(pack)
+
+    def embed(self, tokens: Tensor, target: Target) -> Tensor:
+        """Token ids [B, n] -> scaled embeddings [B, n, h]."""
+        embedded = super().embed(tokens, target)
+        return embedded if self.shape.scale == 1 else embedded * self.shape.scale
+
+    def fuse(self, features: Sequence[Tensor]) -> Tensor:
+        """Hidden states of each target layer [B, n, h] -> context [B, n, h]."""
+        context: Tensor = self.hidden_norm(self.fc(torch.cat(tuple(features), -1)))
+        return context
+
+    def inject(self, context: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return keys and values [D, B, kv_heads, n, head_dim] of context [B, n, h] in all layers, rotated."""
+        product, norm = self.injection or self._injection()
+        c, (cos, sin) = self.config, (x[:, :, None, None] for x in rotary)
+        rows = product(context).unflatten(-1, (2, len(self.blocks), c.num_key_value_heads, c.head_dim))
+        keys, values = rows.unbind(2)  # [B, n, D, kv_heads, head_dim]
+        keys = F.rms_norm(keys, (c.head_dim,), eps=c.rms_norm_eps) * norm
+        keys = keys * cos + rotate_half(keys) * sin
+        return keys.permute(2, 0, 3, 1, 4), values.permute(2, 0, 3, 1, 4)
+
+    def _injection(self, pack: Packing = "") -> tuple[Product, Tensor]:
+        """Return k_proj and v_proj of all layers as one product, and the weights of their k_norm [D, 1, head_dim]."""
+        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        parts = [a.k_proj for a in attentions] + [a.v_proj for a in attentions]
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        norm = torch.stack([a.k_norm.weight for a in attentions])[:, None]
+        weights = [part.weight for part in parts]
+        return Product(torch.cat(weights), bias, pack, weights), norm
+
+    def forward(
+        self, embedded: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Embedded positions of blocks [B, n, h] -> their normed states [B, n, h].
+
+        cache: holds the context's keys and values. masks: additive, one a layer, None = everything is visible.
+        """
+        x = embedded
+        for block, mask in zip(self.blocks, masks, strict=True):
+            x = block(x, cache, mask, rotary)
+        out: Tensor = self.norm(x)
+        return out
+
+
+# -- new drafters --------------------------------------------------------------------------------------------------
+
+
+def published_layers(draft_layers: int, target_layers: int) -> tuple[int, ...]:
+    """Return the target layers whose outputs a new drafter reads, one for each of its own as far as there are so many.
+
+    The last layer's output is left out: it is known only after the final norm.
+    """
+    if draft_layers == 1:
+        return (min(target_layers // 2, max(0, target_layers - 2)),)
+    step = (target_layers - 4) / (draft_layers - 1)
+    outputs = {round(1 + i * step) for i in range(draft_layers)}
+    return tuple(sorted({min(max(0, i), max(0, target_layers - 2)) for i in outputs}))
+
+
+def new_layers(target: Target, draft_layers: int) -> Qwen3Config:
+    """Return Qwen3 layers of the target's width, heads and rotary embedding."""
+    c = llama_layer(target)
+    assert c.head_dim
+    return Qwen3Config(
+        vocab_size=target.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=draft_layers,
+        num_attention_heads=c.num_attention_heads,
+        num_key_value_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        rms_norm_eps=c.rms_norm_eps,
+        max_position_embeddings=c.max_position_embeddings,
+        rope_parameters=c.rope_parameters,
+    )
+
+
+def new_drafter(
+    target: Target,
+    draft_layers: int,
+    block: int,
+    draft_vocab: int = 0,
+    mask: int | None = None,
+    from_anchor: bool = False,
+    sights: Sequence[Sight] | None = None,
+) -> Drafter:
+    """Return an untrained drafter. draft_vocab: 0 = the target's LM head; else its own, over the first tokens."""
+    draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
+    own, outputs = bool(draft_vocab), published_layers(draft_layers, target.n_layers)
+    inputs = tuple(-1 if i + 1 == target.n_layers else i + 1 for i in outputs)
+    mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
+    every = tuple(sights) if sights is not None else (Sight(),) * draft_layers
+    shape = Shape(inputs, block, mask, every, from_anchor, draft_vocab=draft_vocab, mapped=own, marked=own)
+    drafter = Drafter(shape, new_layers(target, draft_layers), target.vocab_size)
+    if draft_vocab:
+        choose_words(drafter, torch.arange(draft_vocab))
+    return drafter
+
+
+def random_drafter(
+    target: Target, draft_vocab: int = 0, from_anchor: bool = False, sights: Sequence[Sight] | None = None
+) -> Drafter:
+    """Return random weights: two layers, blocks of five; a reduced vocabulary lacks some first tokens."""
+    drafter = new_drafter(target, 2, 5, draft_vocab, from_anchor=from_anchor, sights=sights)
+    if drafter.shape.draft_vocab:
+        choose_words(drafter, torch.arange(target.vocab_size - draft_vocab, target.vocab_size))
+    randomise(drafter, 3, SPREAD)
+    return drafter
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+class DFlashFields(DrafterFields, frozen=True, kw_only=True):
+    """Fields of a DFlash config.json in either layout.
+
+    Layer ids count outputs of the target's layers in z-lab's layout, inputs in speculators'. is_causal: z-lab's layers,
+    None = those with a sliding window.
+    """
+
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: list[int] | None = None
+    aux_hidden_state_layer_ids: list[int] | None = None
+    num_target_layers: int | None = None
+    sample_from_anchor: bool = False
+    sliding_window_non_causal: bool = False
+    is_causal: bool | None = None
+    input_embedding_scale: float = 1.0
+
+
+def read_fields(config: dict[str, Any]) -> DFlashFields:
+    """Return the fields of config.json. Raise UserError where it describes no DFlash drafter that can be computed."""
+    nested = config.get("dflash_config")
+    if not check_type(config, "dflash") and not isinstance(nested, dict):
+        raise UserError("config.json describes no DFlash drafter: it has no dflash_config")
+    flat = {**config, **nested} if isinstance(nested, dict) else config
+    if other := [name for name in NOT_HERE if flat.get(name) is not None]:
+        raise UserError(f"config.json asks for {other[0]}, which is not supported")
+    fields = parse(flat, DFlashFields)
+    if not math.isfinite(fields.input_embedding_scale):
+        raise UserError(f"input_embedding_scale in config.json is {fields.input_embedding_scale}, not finite")
+    return fields
+
+
+def read_drafter(
+    path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
+) -> tuple[Drafter, dict[str, Any]]:
+    """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base.
+
+    Warn where vLLM serves the folder differently.
+    """
+    config = read_config(weight_file(path, WEIGHT_FILES, "dflash")[0].parent)
+
+    def build(tensors: dict[str, Tensor]) -> Drafter:
+        return _network(config, tensors, base)
+
+    def problems(drafter: Drafter) -> list[str]:
+        return _problems_in_vllm(config, drafter.shape)
+
+    return read_network("dflash", path, base, read, build, problems), config
+
+
+def _network(config: dict[str, Any], tensors: dict[str, Tensor], base: Outline) -> Drafter:
+    fields = read_fields(config)
+    layer = layer_config(config, "Qwen3", drafted=tensors)
+    _check_fits(fields, layer, base)
+    shape = Shape(
+        layers=_inputs(fields, base),
+        block=fields.block_size,
+        mask_token=fields.mask_token_id,
+        sights=_sights(fields, layer),
+        from_anchor=fields.sample_from_anchor,
+        scale=fields.input_embedding_scale,
+        **vocabulary_fields(fields.draft_vocab_size, tensors, base, headless=True),
+    )
+    with describing("layers as Qwen3 has them"):
+        return Drafter(shape, Qwen3Config(**sizes_of(layer)), base.vocab_size)
+
+
+def _problems_in_vllm(config: dict[str, Any], shape: Shape) -> list[str]:
+    """Return how vLLM 0.32 serves a drafter differently, each with its remedy."""
+    problems = []
+    if shape.from_anchor:
+        problems.append('does not serve "sample_from_anchor": true; train a drafter without it')
+    causal, served = {sight.causal for sight in shape.sights}, not config.get(NON_CAUSAL, True)
+    if config.get(TYPE) and causal != {served}:
+        remedy = f'set "{NON_CAUSAL}" to {str(served).lower()} in config.json'
+        if len(causal) > 1:
+            remedy = f'it has one "{NON_CAUSAL}" for all layers, these need both'
+        problems.append(f"makes every layer {'causal' if served else 'bidirectional'}: {remedy}")
+    return problems
+
+
+def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: Outline) -> None:
+    """Raise UserError for a drafter of another model, or with an impossible block or mask token."""
+    check_sizes((
+        ("hidden size", layer.hidden_size, base.hidden_size),
+        ("vocabulary", layer.vocab_size, base.vocab_size),
+        ("number of layers", fields.num_target_layers or base.n_layers, base.n_layers),
+    ))  # fmt: skip
+    check_mask_token(fields.mask_token_id, base, " in config.json")
+    least, most = (1 if fields.sample_from_anchor else 2), min(MOST_BLOCK, base.context_length)
+    if not least <= fields.block_size <= most:
+        raise UserError(f"block_size in config.json is {fields.block_size}, it can be {least} to {most}")
+
+
+def _inputs(fields: DFlashFields, base: Outline) -> tuple[int, ...]:
+    """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
+    nested = fields.speculators_model_type
+    listed = (fields.aux_hidden_state_layer_ids if nested else fields.target_layer_ids) or []
+    check_layer_ids(listed, "aux_hidden_state_layer_ids" if nested else "target_layer_ids", base)
+    if nested:
+        return tuple(listed)
+    return tuple(FINAL if layer == base.n_layers - 1 else layer + 1 for layer in listed)
+
+
+def _sights(fields: DFlashFields, layer: PretrainedConfig) -> tuple[Sight, ...]:
+    """Return each layer's mask; the two layouts treat sliding windows differently."""
+    width = getattr(layer, "sliding_window", None)
+    if fields.speculators_model_type:
+        full = sliding = Sight()
+        if width is not None:  # without one, layers of the package see all of their block
+            sliding = Sight(width, from_root=True, causal=not fields.sliding_window_non_causal)
+    else:
+        causal = fields.is_causal
+        full, sliding = Sight(causal=bool(causal)), Sight(width, causal=True if causal is None else causal)
+    return tuple(sliding if slides else full for slides in sliding_layers(layer))
+
+
+def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+    """Return config.json in z-lab's layout. Raise UserError for a drafter with sliding windows."""
+    shape, layer = drafter.shape, drafter.config
+    if set(shape.sights) != {Sight()}:
+        raise UserError("sliding windows cannot be written in z-lab's layout")
+    outputs = [base.n_layers - 1 if i == FINAL else i - 1 for i in shape.layers]
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        **sizes_of(layer),
+        "vocab_size": base.vocab_size,
+        "block_size": shape.block,
+        "num_target_layers": base.n_layers,
+        "dflash_config": {
+            "target_layer_ids": outputs,
+            "mask_token_id": shape.mask_token,
+            **({"sample_from_anchor": True} if shape.from_anchor else {}),  # where vLLM looks
+        },
+        **({"draft_vocab_size": shape.draft_vocab} if shape.draft_vocab else {}),
+    }
+
+
+def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+    """Return config.json in speculators' layout.
+
+    Raise UserError for a drafter that reads the final state, as one of a target of a single layer does, and for layers
+    that the layout cannot describe.
+    """
+    shape = drafter.shape
+    if FINAL in shape.layers:
+        raise UserError(
+            "speculators' layout names inputs of layers, this drafter reads the final state: --format z-lab"
+        )
+    windows, non_causal = _windows(shape)
+    layer = {"model_type": "qwen3", **sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
+    return written_config(
+        "dflash",
+        layer,
+        shape.block - shape.first,
+        base,
+        draft_vocab_size=shape.draft_vocab or base.vocab_size,
+        block_size=shape.block,
+        aux_hidden_state_layer_ids=list(shape.layers),
+        mask_token_id=shape.mask_token,
+        sample_from_anchor=shape.from_anchor,
+        sliding_window_non_causal=non_causal,
+    )
+
+
+def _windows(shape: Shape) -> tuple[dict[str, Any], bool]:
+    """Return the fields of sliding windows in speculators' layout, and the value of `sliding_window_non_causal`.
+
+    The value is the same whether it holds for sliding layers, as in speculators, or for all layers, as in vLLM.
+    """
+    others = set(shape.sights) - {Sight()}
+    if not others:
+        return {}, True
+    sight = others.pop()
+    if others or sight.window is None or not sight.from_root:
+        raise UserError("speculators' layout has one sliding window, counted from the root; these layers have others")
+    if sight.causal and Sight() in shape.sights:
+        raise UserError(f"{NON_CAUSAL} cannot be false beside full layers: vLLM would make them causal too")
+    kinds = ["full_attention" if s == Sight() else "sliding_attention" for s in shape.sights]
+    return {"use_sliding_window": True, "sliding_window": sight.window, "layer_types": kinds}, not sight.causal

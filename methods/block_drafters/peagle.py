@@ -1,0 +1,316 @@
+"""P-EAGLE's drafter: network, new weights, and checkpoints in EAGLE-3's flat layout and in speculators'.
+
+EAGLE-3's layer over the target's hidden states, where a learnt state and a mask token replace what is not known yet:
+Hui et al. 2026, arXiv:2602.01469. Slot s reads the hidden state of position s and the token x_{s+1}, and predicts
+x_{s+2}. Modules are named as published tensors: EAGLE-3's, `mask_hidden`, and possibly further `layers.N.*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.target import AnyCache, Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import (
+    check_mask_token,
+    choose_words,
+    mask_token,
+    vocabulary_fields,
+)
+from specbench_ss.methods._shared.drafter_network import FeatureFusion, block_of
+from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods._shared.speculators import (
+    LAYER_IDS,
+    WEIGHT_FILES,
+    FeatureFields,
+    check_layer_ids,
+    check_sizes,
+    check_type,
+    describing,
+    layer_config,
+    parse,
+    read_network,
+    sizes_of,
+    sliding_layers,
+    written_config,
+    written_features,
+)
+from specbench_ss.methods.block_drafters.options import DEPTHS, MOST_DEPTHS
+from specbench_ss.models.checkpoint import read_config, weight_file
+from specbench_ss.models.tiny import randomise
+
+SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
+LAYERS: dict[str, Any] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by the type in a configuration
+CONFIGS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # the mask token's names; the latter two are vLLM's
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A drafter's form, besides the sizes of its layers.
+
+    layers: target layers whose inputs are read. depths: draft positions of a step. windows: sliding windows of its own
+    layers, None = everything is visible. vocab, draft_vocab, mapped, marked: as `DrafterNetwork` documents.
+    """
+
+    layers: tuple[int, ...]
+    depths: int
+    mask_token: int
+    windows: tuple[int | None, ...]
+    draft_vocab: int
+    vocab: int = 0
+    mapped: bool = False
+    marked: bool = False
+    fc_bias: bool = False
+    feature_norms: bool = False  # fc_norm.*, of each layer's features
+    input_norm: bool = False  # one norm over the features of all layers
+    residual_normed: bool = False  # norm_before_residual
+
+
+class Drafter(FeatureFusion):
+    """fc over hidden states of several target layers, D decoder layers of which the first reads tokens too, a norm.
+
+    config: sizes of its layers, of a Llama or a Qwen3. words: size of the target's vocabulary.
+    """
+
+    def __init__(self, shape: Shape, config: PretrainedConfig, words: int) -> None:
+        super().__init__(shape, config)
+        h, eps, n = config.hidden_size, config.rms_norm_eps, len(shape.layers)
+        self.mask_hidden = nn.Parameter(torch.randn(1, 1, n * h))
+        self.make_fusion(n, h, shape.fc_bias)
+        kind = LAYERS[config.model_type]
+        self.layers = nn.ModuleList([kind(config, i) for i in range(config.num_hidden_layers)])
+        _widen(self.layers[0], h, eps)
+        self.norm = LlamaRMSNorm(h, eps)
+        self.make_head(words)
+        self.blocks = [block_of(layer, nn.Identity() if i == 0 else None) for i, layer in enumerate(self.layers)]
+
+    def unknown(self) -> Tensor:
+        """Return what a slot reads [1, 1, h] whose hidden state is not known yet."""
+        return self.fuse(self.mask_hidden.chunk(len(self.shape.layers), -1))
+
+    def forward(
+        self, tokens: Tensor, state: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any
+    ) -> Tensor:
+        """Embedded tokens and fused hidden states [B, n, h] of n slots -> their normed states [B, n, h].
+
+        masks: one a layer, None = causal.
+        """
+        x = self.attend_wide(self.layers[0], tokens, state, cache, masks[0], rotary)
+        for block, mask in zip(self.blocks[1:], masks[1:], strict=True):
+            x = block(x, cache, mask, rotary)
+        out: Tensor = self.norm(x)
+        return out
+
+
+def _widen(layer: Any, hidden: int, eps: float) -> None:
+    """Let a layer's attention read a normed token beside a normed hidden state."""
+    for name in ("q_proj", "k_proj", "v_proj"):
+        narrow = getattr(layer.self_attn, name)
+        setattr(layer.self_attn, name, nn.Linear(2 * hidden, narrow.out_features, narrow.bias is not None))
+    layer.hidden_norm = LlamaRMSNorm(hidden, eps)
+
+
+# -- new drafters --------------------------------------------------------------------------------------------------
+
+
+def feature_layers(n_layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs are read: 2, N/2, N - 3; in a shallow model the second, middle and last."""
+    if n_layers >= 7:  # fewer, and two would be the same
+        return 2, n_layers // 2, n_layers - 3
+    return tuple(sorted({min(1, n_layers - 1), n_layers // 2, n_layers - 1}))
+
+
+def new_drafter(
+    target: Target,
+    depths: int,
+    layers: int = 1,
+    draft_vocab: int = 0,
+    mask: int | None = None,
+    own_embedding: bool = False,
+    windows: Sequence[int | None] = (),
+) -> Drafter:
+    """Return an untrained drafter of Llama layers. draft_vocab: 0 = all tokens; else the first ones, until chosen.
+
+    own_embedding: the drafter has an embedding, which begins as the target's.
+    """
+    table = target.model.get_input_embeddings().weight
+    draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
+    mask = mask_token(target, table) if mask is None else mask
+    shape = Shape(
+        feature_layers(target.n_layers), depths, mask, tuple(windows[:layers]) or (None,) * layers,
+        draft_vocab or target.vocab_size, target.vocab_size * own_embedding, bool(draft_vocab), bool(draft_vocab),
+    )  # fmt: skip
+    sizes = sizes_of(llama_layer(target)) | {"num_hidden_layers": layers, "vocab_size": target.vocab_size}
+    drafter = Drafter(shape, LlamaConfig(**sizes), target.vocab_size)
+    assert drafter.lm_head is not None
+    with torch.no_grad():
+        drafter.lm_head.weight.copy_(target.unembed[: shape.draft_vocab])
+        if drafter.embed_tokens is not None:
+            drafter.embed_tokens.weight.copy_(table)
+    if draft_vocab:
+        choose_words(drafter, torch.arange(draft_vocab))
+    return drafter
+
+
+def random_drafter(
+    target: Target, layers: int = 2, draft_vocab: int = 0, windows: Sequence[int | None] = ()
+) -> Drafter:
+    """Return random weights: five positions; a reduced vocabulary lacks some of the target's first tokens."""
+    drafter = new_drafter(target, 5, layers, draft_vocab, own_embedding=layers > 1, windows=windows)
+    if "d2t" in drafter.state_dict():
+        choose_words(drafter, torch.arange(target.vocab_size - draft_vocab, target.vocab_size))
+    randomise(drafter, 3, SPREAD)
+    return drafter
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """One drafting method that a speculators configuration proposes."""
+
+    speculative_tokens: int = DEPTHS
+
+
+class Proposals(msgspec.Struct, frozen=True):
+    """`speculators_config`."""
+
+    proposal_methods: list[Proposal] = []
+
+
+class PEagleFields(FeatureFields, frozen=True, kw_only=True):
+    """Fields of a P-EAGLE config.json in either layout. num_depths: of this project's layout."""
+
+    mask_token_id: int
+    speculators_config: Proposals = Proposals()
+    num_depths: int | None = None
+
+    @property
+    def depths(self) -> int:
+        """Return the draft positions of a step, as trained where that is stated."""
+        proposed = [proposal.speculative_tokens for proposal in self.speculators_config.proposal_methods]
+        return self.num_depths if self.num_depths is not None else max(proposed, default=DEPTHS)
+
+
+def read_fields(config: dict[str, Any]) -> PEagleFields:
+    """Return the fields of config.json. Raise UserError where it describes no P-EAGLE drafter."""
+    stated = check_type(config, "peagle")
+    mask = next((config[name] for name in MASKS if config.get(name) is not None), None)
+    if mask is None and not stated:
+        raise UserError("config.json describes no P-EAGLE drafter: it has no mask_token_id")
+    nested = config.get("eagle_config")
+    flat = {**nested, **config} if isinstance(nested, dict) else config
+    return parse({**flat, "mask_token_id": mask}, PEagleFields)
+
+
+def read_drafter(
+    path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
+) -> tuple[Drafter, dict[str, Any]]:
+    """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base."""
+    config = read_config(weight_file(path, WEIGHT_FILES, "peagle")[0].parent)
+
+    def build(tensors: dict[str, Tensor]) -> Drafter:
+        return _network(config, tensors, base)
+
+    return read_network("peagle", path, base, read, build), config
+
+
+def _network(config: dict[str, Any], tensors: dict[str, Tensor], base: Outline) -> Drafter:
+    fields = read_fields(config)
+    layer = layer_config(config, "Llama", tuple(CONFIGS), tensors)
+    _check_fits(fields, layer, base)
+    shape = Shape(
+        layers=_inputs(fields, base),
+        depths=fields.depths,
+        mask_token=fields.mask_token_id,
+        windows=_windows(fields, layer),
+        **vocabulary_fields(fields.draft_vocab_size, tensors, base),
+        fc_bias="fc.bias" in tensors,
+        feature_norms=fields.fc_norm or any(name.startswith("fc_norm.") for name in tensors),
+        input_norm=fields.norm_before_fc or "input_norm.weight" in tensors,
+        residual_normed=fields.norm_before_residual,
+    )
+    with describing("layers as Llama has them"):
+        return Drafter(shape, CONFIGS[layer.model_type](**sizes_of(layer)), base.vocab_size)
+
+
+def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: Outline) -> None:
+    """Raise UserError for a drafter of another model, or with an impossible mask token or depth."""
+    check_sizes((
+        ("hidden size", layer.hidden_size, base.hidden_size),
+        ("hidden size", fields.target_hidden_size or base.hidden_size, base.hidden_size),
+        ("vocabulary", layer.vocab_size, base.vocab_size),
+    ))  # fmt: skip
+    check_mask_token(fields.mask_token_id, base, " in config.json")
+    most = min(MOST_DEPTHS, base.context_length)
+    if not 1 <= fields.depths <= most:
+        raise UserError(f"config.json speaks of {fields.depths} tokens drafted a step, it can be 1 to {most}")
+    fields.check_norms()
+
+
+def _inputs(fields: PEagleFields, base: Outline) -> tuple[int, ...]:
+    """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
+    listed = fields.eagle_aux_hidden_state_layer_ids
+    if listed is None:
+        return feature_layers(base.n_layers)
+    check_layer_ids(listed, LAYER_IDS, base)
+    return tuple(listed)
+
+
+def _windows(fields: PEagleFields, layer: PretrainedConfig) -> tuple[int | None, ...]:
+    """Return the layers' sliding windows. Raise UserError for one that would hide draft positions."""
+    width = getattr(layer, "sliding_window", None)
+    windows = tuple(width if slides else None for slides in sliding_layers(layer))
+    if small := [w for w in windows if w is not None and w < fields.depths]:
+        raise UserError(f"sliding_window in config.json is {small[0]}, fewer than the {fields.depths} draft positions")
+    return windows
+
+
+def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+    """Return config.json in EAGLE-3's layout, with the mask token under the name that vLLM reads, too."""
+    shape = drafter.shape
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **_layers(drafter, base),
+        **written_features(shape, shape.layers, base),
+        "mask_token_id": shape.mask_token,
+        "ptd_token_id": shape.mask_token,
+        "num_depths": shape.depths,
+    }
+
+
+def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+    """Return config.json in speculators' layout."""
+    shape = drafter.shape
+    return written_config(
+        "peagle",
+        _layers(drafter, base),
+        shape.depths,
+        base,
+        **written_features(shape, shape.layers, base),
+        mask_token_id=shape.mask_token,
+        norm_output=False,
+        embed_requires_grad=bool(shape.vocab),
+    )
+
+
+def _layers(drafter: Drafter, base: Outline) -> dict[str, Any]:
+    """Return the fields of the drafter's layers."""
+    made = {"model_type": drafter.config.model_type, **sizes_of(drafter.config), "vocab_size": base.vocab_size}
+    windows = drafter.shape.windows
+    if widths := {w for w in windows if w is not None}:
+        kinds = ["full_attention" if w is None else "sliding_attention" for w in windows]
+        made |= {"sliding_window": max(widths), "use_sliding_window": True, "layer_types": kinds}
+    return made

@@ -1,0 +1,349 @@
+"""EAGLE checkpoints: the authors' layouts and speculators' for EAGLE-3.
+
+EAGLE-1/2: `fc.*`, `layers.0.*`. EAGLE-3: `fc.*`, `midlayer.*` (speculators and vLLM: `layers.0.*`), `norm`, `lm_head`,
+`d2t`, `t2d`; EAGLE-3.1 adds `fc_norm.*`. Either may bring `embed_tokens`. Sizes are read off tensors; of speculators'
+configurations, what cannot be computed as speculators 0.9 does (models/eagle3) is refused by the field's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_ss import user_files
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import vocabulary_fields
+from specbench_ss.methods._shared.drafter_network import Rotary
+from specbench_ss.methods._shared.speculators import (
+    LAYER,
+    LAYER_IDS,
+    SIZES,
+    TYPE,
+    WEIGHT_FILES,
+    FeatureFields,
+    check_layer_ids,
+    check_sizes,
+    check_type,
+    describing,
+    layer_config,
+    parse,
+    read_network,
+    sizes_of,
+    written_config,
+    written_features,
+)
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape, published_levels
+from specbench_ss.models.checkpoint import read_config, weight_file
+
+FIRST = "layers.0"
+BIASED = ("q_proj", "k_proj", "v_proj", "o_proj")
+KINDS = ("llama", "qwen3")  # model types of layers in speculators' layout
+Tensors = Mapping[str, Tensor]
+
+
+class Eagle3Fields(FeatureFields, frozen=True, kw_only=True):
+    """Fields of an EAGLE-3 config.json in speculators' layout, the layer's beside the others."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_key_value_heads: int
+    vocab_size: int
+    attention_bias: bool = False
+    layer_types: list[str] | None = None
+    norm_output: bool = False
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_drafter(
+    path: Path, base: Outline, method: str, levels: int, read: Callable[[Path], dict[str, Tensor]]
+) -> Drafter:
+    """Return the drafter in a folder. Raise UserError naming method and file; warn of biases that vLLM misreads.
+
+    levels: target layers that are read, 0 = EAGLE-1.
+    """
+    weight_file(path, WEIGHT_FILES, method)
+    about = drafter_config(path, method)
+
+    def build(tensors: Tensors) -> Drafter:
+        return _network(tensors, about, base, levels)
+
+    def problems(drafter: Drafter) -> list[str]:
+        return _problems_in_vllm(about, drafter.shape, levels)
+
+    return read_network(method, path, base, read, build, problems, published_name)
+
+
+def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[str]:
+    """Return how vLLM 0.32 misreads the drafter's biases, with the remedy."""
+    attention = not levels and bool(about.get("bias")) and not shape.biases.issuperset(BIASED)
+    mistaken = 'takes "bias": true in config.json for attention biases'
+    if "fc" in shape.biases:
+        return [f"drops fc.bias{f' and {mistaken}' if attention else ''}; train it again to serve it there"]
+    return [f'{mistaken}; delete "bias" from config.json'] if attention else []
+
+
+def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
+    """Return config.json beside the weights, with the fields of a nested `transformer_layer_config` beside the others.
+
+    Raise UserError, naming the method, for a config.json of another method, or of layers that are not supported.
+    """
+    about = read_config(path if path.is_dir() else path.parent)
+    try:
+        if not check_type(about, method.removesuffix("2")):
+            nested = about.get(LAYER)
+            return {**nested, **about} if isinstance(nested, dict) else about
+        layer = layer_config(about, "Llama", KINDS)
+        rope = layer.rope_parameters or {}
+        if rope.get("partial_rotary_factor") not in (None, 1):
+            raise UserError("config.json asks for partial_rotary_factor, which is not supported")
+    except UserError as error:
+        raise UserError(f"{method}: {error} ({path})") from None
+    names = (*SIZES, "mlp_bias", "layer_types", "model_type")
+    return {**about, **{name: getattr(layer, name, None) for name in names}}
+
+
+def _network(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Drafter:
+    """Return a drafter of the tensors' sizes, without their values. Raise UserError where it does not fit the base."""
+    third = TYPE in about or any(n.endswith("hidden_norm.weight") for n in tensors)
+    if third != bool(levels):
+        raise UserError("these are weights of EAGLE-3: use eagle3" if third else "these are no weights of EAGLE-3")
+    fields = parse(about, Eagle3Fields) if TYPE in about else None
+    if fields is not None:
+        _check_supported(fields, base)
+    shape = _shape(tensors, about, base, levels)
+    if fields is not None:
+        _check_stated(fields, shape)
+    with describing("a Llama layer"):
+        config = shape.llama(about)
+        return Eagle3Drafter(shape, config, base.vocab_size) if levels else Eagle1Drafter(shape, config)
+
+
+def _check_supported(fields: Eagle3Fields, base: Outline) -> None:
+    """Raise UserError for a variant that is not computed here, and for a drafter of another model."""
+    if fields.num_hidden_layers != 1:
+        raise UserError(f"num_hidden_layers in config.json is {fields.num_hidden_layers}, a drafter of 1 can be read")
+    if other := [kind for kind in (fields.layer_types or ())[:1] if kind != "full_attention"]:
+        raise UserError(f"layer_types in config.json asks for {other[0]!r}, which is not supported")
+    fields.check_norms()
+    check_sizes((
+        ("hidden size", fields.target_hidden_size or fields.hidden_size, base.hidden_size),
+        ("vocabulary", fields.vocab_size, base.vocab_size),
+    ))  # fmt: skip
+
+
+def _check_stated(fields: Eagle3Fields, shape: Shape) -> None:
+    """Raise UserError where the tensors have other sizes than config.json states."""
+    for name, own in (
+        ("hidden_size", shape.hidden),
+        ("intermediate_size", shape.ffn),
+        ("num_key_value_heads", shape.kv_heads),
+        ("norm_before_fc", shape.input_norm),
+        ("fc_norm", shape.feature_norms),
+    ):
+        if getattr(fields, name) != own:
+            raise UserError(f"{name} in config.json is {getattr(fields, name)}, the drafter's tensors have {own}")
+    if shape.biases != (frozenset(BIASED) if fields.attention_bias else frozenset()):
+        has = ", ".join(sorted(shape.biases)) or "nothing"
+        raise UserError(f"attention_bias in config.json is {fields.attention_bias}, the drafter has biases of {has}")
+
+
+def _size(tensors: Tensors, name: str) -> tuple[int, int]:
+    """Return rows and columns of a matrix; 0 for what a vector or a number does not have."""
+    if name not in tensors:
+        raise UserError(f"the drafter lacks tensors: {name}")
+    rows, columns = (*tensors[name].shape, 0, 0)[:2]
+    return rows, columns
+
+
+def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Shape:
+    hidden, fc_width = _size(tensors, "fc.weight")
+    rows, width = _size(tensors, f"{FIRST}.self_attn.q_proj.weight")
+    heads, head_dim = _heads(about, rows)
+    kv_rows, _ = _size(tensors, f"{FIRST}.self_attn.k_proj.weight")
+    if kv_rows % head_dim or not kv_rows or heads % (kv_rows // head_dim):
+        raise UserError(f"{FIRST}.self_attn.k_proj.weight has {kv_rows} rows, no keys for {heads} heads of {head_dim}")
+    if width != hidden * (2 if levels else 1):
+        raise UserError(f"{FIRST}.self_attn.q_proj.weight is {width} wide, the hidden size is {hidden}")
+    _check_hidden(hidden, fc_width, base, levels, "embed_tokens.weight" in tensors)
+    stated = about.get("draft_vocab_size") if TYPE in about else None
+    biases = {name for name in BIASED if f"{FIRST}.self_attn.{name}.bias" in tensors}
+    return Shape(
+        hidden=hidden,
+        ffn=_size(tensors, f"{FIRST}.mlp.gate_proj.weight")[0],
+        heads=heads,
+        kv_heads=kv_rows // head_dim,
+        head_dim=head_dim,
+        biases=frozenset(biases | ({"fc"} if "fc.bias" in tensors else set())),
+        **vocabulary_fields(stated, tensors, base, headless=not levels),
+        feature=base.hidden_size,
+        levels=levels or 1,
+        feature_norms=bool(levels) and (bool(about.get("fc_norm")) or any(n.startswith("fc_norm.") for n in tensors)),
+        input_norm=bool(levels) and (bool(about.get("norm_before_fc")) or "input_norm.weight" in tensors),
+        residual_normed=bool(about.get("norm_before_residual")),
+        output_normed=bool(about.get("norm_output")),
+        head_norms=TYPE in about and about.get("model_type") == "qwen3",
+    )
+
+
+def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
+    """Return the number of heads and their width: the one thing that tensors alone do not tell."""
+    heads = about.get("num_attention_heads")
+    if type(heads) is not int or heads < 1:
+        given = "" if heads is None else f", a count: it is {heads!r}"
+        raise UserError(f"config.json lacks num_attention_heads{given}")
+    head_dim = about.get("head_dim") or rows // heads
+    if type(head_dim) is not int or head_dim * heads != rows or not head_dim or head_dim % 2:
+        raise UserError(f"the drafter's queries have {rows} rows, its config.json states {heads} heads of {head_dim}")
+    return heads, head_dim
+
+
+def _check_hidden(hidden: int, fc_width: int, base: Outline, levels: int, own_embedding: bool) -> None:
+    """Raise UserError where the drafter's width is for another model."""
+    if levels and fc_width != levels * base.hidden_size:
+        raise UserError(f"fc.weight reads {fc_width} numbers, not {levels} hidden states of {base.hidden_size}")
+    if not levels and hidden != base.hidden_size:
+        raise UserError(f"the drafter is for hidden size {hidden}, the model has {base.hidden_size}")
+    embedded = getattr(base.config, "word_embed_proj_dim", base.hidden_size)
+    if not own_embedding and hidden != embedded:
+        wide = f"the model's embedding is {embedded} wide, not {hidden}"
+        raise UserError(f"the drafter has no embed_tokens.weight, and {wide}")
+
+
+# -- target layers that are read -----------------------------------------------------------------------------------
+
+QUESTION = "Explain in a few sentences why the sky is blue, and name two other things with the same cause."
+TOKENS = 48  # of the target's own answer, on which candidates are compared
+
+
+def layers_of(config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]]:
+    """Return the layers whose inputs EAGLE-3 reads by config.json; several candidates where it can be read two ways.
+
+    `eagle_aux_hidden_state_layer_ids` names inputs of layers in some projects and their outputs in others.
+    """
+    if TYPE in config:
+        return (_stated_layers(config, base),)
+    if "feature_layers" in config:
+        return (checked_layers(config["feature_layers"], base, "feature_layers in config.json"),)
+    nested = config.get("eagle_config")
+    listed = config.get(LAYER_IDS) or (nested.get(LAYER_IDS) if isinstance(nested, dict) else None)
+    if not listed:
+        return (published_levels(base.n_layers),)
+    inputs = checked_layers(listed, base, f"{LAYER_IDS} in config.json")
+    outputs = tuple(FINAL if i + 1 == base.n_layers else i + 1 for i in inputs)
+    return inputs, outputs
+
+
+def _stated_layers(config: Mapping[str, Any], base: Outline) -> tuple[int, ...]:
+    """Return the layers by speculators' layout, counted as vLLM does: id i is the input of layer i.
+
+    Not stated: 2, N/2, N - 3.
+    """
+    n = base.n_layers
+    try:
+        ids = parse(config, FeatureFields).eagle_aux_hidden_state_layer_ids
+        if ids is None:
+            ids = [2, n // 2, n - 3]
+            if len(set(ids)) < 3:
+                raise UserError(f"config.json does not state {LAYER_IDS}; a model of {n} layers has no default")
+        if n in ids:
+            raise UserError(f"{LAYER_IDS} in config.json names {n}, the state before the final norm: not supported")
+        check_layer_ids(ids, LAYER_IDS, base)
+    except UserError as error:
+        raise UserError(f"eagle3: {error}") from None
+    return tuple(ids)
+
+
+def checked_layers(layers: Any, base: Outline, what: str) -> tuple[int, ...]:
+    """Return a list of layers, FINAL allowed. Raise UserError for those that the model does not have."""
+    try:
+        named = user_files.convert(layers, list[int])
+    except ValueError:
+        named = []
+    if not named:
+        raise UserError(f"eagle3: {what} must be a list of layers, not {layers!r}")
+    for layer in named:
+        if not FINAL <= layer < base.n_layers:
+            raise UserError(f"eagle3: {what} names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
+    return tuple(named)
+
+
+@torch.inference_mode()
+def best_layers(target: Target, drafter: Drafter, candidates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the candidate with which the drafter predicts most of the target's own greedy answer; ties: the first."""
+    prompt = _prompt(target)
+    tokens = min(TOKENS, target.context_length - len(prompt))
+    answer = generate(Autoregressive(target), prompt, Limits(tokens), Sampling()).tokens
+    ids = torch.tensor([[*prompt, *answer]], device=target.device)
+    taps = sorted({layer for layers in candidates for layer in layers})
+    states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), taps, every=True).taps
+    drafter = drafter.to(target.device, target.dtype).eval()
+    rotary = Rotary(drafter.config, target.device)
+    right = [_hits(target, drafter, rotary, ids, [states[i] for i in layers], len(prompt)) for layers in candidates]
+    return candidates[right.index(max(right))]
+
+
+def _hits(target: Target, drafter: Drafter, rotary: Rotary, ids: Tensor, features: Sequence[Tensor], start: int) -> int:
+    """Return how many tokens of the answer from ids[start + 1] on are predicted from the true hidden states."""
+    positions = torch.arange(ids.shape[1] - 1, device=ids.device)[None]
+    fused = drafter.fuse(features)
+    out = drafter(drafter.embed(ids[:, 1:], target), fused, None, None, rotary(positions, fused.dtype))
+    guesses = drafter.token_ids(drafter.logits(out[:, :-1], target).argmax(-1))  # slot s predicts x_{s+2}
+    return int((guesses == ids[:, 2:])[:, start - 1 :].sum())
+
+
+def _prompt(target: Target) -> list[int]:
+    """Return a question where there is a chat template, else the token that texts begin with."""
+    if target.tokenizer is not None and target.tokenizer.chat_template is not None:
+        ids = target.encode_chat([{"role": "user", "content": QUESTION}])
+        if len(ids) < target.context_length:
+            return ids
+    begin = target.config.bos_token_id
+    return [begin if isinstance(begin, int) else 0]
+
+
+# -- writing in speculators' layout --------------------------------------------------------------------------------
+
+
+def published_name(name: str) -> str:
+    """Return a tensor's name in speculators' layout."""
+    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
+
+
+def config_of(
+    drafter: Drafter, about: Mapping[str, Any], layers: tuple[int, ...], drafts: int, base: Outline
+) -> dict[str, Any]:
+    """Return config.json in speculators' layout.
+
+    Args:
+        drafter: an EAGLE-3 drafter.
+        about: its config.json in EAGLE's layout.
+        layers: target layers whose inputs it reads.
+        drafts: tokens that a server drafts in a step.
+        base: the model that is drafted for.
+    """
+    shape = drafter.shape
+    made = shape.llama(dict(about))
+    layer = {
+        **sizes_of(made),
+        "model_type": "qwen3" if shape.head_norms else "llama",
+        "vocab_size": base.vocab_size,
+        "attention_bias": bool(shape.biases),
+        "mlp_bias": made.mlp_bias,
+        "rope_theta": (made.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
+    }
+    fields = written_features(shape, layers, base)
+    return written_config(
+        "eagle3", layer, drafts, base, **fields, norm_output=shape.output_normed, embed_requires_grad=False
+    )

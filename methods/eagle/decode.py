@@ -1,0 +1,575 @@
+"""EAGLE (static tree), EAGLE-2 and EAGLE-3 (dynamic trees).
+
+EAGLE: Li et al. 2024 (ICML), sec. 4. EAGLE-2: Li et al. 2024 (EMNLP), sec. 4. EAGLE-3: Li et al. 2025 (NeurIPS). The
+drafter's KV cache has a slot for every position before the root's, made from the target's hidden state; slots of
+drafted nodes lie behind them for a step and are dropped.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Le
+
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeShape, indices
+from specbench_ss.engine.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_pass import pass_drafter
+from specbench_ss.methods._shared.feature_decoder import FeatureDecoder
+from specbench_ss.methods._shared.static_trees import (
+    Choice,
+    MedusaTree,
+    asked_tree,
+    check_tree,
+    from_branches,
+    read_accuracies,
+    read_measured,
+    tree_of,
+)
+from specbench_ss.methods._shared.tree_advice import with_advice
+from specbench_ss.methods._shared.tree_growth import best, draw, grow
+from specbench_ss.models.checkpoint import check_base, drafter_folder, drafter_here, learnt, read_tensors
+from specbench_ss.options import Bounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods.eagle.drafter import Drafter
+
+MOST_DEPTH = 64  # levels of a draft tree, a pass of the drafter each
+NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, for tuning; 25 is the published size
+TOTALS = (4, 6, 8, 12, 16, 24, 32, 48, 60)  # of dynamic trees, for tuning
+BEAMS = (1, 2, 3, 4, 6, 10)
+DEPTHS = (0, 1, 2, 3, 4, 5, 7)
+
+# the 25 nodes published with EAGLE, as branches: prefix -> ranks
+PUBLISHED: tuple[Choice, ...] = from_branches({
+    (): 4, (0,): 3, (1,): 2, (2,): 2, (3,): 1, (0, 0): 3, (0, 1): 2, (0, 2): 2, (1, 0): 1, (0, 0, 0): 3,
+    (0, 0, 0, 0): 2,
+})  # fmt: skip
+
+WEIGHTS_HELP = {"help": "Folder or file with the drafter. Empty: the one that came with the model."}
+
+
+class EagleDecoder(FeatureDecoder):
+    """Base of the three methods: weights, slots of true hidden states, and drafter passes over nodes.
+
+    config: the config.json that came with the weights.
+    """
+
+    companion: ClassVar[str]  # the folder beside a model that has the weights
+    advisable: ClassVar[tuple[str, ...]]  # options that the folder may advise
+    tree_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k")  # of all that use a folder
+
+    def __init__(
+        self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
+    ) -> None:
+        super().__init__(target, options, drafter, layers)
+        self.config, self.learnt = config, learnt(config)
+        self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, from which the root's children are drafted
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def settle(cls, options: Any, config: dict[str, Any], vocab: int) -> Any:
+        """Return the tree by options and config.json. Raise UserError where there cannot be such a tree."""
+
+    @classmethod
+    def layers_of(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
+        """Return the target layers whose inputs are read; several candidates where config.json is ambiguous."""
+        return ((FINAL,),)
+
+    @classmethod
+    def levels(cls, layers: Sequence[int]) -> int:
+        """Return `levels` as `read_drafter` takes it: 0 for EAGLE-1."""
+        return 0
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """Check the drafter's file and shapes, the layers it reads, and the tree."""
+        from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
+        from specbench_ss.methods.eagle.checkpoint import drafter_config, read_drafter
+
+        base.check_square(cls.name)
+        path = drafter_here(options.weights, cls.name, base, cls.companion)
+        if path is None:
+            return
+        config = drafter_config(path, cls.name)
+        layers = cls.layers_of(options, config, base, path)[0]
+        with torch.device("meta"):
+            drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes_and_words)
+        options, _ = with_advice(cls, options, config, base, path, cls.tree_options)
+        cls.settle(options, config, drafter.draft_vocab or base.vocab_size)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> EagleDecoder:
+        """Load the drafter from the folder or file that the user named, or the one that came with the model."""
+        from specbench_ss.methods.eagle.checkpoint import best_layers, drafter_config, read_drafter
+
+        target.check_square(cls.name)
+        path = drafter_folder(options.weights, cls.name, target, cls.companion)
+        config = drafter_config(path, cls.name)
+        check_base(config, target, cls.name)
+        options, advised = with_advice(cls, options, config, target, path, cls.tree_options)
+        candidates = cls.layers_of(options, config, target, path)
+        drafter = read_drafter(path, target, cls.name, cls.levels(candidates[0]), read_tensors)
+        layers = candidates[0] if len(candidates) == 1 else best_layers(target, drafter, candidates)
+        found = cls(target, options, drafter, config, layers)
+        found.advised = advised
+        return found
+
+    def variant(self, options: Any) -> EagleDecoder:
+        """Return the same drafter with another tree."""
+        options, _ = with_advice(self, options, self.config, self.target, Path("config.json"), self.tree_options)
+        return type(self)(self.target, options, self.drafter, self.config, self.layers)
+
+    # -- slots of true hidden states ----------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def drafted_rows(self) -> int:
+        """Return the most rows of a step in the drafter's cache behind those of true hidden states."""
+
+    def begin(self, state: State) -> None:
+        """Fill a slot for every position of the prompt; drop the last prompt's."""
+        self.target.empty(self.cache, state.cache.capacity + self.drafted_rows)
+        self._extend(state, indices(state.ids[1:], self.target.device), self._features)
+        self._features = []
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """Fill a slot for every newly accepted position."""
+        self._extend(state, *self.accepted(verdict, output))
+
+    def _extend(self, state: State, tokens: Tensor, features: Sequence[Tensor]) -> None:
+        """Add slots that stay: tokens [n], each the one after its hidden states [1, n, h_t]."""
+        past, n = self.cache.get_seq_length(), len(tokens)
+        mask = self.target.causal_mask(n, past) if past and n > 1 else None
+        fused = self.drafter.fuse(features)
+        embedded = self.drafter.embed(tokens[None], self.target)
+        out = self.run_drafter((embedded, fused), [mask], self.rotary_at(past, n, fused.dtype))
+        self.cache.advance(n)
+        self.newest = out[:, -1:]
+        state.draft_calls += 1
+
+    # -- slots of drafted nodes ---------------------------------------------------------------------------------
+
+    def rotary_ahead(self, state: State, levels: int) -> tuple[Tensor, Tensor]:
+        """Return cos, sin [1, levels, head_dim] of drafted nodes: a level has one position."""
+        return self.rotary_at(state.position, levels, self.newest.dtype)
+
+    def descend(
+        self,
+        state: State,
+        tokens: Tensor,
+        states: Tensor,
+        visible: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        level: int,
+    ) -> Tensor:
+        """k nodes of one level, tokens [k] with their parents' states [1, k, h] -> their own states [1, k, h].
+
+        visible: bool [k, drafted rows so far + k]. level: 0 for the root's children.
+        """
+        mask = self.target.block_mask(visible, state.position)
+        cos, sin = (x[:, level : level + 1] for x in rotary)
+        embedded = self.drafter.embed(tokens[None], self.target)
+        out = self.run_drafter((embedded, states), [mask], (cos, sin))
+        self.cache.advance(len(tokens))
+        state.draft_calls += 1
+        return out
+
+    def run_drafter(
+        self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Run the drafter, whose one layer takes one mask."""
+        return pass_drafter(self.target, self.drafter, self._one_layer, rows, self.cache, masks, rotary)
+
+    def _one_layer(self, tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
+        out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
+        return out
+
+    def drop_drafted(self, state: State) -> None:
+        """Keep only slots of true hidden states."""
+        self.cache.keep(state.position, ())
+
+
+# -- EAGLE: a static tree ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of a static tree: m nodes, of which the k with children pass through the drafter.
+
+    Attributes:
+        parent: int64 [m], the row of the pass before that a node hangs on.
+        rank: int64 [m], its rank among the candidates of that row.
+        place: int64 [m], its number among its siblings.
+        inner: int64 [k], the nodes that are passed on.
+        carry: int64 [k], their parents' rows.
+        visible: bool [k, rows so far], their ancestors and themselves among all rows passed.
+    """
+
+    parent: Tensor
+    rank: Tensor
+    place: Tensor
+    inner: Tensor
+    carry: Tensor
+    visible: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A static tree as drafter passes. nodes: int64 [passed], the node of each row that gives logits, root first."""
+
+    shape: TreeShape
+    width: int
+    siblings: int  # the most children of a node
+    levels: tuple[Level, ...]
+    nodes: Tensor
+
+
+def plan_of(tree: MedusaTree, device: torch.device) -> Plan:
+    """Return the passes of a static tree, level by level."""
+    shape, children = tree.shape, tree.shape.children()
+    ancestors = shape.ancestors()
+    passed: list[int] = []  # of all levels, in order
+    above, levels = [0], []
+    for depth in range(1, shape.depth + 1):
+        level = [i for i, d in enumerate(shape.depths) if d == depth]
+        row = {node: i for i, node in enumerate(above)}
+        parents = [row[shape.parents[i]] for i in level]
+        places = [children[shape.parents[i]].index(i) for i in level]
+        inner = [n for n, i in enumerate(level) if children[i]]
+        above = [level[n] for n in inner]
+        passed += above
+        visible = ancestors[above][:, passed] if above else torch.zeros(0, len(passed), dtype=torch.bool)
+        ranks, carry = [tree.ranks[i - 1] for i in level], [parents[n] for n in inner]
+        parent, rank, place, passed_on, carried = (indices(x, device) for x in (parents, ranks, places, inner, carry))
+        levels.append(Level(parent, rank, place, passed_on, carried, visible.to(device)))
+    most = max(map(len, children))
+    return Plan(shape, tree.width, most, tuple(levels), indices([0, *passed], device))
+
+
+@dataclass(frozen=True, slots=True)
+class EagleOptions(Bounded):
+    """Options of `eagle`. Raises UserError for values beyond their bounds."""
+
+    owner: ClassVar[str] = "eagle"
+    weights: str = field(default="", metadata=WEIGHTS_HELP)
+    tree: str = field(
+        default="auto",
+        metadata={
+            "help": "Draft tree. auto: built from the measured accuracies that came with the drafter, else the "
+            "published one. published: that one. Else a JSON file with a tree or with measured accuracies."
+        },
+    )
+    nodes: int = field(
+        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the drafter's folder advises."}
+    )
+    depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = field(
+        default=0, metadata={"help": "How many levels are drafted at most. 0: as many as the tree has."}
+    )
+    sample: Literal["on", "off"] = field(
+        default="off",
+        metadata={"help": "With sampling: draw candidates from the draft's distribution, as published."},
+    )
+
+
+class Eagle(EagleDecoder):
+    """EAGLE: every level of a static tree is one pass of the drafter."""
+
+    name = "eagle"
+    companion = "eagle"
+    summary = "EAGLE: one layer drafts features, static tree"
+    paper = "Li et al. 2024, arXiv:2401.15077"
+    Options = EagleOptions
+    advisable = ("nodes",)
+
+    def __init__(
+        self,
+        target: Target,
+        options: EagleOptions,
+        drafter: Drafter,
+        config: dict[str, Any],
+        layers: Sequence[int] = (FINAL,),
+    ) -> None:
+        self.tree = self.settle(options, config, target.vocab_size)
+        self.plan: Plan = plan_of(self.tree, target.device)
+        super().__init__(target, options, drafter, config, layers)
+
+    @classmethod
+    def settle(cls, options: EagleOptions, config: dict[str, Any], vocab: int) -> MedusaTree:
+        """Return the tree."""
+        depth = options.depth or MOST_DEPTH
+        tree = tree_of(asked_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels"), cls.name)
+        check_tree(tree, depth, vocab, cls.name)
+        return tree
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Return random weights on the published tree and on a deep one, and with sampled candidates."""
+        from specbench_ss.methods.eagle.drafter import random_eagle
+
+        def make(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
+            return lambda: cls(
+                target, EagleOptions(**options), random_eagle(target), {"accuracies": accuracies, "nodes": 9}
+            )
+
+        fair = [[0.4 / (r + 1) for r in range(min(4, target.vocab_size))] for _ in range(5)]
+        chain = [[0.9]] * 7
+        return {
+            "published": make(fair, tree="published"),
+            "auto": make(fair),
+            "chain": make(chain, nodes=7),
+            "sampled": make(fair, tree="published", sample="on"),
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return the tree and the drafter."""
+        return super().described() | self.tree.described() | {"sample": self.options.sample}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """Return sizes of the tree, where accuracies to build it from are known, and depths."""
+        given = self.options.tree
+        if given not in ("auto", "published"):
+            return {"nodes": NODES} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
+        accuracies = read_accuracies(self.config, self.name) if given == "auto" else []
+        deepest = len(accuracies) or max(map(len, PUBLISHED))
+        return {**({"nodes": NODES} if accuracies else {}), "depth": range(1, deepest + 1)}
+
+    def max_rows(self) -> int:
+        """Return the tree's size, root included."""
+        return len(self.plan.shape.parents)
+
+    @property
+    def drafted_rows(self) -> int:
+        """Return the number of nodes with children."""
+        return len(self.plan.nodes) - 1
+
+    def propose(self, state: State) -> DraftTree:
+        """Draft each level from the states of the level above, on the static tree."""
+        sampled = self.options.sample == "on" and not state.sampling.greedy
+        rotary = self.rotary_ahead(state, len(self.plan.levels))
+        states, tokens, qs = self.newest, [state.root], []
+        for depth, level in enumerate(self.plan.levels):
+            logits = self.drafter.logits(states, self.target)[0]  # [rows, V]
+            if sampled:
+                qs.append(state.sampling.probs(logits))
+                candidates, at = draw(qs[-1], state.rng, self.plan.siblings), level.place
+            else:
+                candidates, at = logits.topk(self.plan.width).indices, level.rank
+            tokens.append(candidates[level.parent, at])
+            if len(level.inner):
+                states = self.descend(
+                    state, tokens[-1][level.inner], states[:, level.carry], level.visible, rotary, depth
+                )
+        self.drop_drafted(state)
+        return DraftTree(torch.cat(tokens), self.plan.shape, self._probs(qs) if sampled else None)
+
+    def _probs(self, qs: list[Tensor]) -> Tensor:
+        """Return q [n, V] at the nodes with children; rows of leaves are zero."""
+        q = torch.cat(qs)
+        return q.new_zeros(len(self.plan.shape.parents), q.shape[-1]).index_copy_(0, self.plan.nodes, q)
+
+
+# -- EAGLE-2 and EAGLE-3: dynamic trees ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicOptions(Bounded):
+    """Options of `eagle2`. Raises UserError for impossible values."""
+
+    owner: ClassVar[str] = "eagle2"
+    weights: str = field(default="", metadata=WEIGHTS_HELP)
+    total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
+        default=0,
+        metadata={"help": "How many nodes are verified, the root included. 0: as the folder advises, else 60."},
+    )
+    depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = field(
+        default=-1,
+        metadata={"help": "How many levels are drafted after the first. -1: as the folder advises, else as published."},
+    )
+    top_k: Annotated[int, Ge(0), Le(64)] = field(
+        default=0,
+        metadata={"help": "Beams of a level, and candidates of each. 0: as the folder advises, else 10."},
+    )
+
+    def check_together(self) -> None:
+        """Raise UserError for a tree that is its root alone."""
+        if self.total_tokens == 1:
+            raise UserError(f"{self.owner}: total_tokens counts the root: it must be at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Options(DynamicOptions):
+    """Options of `eagle3`."""
+
+    owner: ClassVar[str] = "eagle3"
+    layers: str = field(
+        default="auto",
+        metadata={
+            "help": "Layers of the target whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
+            "auto: as the checkpoint's configuration says."
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a dynamic tree. drafted: nodes without the root; depth: levels after the first."""
+
+    drafted: int
+    depth: int
+    top_k: int
+
+
+class Eagle2(EagleDecoder):
+    """EAGLE-2: each level keeps the top_k beams of the greatest path probability, the tree the best nodes."""
+
+    name = "eagle2"
+    companion = "eagle"
+    summary = "EAGLE-2: EAGLE's drafter, dynamic tree"
+    paper = "Li et al. 2024, arXiv:2406.16858"
+    Options = DynamicOptions
+    advisable = ("total_tokens", "depth", "top_k")
+    published_depth: ClassVar[int] = 5
+
+    def __init__(
+        self,
+        target: Target,
+        options: DynamicOptions,
+        drafter: Drafter,
+        config: dict[str, Any],
+        layers: Sequence[int] = (FINAL,),
+    ) -> None:
+        self.size = self.settle(options, config, drafter.draft_vocab or target.vocab_size)
+        super().__init__(target, options, drafter, config, layers)
+
+    @classmethod
+    def settle(cls, options: DynamicOptions, config: dict[str, Any], vocab: int) -> Size:
+        """Return the tree's size, no wider than the vocabulary."""
+        depth = cls.published_depth if options.depth < 0 else options.depth
+        k = min(options.top_k or 10, vocab)
+        total = options.total_tokens or 60
+        return Size(min(total - 1, k + depth * k * k), depth, k)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Return random weights on trees of several forms."""
+        from specbench_ss.methods.eagle.drafter import random_eagle
+
+        def make(**options: Any) -> Callable[[], Decoder]:
+            return lambda: cls(target, DynamicOptions(**options), random_eagle(target), {})
+
+        return {
+            "published": make(),
+            "small": make(total_tokens=7, depth=2, top_k=3),
+            "chain": make(total_tokens=5, depth=4, top_k=1),
+            "one level": make(depth=0, top_k=4),
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return the tree's size as resolved, and the drafter."""
+        s = self.size
+        return super().described() | {"total_tokens": s.drafted + 1, "depth": s.depth, "top_k": s.top_k}
+
+    def tunable(self) -> Mapping[str, Sequence[Any]]:
+        """Return sizes of the tree."""
+        s, vocab = self.size, self.drafter.draft_vocab or self.target.vocab_size
+        most = s.top_k + s.depth * s.top_k**2
+        return {
+            "total_tokens": [n for n in TOTALS if n <= most + 1],
+            "depth": DEPTHS,
+            "top_k": [k for k in BEAMS if k <= vocab],
+        }
+
+    def max_rows(self) -> int:
+        """Return the tree's size, root included."""
+        return 1 + self.size.drafted
+
+    @property
+    def drafted_rows(self) -> int:
+        """Return the number of beams of all levels."""
+        return self.size.depth * self.size.top_k
+
+    def propose(self, state: State) -> DraftTree:
+        """Draft beams by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
+        size, first = self.size, self.newest
+        rotary = self.rotary_ahead(state, max(1, size.depth))
+        states = first  # [1, rows, h] of the last level's beams, before any the root's
+
+        def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
+            nonlocal states
+            states = self.descend(state, tokens, states[:, above], visible, rotary, level - 1)
+            logits: Tensor = self.drafter.logits(states, self.target)[0]
+            return logits
+
+        root_logits = self.drafter.logits(first, self.target)[0, 0]
+        tree = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
+        self.drop_drafted(state)
+        return tree
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the best tokens of each row, by the target's ids."""
+        drafted, log_p, _ = best(self.size.top_k)(logits)
+        return self.drafter.token_ids(drafted), log_p, None
+
+
+class Eagle3(Eagle2):
+    """EAGLE-3: EAGLE-2's tree; the drafter reads several target layers and has its own LM head."""
+
+    name = "eagle3"
+    companion = "eagle3"
+    summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
+    paper = "Li et al. 2025, arXiv:2503.01840"
+    Options = Eagle3Options
+    published_depth = 7
+
+    @classmethod
+    def layers_of(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
+        """Return the layers by the option of that name, else by config.json, errors of which name the weights."""
+        from specbench_ss.methods.eagle.checkpoint import checked_layers, layers_of
+
+        if options.layers != "auto":
+            try:
+                numbers = [int(part) for part in options.layers.split(":")]
+            except ValueError:
+                wanted = "numbers as in 2:16:29, or auto"
+                raise UserError(f"eagle3: layers must be {wanted}, not {options.layers!r}") from None
+            return (checked_layers(numbers, base, "layers"),)
+        try:
+            return layers_of(config, base)
+        except UserError as error:
+            raise UserError(f"{error} ({path})") from None
+
+    @classmethod
+    def levels(cls, layers: Sequence[int]) -> int:
+        """Return the number of layers that are read."""
+        return len(layers)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Return random weights with a reduced vocabulary and a whole one."""
+        from specbench_ss.methods.eagle.drafter import random_eagle3
+
+        def make(reduced: bool, **options: Any) -> Callable[[], Decoder]:
+            def build() -> Decoder:
+                drafter, config, layers = random_eagle3(target, reduced)
+                return cls(target, Eagle3Options(**options), drafter, config, layers)
+
+            return build
+
+        return {
+            "published": make(True),
+            "small": make(False, total_tokens=7, depth=2, top_k=3),
+            "chain": make(True, total_tokens=5, depth=4, top_k=1),
+        }
