@@ -1,42 +1,48 @@
-"""`ssbench paper ablations`: what each part of the streams is worth, one changed at a time, with several seeds.
-
-The papers sweep the number of MSA layers alone (figure 11). Here every variant learns the same conversations in the
-same batches, beside Medusa's heads, and decodes the same prompts with as many nodes a step.
-"""
+"""`ssbench paper ablations`: streams with one part changed at a time, and Medusa's heads."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from specbench_ss import storage
 from specbench_ss.options import REFERENCE, MethodSpec
-from specbench_ss.reports.paper.claims import number_or_none, place_of
-from specbench_ss.reports.paper.figures import COLOURS, SYMBOLS, axes, health, machine
-from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, training_text
-from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.results.text import interval
+from specbench_ss.reports.paper.claims import number_or_none
+from specbench_ss.reports.paper.experiment import (
+    STEP_TIME,
+    TrainingExperiment,
+    config_for,
+    health,
+    interval_text,
+    machine,
+    overall,
+    records,
+    step_time,
+    table,
+)
+from specbench_ss.reports.paper.figures import Axis, Series, Text, chart
+from specbench_ss.reports.paper.training import train_drafters
+from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
+from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.drafter_training import LOG
+from specbench_ss.training.trainer import TrainConfig
 
+GAMMA, LR = 4, 0.01
 SEEDS, STEPS, ROWS, LENGTH, ANCHORS, TALKS = 3, 300, 4, 256, 32, 4000
 NODES = 8  # of every draft
 CENTRE, MEDUSA, SMALL = "N_s 4, R_s 32", "Medusa's heads", "R_s 8"
 MAPS = ("f_eta of rank 8", "f_eta of rank 64")
-GAMMA, LR = 4, 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A drafter. name: what is changed from the centre. options: of `ssbench train`. longer: times the steps."""
+    """A drafter. name: its difference from the centre. options: of `ssbench train`. longer: factor of the steps."""
 
     name: str
     method: str = "ss"
@@ -44,7 +50,7 @@ class Variant:
     longer: int = 1
 
     @property
-    def asked(self) -> str:
+    def drafter(self) -> str:
         """Return it as `ssbench train together --drafters` takes it."""
         own = self.options.split(",") if self.options else []
         if self.method == "ss" and not any(option.startswith("adapter_rank=") for option in own):
@@ -84,24 +90,12 @@ VARIANTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One variant of one seed. right: share of right first guesses by stream, on held-out text; None: not judged."""
+class Ablations(TrainingExperiment):
+    """The value of each part of the streams, one changed at a time, with several seeds.
 
-    variant: str
-    seed: int
-    parameters: int
-    right: Sequence[float | None]
-    row: SummaryRow
-
-    @property
-    def cost(self) -> float | None:
-        """Return the time of a step over that of the reference."""
-        return None if not self.row.step_ratio else 1 / self.row.step_ratio
-
-
-class Ablations(Experiment):
-    """The experiment `ablations`."""
+    The papers sweep the number of MSA layers alone (figure 11). Here every variant, and Medusa's heads, learn the same
+    conversations in the same batches, and decode the same prompts with as many nodes a step.
+    """
 
     name, source = "ablations", "Beyond the papers"
     title = f"streams, one part changed at a time, and Medusa's heads, {NODES} nodes each"
@@ -109,10 +103,7 @@ class Ablations(Experiment):
     uses = ("limit", "device", "dtype", "seed")
     limit: ClassVar[int] = 2
     variants: ClassVar[tuple[Variant, ...]] = VARIANTS
-
-    def parts(self, request: Request) -> Sequence[Part]:
-        """Return a row for each variant."""
-        return [Part(v.name, training_text(request)) for v in self.variants]
+    rows = tuple(v.name for v in VARIANTS)
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return the run. The drafters' folders are known only once they are trained."""
@@ -122,23 +113,20 @@ class Ablations(Experiment):
         config = config_for(request, [], suite="specbench", limit=self.limit)
         return replace(config, methods=(MethodSpec(REFERENCE), *specs))
 
-    def run(self, bench: Bench) -> Result:
+    def make(self, bench: Bench) -> Result:
         """Train every variant with every seed, then decode with all of them in one run."""
-        parts = self.parts(bench.request)
-        if any(part.missing for part in parts):
-            raise nothing_runs(self.name, parts)
         seeds = range(bench.request.seed, bench.request.seed + SEEDS)
         folders = {key: folder for seed in seeds for key, folder in self._trained(bench, seed)}
         specs = {(v, seed): v.decoded(folders[v, seed]) for v in self.variants for seed in seeds}
         run = bench.measure(self._config(bench.request, list(specs.values())), "run")
-        rows = {row.method: row for row in summarise(run) if row.category == OVERALL}
-        found = [_measured(v.name, seed, folders[v, seed], rows[spec.label]) for (v, seed), spec in specs.items()]
+        rows = overall(run)
+        found = [_ablation(v.name, seed, folders[v, seed], rows[spec.label]) for (v, seed), spec in specs.items()]
         grids = _summary(found, [v.name for v in self.variants]), _each(found)
         about = (
             f"ours: {machine(run)}; {STEPS} steps of {ROWS} rows of {LENGTH} tokens with {ANCHORS} anchors a row",
             f"{SEEDS} seeds decide text, order and initial weights",
-            f"peak learning rate {LR}: the best of three in an earlier sweep for streams and heads with the base's LM "
-            "head, not tried for heads with their own",
+            f"peak learning rate {LR}: the best of three in an earlier sweep for streams and heads with the "
+            "base's LM head, not tried for heads with their own",
             f"the centre is {CENTRE}, f_eta the identity, no MLPs, a root that is not known, P_j's rate 0.05",
             f"drafts of {NODES} nodes: streams choose theirs in every step, Medusa's tree is fixed by accuracies on "
             "held-out text; nothing is pruned",
@@ -147,19 +135,15 @@ class Ablations(Experiment):
 
     def _trained(self, bench: Bench, seed: int) -> Iterator[tuple[tuple[Variant, int], Path]]:
         """Train the variants of one seed, those with as many steps side by side, and yield their folders."""
-        from specbench_ss.training.together import Together, TogetherOptions
-        from specbench_ss.training.trainer import TrainConfig
-
         data = bench.folder / f"conversations-{seed}.jsonl"
         write_conversations(data, TALKS, seed)
         for longer in sorted({v.longer for v in self.variants}):
-            same = [v for v in self.variants if v.longer == longer]
-            trainer = Together(TogetherOptions(",".join(v.asked for v in same)))
+            same, steps = [v for v in self.variants if v.longer == longer], longer * STEPS
             config = TrainConfig(
-                bench.folder / f"seed-{seed}-{longer * STEPS}",
+                bench.folder / f"seed-{seed}-{steps}",
                 (str(data),),
                 bench.request.model,
-                longer * STEPS,
+                steps,
                 batch_size=ROWS,
                 length=LENGTH,
                 anchors=ANCHORS,
@@ -167,21 +151,22 @@ class Ablations(Experiment):
                 device=bench.request.device,
                 eval_fraction=0.05,
             )
-            bench.log(f"training with seed {seed}, {longer * STEPS} steps")
-            with redirect_stdout(sys.stderr):
-                trainer.train(config)
-            yield from (((v, seed), order.folder) for v, order in zip(same, trainer.orders(config), strict=True))
+            bench.log(f"training with seed {seed}, {steps} steps")
+            folders = train_drafters(",".join(v.drafter for v in same), config)
+            yield from (((v, seed), folder) for v, folder in zip(same, folders, strict=True))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """ACL abstract: acceptance with few parameters. App. N.1: f_eta may as well be the identity. Few seeds each."""
-        grids = {grid.name: grid for grid in result.grids}
-        return [*_few_parameters(grids["ablations"]), *_identity(grids["ablations"], grids["seeds"])]
+        summary, seeds = (records(grid) for grid in result.grids[:2])
+        return [*_few_parameters(summary), *_identity(summary, seeds)]
 
 
-def _few_parameters(grid: Grid) -> list[Claim]:
-    """Hold streams of the papers' rank against the better of Medusa's forms (ACL abstract)."""
-    tau, count = place_of(grid, "tau"), place_of(grid, "parameters")
-    of = {row[0]: (number_or_none(row[tau]), row[count]) for row in grid.rows}
+Rows = Sequence[Mapping[str, Value]]
+
+
+def _few_parameters(summary: Rows) -> list[Claim]:
+    """Test streams of the papers' rank against the better of Medusa's forms (ACL abstract)."""
+    of = {row["drafter"]: (number_or_none(row["tau"]), row["parameters"]) for row in summary}
     small = of.get(SMALL, (None, 0))
     rivals = [of[name] for name in (MEDUSA, f"{MEDUSA}, the base's LM head") if name in of]
     medusa = max((one for one in rivals if one[0] is not None), default=(None, 0))
@@ -192,22 +177,21 @@ def _few_parameters(grid: Grid) -> list[Claim]:
     return [Claim(says, small[0] >= medusa[0], found, sure=False)]
 
 
-def _identity(summary: Grid, seeds: Grid) -> list[Claim]:
-    """Hold the identity against learnt maps (ACL app. N.1: similar performance, with far fewer parameters).
+def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
+    """Test the identity against learnt maps (ACL app. N.1: similar performance, with far fewer parameters).
 
-    They are called alike where neither keeps more tokens a pass with every seed: a seed's text and order are the same.
+    They are called equal if neither keeps more tokens a pass with every seed: a seed's text and order are the same.
     """
-    tau, count = place_of(seeds, "tau"), place_of(summary, "parameters")
-    of = {(row[0], row[1]): number_or_none(row[tau]) for row in seeds.rows}
-    parameters = {row[0]: row[count] for row in summary.rows}
+    of = {(row["drafter"], row["seed"]): number_or_none(row["tau"]) for row in seeds}
+    parameters = {row["drafter"]: row["parameters"] for row in summary}
     made = []
     for name in MAPS:
         pairs = [(of.get((CENTRE, seed)), value) for (variant, seed), value in of.items() if variant == name]
         gains = [learnt / own for own, learnt in pairs if own and learnt]
         if len(gains) > 1:
             says = f"The identity keeps about as many tokens a pass as a learnt {name}"
-            told = f"the map's tau over the identity's, by seed: {', '.join(f'{gain:.2f}' for gain in gains)}"
-            found = f"{told}; {parameters[name]:,} parameters against {parameters[CENTRE]:,}"
+            by_seed = f"the map's tau over the identity's, by seed: {', '.join(f'{gain:.2f}' for gain in gains)}"
+            found = f"{by_seed}; {parameters[name]:,} parameters against {parameters[CENTRE]:,}"
             made.append(Claim(says, min(gains) <= 1 <= max(gains), found, sure=False))
     return made
 
@@ -229,81 +213,75 @@ def write_conversations(path: Path, count: int, seed: int) -> None:
             file.write(json.dumps(line).encode() + b"\n")
 
 
-def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> Measured:
-    config = json.loads((folder / "config.json").read_text())
-    lines = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
-    judged = [line for line in lines if line["step"] == config["trained"]["steps"] and "held_out_right" in line]
-    right = judged[-1]["held_out_right"][:GAMMA] if judged else (None,) * GAMMA  # none: nothing was held out at the end
-    return Measured(name, seed, config["trained"]["parameters"], right, row)
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """One variant of one seed. right: share of right first guesses by stream, on held-out text; None: not measured."""
+
+    variant: str
+    seed: int
+    parameters: int
+    right: Sequence[float | None]
+    row: SummaryRow
 
 
-def _summary(found: Sequence[Measured], names: Sequence[str]) -> Grid:
-    """Return a row a variant: means over the seeds, tau's range, and what tau gains on the centre of the same seed."""
-    columns = (
-        Column("drafter", "text"),
-        Column("parameters", "count"),
-        Column("tau"),
-        Column("lowest tau"),
-        Column("highest tau"),
-        Column("tau over the centre's", "times"),
-        Column("step time over ar's", "times"),
-        Column("speedup", "times"),
-    )
+def _ablation(name: str, seed: int, folder: Path, row: SummaryRow) -> Ablation:
+    trained = json.loads((folder / "config.json").read_text())["trained"]
+    log = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    last = [line for line in log if line["step"] == trained["steps"] and "held_out_right" in line]
+    right = last[-1]["held_out_right"][:GAMMA] if last else (None,) * GAMMA  # none: nothing was held out at the end
+    return Ablation(name, seed, trained["parameters"], right, row)
+
+
+def _summary(found: Sequence[Ablation], names: Sequence[str]) -> Grid:
+    """Return a row a variant: means over the seeds, tau's range, and tau's gain on the centre of the same seed."""
     centre = {one.seed: one.row.tau for one in found if one.variant == CENTRE}
-    rows = []
+    rows: list[tuple[Value, ...]] = []
     for name in names:
         same = [one for one in found if one.variant == name]
         taus = [one.row.tau for one in same if one.row.tau]
         gains = [one.row.tau / own for one in same if one.row.tau and (own := centre.get(one.seed))]
-        costs, speedups = [c for one in same if (c := one.cost)], [one.row.speedup for one in same if one.row.speedup]
         ends = (min(taus, default=None), max(taus, default=None))
+        costs, speedups = [step_time(one.row) for one in same], [one.row.speedup for one in same]
         rows.append((name, same[0].parameters, _mean(taus), *ends, _mean(gains), _mean(costs), _mean(speedups)))
-    return Grid("ablations", columns, tuple(rows), f"{Ablations.title}: means of {SEEDS} seeds")
+    forms = {
+        "drafter": "text", "parameters": "count", "tau": "number", "lowest tau": "number", "highest tau": "number",
+        "tau over the centre's": "times", STEP_TIME: "times", "speedup": "times",
+    }  # fmt: skip
+    return table("ablations", forms, rows, f"{Ablations.title}: means of {SEEDS} seeds")
 
 
-def _each(found: Sequence[Measured]) -> Grid:
-    columns = (
-        Column("drafter", "text"),
-        Column("seed", "count"),
-        *(Column(f"guess {j}", "percent", 1) for j in range(1, GAMMA + 1)),
-        Column("tau"),
-        Column("step time over ar's", "times"),
-        Column("speedup", "times"),
-        Column("95 % interval", "text"),
-        Column("prompts", "count"),
-    )
-    rows = tuple(_row(one) for one in found)
-    return Grid("seeds", columns, rows, "Every training: right guesses on held-out text, and what decoding gains")
+def _each(found: Sequence[Ablation]) -> Grid:
+    guesses = [f"guess {j}" for j in range(1, GAMMA + 1)]
+    rows = [
+        (one.variant, one.seed, *one.right, one.row.tau, step_time(one.row), one.row.speedup, interval_text(one.row),
+         one.row.n_prompts)
+        for one in found
+    ]  # fmt: skip
+    forms = {
+        "drafter": "text", "seed": "count", **dict.fromkeys(guesses, "percent 1"), "tau": "number",
+        STEP_TIME: "times", "speedup": "times", "95 % interval": "text", "prompts": "count",
+    }  # fmt: skip
+    return table("seeds", forms, rows, "Every training: right guesses on held-out text, and what decoding gains")
 
 
-def _row(one: Measured) -> tuple[Value, ...]:
-    around = interval(one.row.speedup_interval) or None
-    return (one.variant, one.seed, *one.right, one.row.tau, one.cost, one.row.speedup, around, one.row.n_prompts)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return mean(values) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value]
+    return mean(known) if known else None
 
 
 def _frontier(grid: Grid) -> Plot:
     """Plot tau against the time of a step, a point a variant, with lines of equal speedup."""
-    at, cost = place_of(grid, "tau"), place_of(grid, "step time over ar's")
-    known = [row for row in grid.rows if row[at] and row[cost]]
-    widest = max((float(row[cost] or 0) for row in known), default=1.0)
-    least = min((float(row[cost] or 0) for row in known), default=1.0)
-    n = len(COLOURS)
-    data: list[dict[str, Any]] = [
-        {"type": "scatter", "mode": "markers", "name": str(row[0]), "x": [row[cost]], "y": [row[at]],
-         "marker": {"size": 11, "color": COLOURS[i % n], "symbol": SYMBOLS[(i + i // n) % len(SYMBOLS)]}}
-        for i, row in enumerate(known)
-    ]  # fmt: skip
-    for speedup in (0.6, 0.8, 1.0, 1.2, 1.4):
-        ends = [least, widest]
-        data.append(
-            {"type": "scatter", "mode": "lines", "name": f"{speedup:g}×", "x": ends, "y": [speedup * x for x in ends],
-             "line": {"dash": "dot", "width": 1, "color": "#888"}, "showlegend": False}
-        )  # fmt: skip
+    known = [
+        (str(row["drafter"]), cost, tau)
+        for row in records(grid)
+        if (cost := number_or_none(row[STEP_TIME])) and (tau := number_or_none(row["tau"]))
+    ]
+    costs = [cost for _, cost, _ in known] or [1.0]
+    series = [Series(name, [(cost, tau)], "marks", i) for i, (name, cost, tau) in enumerate(known)]
+    series += [
+        Series(f"{speedup:g}×", [(x, speedup * x) for x in (min(costs), max(costs))], "guide")
+        for speedup in (0.6, 0.8, 1.0, 1.2, 1.4)
+    ]
     title = "tau against the time of a step; dotted: where tau over step time is 0.6, 0.8, 1, 1.2 and 1.4"
-    highest = max((float(row[at] or 0) for row in known), default=1.0)
-    layout = axes("step time over ar's", "tau", range=[1, 1.1 * highest])
-    return Plot("frontier", title, f"Scatter chart: {title}.", data, layout, grid)
+    y = Axis("tau", bounds=(1, 1.1 * max((tau for *_, tau in known), default=1.0)))
+    return chart(Text("frontier", title, f"Scatter chart: {title}."), series, grid, Axis(STEP_TIME), y)

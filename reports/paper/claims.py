@@ -1,9 +1,9 @@
-"""What the papers say of a table or figure, held against what was found here. Knows results, not how they are made."""
+"""Statements of the papers, tested against results: by intervals where there are some, else by single values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
 
@@ -13,7 +13,7 @@ from specbench_ss.results.report import Claim, Grid, Value
 from specbench_ss.results.text import MISSING, interval_of, number, times
 
 FEWEST = 5  # methods: of four, even the same order may be chance (p = 0.08)
-SURE = 0.05  # p-value below which two orders are called alike or opposite
+SURE = 0.05  # p-value below which two orders are called equal or opposite
 NOT_MEASURED = "not measured here"
 Point = tuple[float | None, tuple[float, float] | None]  # a ratio, such as a speedup, and its 95 % interval
 NOWHERE: Point = (None, None)
@@ -29,34 +29,39 @@ def place_of(grid: Grid, title: str) -> int:
     return [c.title for c in grid.columns].index(title)
 
 
-def points(grid: Grid, key: int, speedup: str = "speedup") -> dict[tuple[Value, Value], Point]:
-    """Return speedup and interval by the first column and the key-th one; a column with intervals follows speedups."""
-    at = place_of(grid, speedup)
-    return {(row[0], row[key]): (number_or_none(row[at]), interval_of(row[at + 1])) for row in grid.rows}
+def point(grid: Grid, row: Sequence[Value], title: str) -> Point:
+    """Return a ratio of a row with its interval, which stands in the next column."""
+    at = place_of(grid, title)
+    return number_or_none(row[at]), interval_of(row[at + 1])
+
+
+def points(grid: Grid, key: int, title: str = "speedup") -> dict[tuple[Value, Value], Point]:
+    """Return the ratios of a column by the first column and the key-th one."""
+    return {(row[0], row[key]): point(grid, row, title) for row in grid.rows}
 
 
 def ahead(says: str, better: Point, worse: Point) -> Claim:
-    """Hold one speedup against another: it can be told where the intervals lie apart."""
+    """Hold one speedup against another; the claim is decided where the intervals lie apart."""
     if better[0] is None or worse[0] is None:
         return Claim(says, None, NOT_MEASURED)
     apart = better[1] and worse[1] and (better[1][0] > worse[1][1] or better[1][1] < worse[1][0])
-    return Claim(says, better[0] > worse[0] if apart else None, f"{_told(better)} against {_told(worse)}")
+    return Claim(says, better[0] > worse[0] if apart else None, f"{_text(better)} against {_text(worse)}")
 
 
-def at_most(says: str, share: Point, most: float) -> Claim:
-    """Hold a ratio against its bound: it can be told where the whole interval lies on one side of it."""
-    if share[0] is None or share[1] is None:
-        return Claim(says, None, NOT_MEASURED if share[0] is None else _told(share))
-    low, high = share[1]
-    return Claim(says, True if high <= most else False if low > most else None, _told(share))
+def at_most(says: str, ratio: Point, bound: float) -> Claim:
+    """Hold a ratio against its upper bound; the claim is decided where the whole interval lies on one side of it."""
+    return _bounded(says, ratio, lambda low, high: True if high <= bound else False if low > bound else None)
 
 
-def at_least(says: str, share: Point, least: float) -> Claim:
-    """Hold a ratio against its lower bound: it can be told where the whole interval lies on one side of it."""
-    if share[0] is None or share[1] is None:
-        return Claim(says, None, NOT_MEASURED if share[0] is None else _told(share))
-    low, high = share[1]
-    return Claim(says, True if low >= least else False if high < least else None, _told(share))
+def at_least(says: str, ratio: Point, bound: float) -> Claim:
+    """Hold a ratio against its lower bound; the claim is decided where the whole interval lies on one side of it."""
+    return _bounded(says, ratio, lambda low, high: True if low >= bound else False if high < bound else None)
+
+
+def _bounded(says: str, ratio: Point, holds: Callable[[float, float], bool | None]) -> Claim:
+    if ratio[0] is None or ratio[1] is None:
+        return Claim(says, None, NOT_MEASURED if ratio[0] is None else _text(ratio))
+    return Claim(says, holds(*ratio[1]), _text(ratio))
 
 
 def all_of(says: str, claims: Sequence[Claim]) -> Claim:
@@ -91,12 +96,12 @@ def same_order(published: Mapping[str, float], ours: Mapping[str, float | None],
     rank = kendalltau([published[name] for name in mine], list(mine.values()))
     alike = sum((published[a] - published[b]) * (mine[a] - mine[b]) > 0 for a, b in combinations(mine, 2))
     order = sorted(mine, key=lambda name: -published[name])
-    told = ", ".join(f"{name} {number(mine[name])}" for name in sorted(mine, key=lambda name: -mine[name]))
+    values = ", ".join(f"{name} {number(mine[name])}" for name in sorted(mine, key=lambda name: -mine[name]))
     holds = bool(rank.statistic > 0) if rank.pvalue < SURE else None
     pairs = f"{alike} of {comb(len(mine), 2)} pairs alike (Kendall's tau {rank.statistic:.2f}, p {rank.pvalue:.2g})"
-    return [Claim(f"{of}: {' > '.join(order)}", holds, f"{told}: {pairs}")]
+    return [Claim(f"{of}: {' > '.join(order)}", holds, f"{values}: {pairs}")]
 
 
-def _told(point: Point) -> str:
+def _text(point: Point) -> str:
     around = f" ({point[1][0]:.2f}–{point[1][1]:.2f})" if point[1] else ""
     return f"{times(point[0])}{around}"

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.paper.claims import NOWHERE, ahead, all_of, number_or_none, points
-from specbench_ss.reports.paper.figures import ACL, axes, bars, health, lines, machine, source
-from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
-from specbench_ss.reports.paper.tables import MT_BENCH
-from specbench_ss.results.concurrency import level_rows
-from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.reports.paper import claims
+from specbench_ss.reports.paper.claims import NOWHERE, ahead, all_of, number_or_none
+from specbench_ss.reports.paper.experiment import (
+    ACL,
+    MEASURED,
+    MT_BENCH,
+    PaperExperiment,
+    config_for,
+    health,
+    machine,
+    measured,
+    missing_for,
+    overall,
+    source,
+    table,
+)
+from specbench_ss.reports.paper.figures import Axis, Points, Series, Text, bars, chart, lines
+from specbench_ss.results.concurrency import level_rows, requests_of
+from specbench_ss.results.ranking import by_question
+from specbench_ss.results.report import Bench, Claim, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
+from specbench_ss.stats import FEWEST, pairwise
 
 X = float | str
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One variant: its series and place on the axis, the method, and the run that it belongs to, with its settings."""
+    """One variant: its series and place on the axis, the method, and its run with the run's settings."""
 
     series: str
     x: X
@@ -31,13 +46,13 @@ class Point:
     run: str = "run"
     settings: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        """Return the name under which it is listed."""
-        return f"{self.series} {self.x}"
+    def label(self, request: Request) -> str:
+        """Return the method's label in its run, with the settings that the user gave for it."""
+        config = config_for(request, [self.method])
+        return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
 
 
-class Sweep(Experiment):
+class Sweep(PaperExperiment):
     """Speedup and tau of each point. settings: those of every run; its `limit` holds where the user gives none."""
 
     x_title: ClassVar[str]
@@ -48,77 +63,59 @@ class Sweep(Experiment):
 
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a row for each point."""
-        return [Part(p.name, self.missing(p, request)) for p in self.points]
-
-    def missing(self, point: Point, request: Request) -> str:
-        """Say what a point lacks; '' for nothing."""
-        return of_method(point.method, request)
+        return [Part(f"{p.series} {p.x}", missing_for(p.method, request)) for p in self.points]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return a run for each group of points that can run."""
-        able = [p for p in self.points if not self.missing(p, request)]
-        made = {}
-        for name in dict.fromkeys(p.run for p in able):
-            group = [p for p in able if p.run == name]
-            made[name] = self._config(group[0], request, group)
-        return made
+        groups: dict[str, list[Point]] = {}
+        for point in self.points:
+            if not missing_for(point.method, request):
+                groups.setdefault(point.run, []).append(point)
+        return {
+            name: config_for(request, [p.method for p in group], **(self.settings | group[0].settings))
+            for name, group in groups.items()
+        }
 
-    def _config(self, point: Point, request: Request, group: Sequence[Point]) -> RunConfig:
-        methods = dict.fromkeys(p.method for p in group if not of_method(p.method, request))
-        return config_for(request, list(methods), **(self.settings | point.settings))
+    def able(self, request: Request) -> bool:
+        """Return whether a point can run."""
+        return bool(self.configs(request))
 
-    def run(self, bench: Bench) -> Result:
+    def make(self, bench: Bench) -> Result:
         """Measure every run, then read every point off its run."""
-        configs = self.configs(bench.request)
-        parts = self.parts(bench.request)
-        if not configs:
-            raise nothing_runs(self.name, parts)
-        runs = {name: bench.measure(config, name) for name, config in configs.items()}
-        able = [p for p in self.points if p.run in runs and not self.missing(p, bench.request)]
-        grid = self._grid(able, runs, bench.request)
+        runs = {name: bench.measure(config, name) for name, config in self.configs(bench.request).items()}
+        able = [p for p in self.points if p.run in runs and not missing_for(p.method, bench.request)]
+        grid = self.grid(able, runs, bench.request)
         notes = [f"ours: {machine(next(iter(runs.values())))}", *(n for run in runs.values() for n in health(run))]
-        out = [f"left out: {p.name} needs {p.missing}" for p in parts if p.missing]
-        return Result((grid,), (self.plot(grid),), notes=(*notes, f"published: {self.published}", *out))
+        notes += [f"published: {self.published}", *self.left_out(bench.request)]
+        return Result((grid,), (self.plot(grid),), notes=tuple(notes))
 
-    def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
-        found = {name: {r.method: r for r in summarise(run) if r.category == OVERALL} for name, run in runs.items()}
-        rows = [self._row(p, found[p.run][label_in_run(p, request)]) for p in points]
-        columns = (
-            Column("series", "text"),
-            Column(self.x_title, "text" if isinstance(points[0].x, str) else "count"),
-            Column("speedup", "times"),
-            Column("95 % interval", "text"),
-            Column("tau"),
-            Column("step time over ar's", "times"),
-            Column("prompts", "count"),
-        )
-        return Grid("speedup", columns, tuple(rows), f"{self.source}: {self.title}")
-
-    @staticmethod
-    def _row(point: Point, row: SummaryRow) -> tuple[Value, ...]:
-        cost = None if not row.step_ratio else 1 / row.step_ratio
-        around = interval(row.speedup_interval) or None
-        return (point.series, point.x, row.speedup, around, row.tau, cost, row.n_prompts)
+    def grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
+        """Return a row for each point."""
+        found = {name: overall(run) for name, run in runs.items()}
+        rows = [(p.series, p.x, *measured(found[p.run][p.label(request)])) for p in points]
+        forms = {"series": "text", self.x_title: "text" if isinstance(points[0].x, str) else "count", **MEASURED}
+        return table("speedup", forms, rows, f"{self.source}: {self.title}")
 
     def plot(self, grid: Grid) -> Plot:
-        """Plot the speedup of each series over the axis: lines over numbers, bars over names."""
-        series: dict[str, list[tuple[Any, Any]]] = {}
-        for row in grid.rows:
-            series.setdefault(str(row[0]), []).append((row[1], row[2]))
-        named = isinstance(grid.rows[0][1], str)
+        """Plot the third column of each series over the axis: lines over numbers, bars over names."""
+        series: dict[str, Points] = {
+            str(name): [(row[1], number_or_none(row[2])) for row in grid.rows if row[0] == name]
+            for name in dict.fromkeys(row[0] for row in grid.rows)
+        }
         label = f"Chart: {self.y_title} against {self.x_title}, for {', '.join(series)}."
-        layout = axes(self.x_title, self.y_title, ticksuffix="×", rangemode="tozero")
-        return Plot("figure", self.title, label, bars(series) if named else lines(series), layout, grid)
-
-
-def label_in_run(point: Point, request: Request) -> str:
-    """Return the label of the point's method in its run, with the settings that the user gave for it."""
-    config = config_for(request, [point.method])
-    return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
+        text, y = Text("figure", self.title, label), Axis(self.y_title, form="times", from_zero=True)
+        if isinstance(grid.rows[0][1], str):
+            return bars(text, series, grid, y)
+        return lines(text, series, grid, Axis(self.x_title), y)
 
 
 def _tree(k: int, prune: str) -> str:
     return f"ss[gamma=3,k={k},n_draft=0,prune={prune}]"
+
+
+def _points(result: Result) -> Mapping[tuple[Value, Value], claims.Point]:
+    """Return speedups with intervals by series and place; NOWHERE for a point that was not measured."""
+    return defaultdict(lambda: NOWHERE, claims.points(result.grids[0], 1))
 
 
 class Figure10(Sweep):
@@ -136,21 +133,18 @@ class Figure10(Sweep):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Caption: speedup rises and falls with k; pruning offers more."""
-        found = points(result.grids[0], 1)
-        inner = [k for k in (2, 3, 4, 5) if found.get(("with pruning", k), NOWHERE)[0] is not None]
+        found = _points(result)
+        inner = [k for k in (2, 3, 4, 5) if found["with pruning", k][0] is not None]
         best = max(inner, key=lambda k: found["with pruning", k][0] or 0.0, default=3)
-        top = found.get(("with pruning", best), NOWHERE)
+        top = found["with pruning", best]
         return [
             all_of(
                 f"With pruning, speedup rises with k and falls again (k = {best} held against 1 and 6)",
-                [ahead("", top, found.get(("with pruning", k), NOWHERE)) for k in (1, 6)],
+                [ahead("", top, found["with pruning", k]) for k in (1, 6)],
             ),
             all_of(
                 "Pruning gives more speedup (k = 4, 5, 6)",
-                [
-                    ahead("", *(found.get((series, k), NOWHERE) for series in ("with pruning", "without pruning")))
-                    for k in (4, 5, 6)
-                ],
+                [ahead("", *(found[series, k] for series in ("with pruning", "without pruning"))) for k in (4, 5, 6)],
             ),
         ]
 
@@ -170,15 +164,13 @@ class Figure12b(Sweep):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. E.3: larger k lowers speedups, and SS keeps its lead."""
-        found = points(result.grids[0], 1)
+        found = _points(result)
         return [
             all_of(
                 "SS is ahead of Medusa at every top-k",
-                [ahead("", found.get(("SS", k), NOWHERE), found.get(("Medusa", k), NOWHERE)) for k in (1, 5, 10, 50)],
+                [ahead("", found["SS", k], found["Medusa", k]) for k in (1, 5, 10, 50)],
             ),
-            ahead(
-                "SS is faster at top-1 than at top-50", found.get(("SS", 1), NOWHERE), found.get(("SS", 50), NOWHERE)
-            ),
+            ahead("SS is faster at top-1 than at top-50", found["SS", 1], found["SS", 50]),
         ]
 
 
@@ -198,8 +190,8 @@ class Figure13(Sweep):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. E.6: the mechanisms compound."""
-        found = points(result.grids[0], 1)
-        chain, tree, pruned = (found.get(("ss", name), NOWHERE) for name in ("chain", "tree", "tree, pruned"))
+        found = _points(result)
+        chain, tree, pruned = (found["ss", name] for name in ("chain", "tree", "tree, pruned"))
         return [
             ahead("A tree is faster than a chain", tree, chain),
             ahead("Pruning makes the tree faster", pruned, tree),
@@ -230,20 +222,18 @@ class Figure18(Sweep):
         for size in BATCHES
     )
 
-    def _grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
+    def grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
+        """Return a row for each point whose batch size was measured; one that ran out of memory has none."""
         found = {(row.method, row.concurrency): row for run in runs.values() for row in level_rows(run)}
-        placed = [(p.series, p.x, found.get((label_in_run(p, request), int(p.x)))) for p in points]
-        rows = [(name, x, row) for name, x, row in placed if row is not None]  # a level may have been given up
-        columns = (
-            Column("series", "text"),
-            Column(self.x_title, "count"),
-            Column("throughput over ar's", "times"),
-            Column("tokens a second", digits=0),
-            Column("tau"),
-            Column("answers", "count"),
-        )
-        cells = [(name, x, r.throughput_ratio, r.tokens_per_s, r.tau, r.requests - r.failed) for name, x, r in rows]
-        return Grid("throughput", columns, tuple(cells), f"{self.source}: {self.title}")
+        placed = [(p.series, p.x, found.get((p.label(request), int(p.x)))) for p in points]
+        rows = [
+            (name, x, r.throughput_ratio, r.tokens_per_s, r.tau, r.requests - r.failed) for name, x, r in placed if r
+        ]
+        forms = {
+            "series": "text", self.x_title: "count", "throughput over ar's": "times", "tokens a second": "number 0",
+            "tau": "number", "answers": "count",
+        }  # fmt: skip
+        return table("throughput", forms, rows, f"{self.source}: {self.title}")
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Appendix L: faster than plain decoding at every batch size. One ratio each, so without an interval."""
@@ -271,5 +261,114 @@ class Figure21(Sweep):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. O: long prompts are sped up too."""
-        found = points(result.grids[0], 1).get(("SS-Lossless", 4), NOWHERE)
+        found = _points(result)["SS-Lossless", 4]
         return [ahead("Long prompts are sped up at k = 4", found, (1.0, (1.0, 1.0)))]
+
+
+# -- beyond the papers: the length of drafts in batches -------------------------------------------------------------
+
+STREAMS, DRAFT_MODEL = "SS", "a draft model"
+BEST, LEVEL = "best", "not told from it"
+LONGEST = 8  # tokens of a draft
+SERIES, SIZE, LENGTH, RATIO, PLACE = 0, 1, 2, 3, 8  # columns of the table
+APART = 1.04  # factor between the places of two series, so that marks do not hide each other
+
+
+class DraftLength(Sweep):
+    """The experiment `draft-length`: chains of streams and of a draft model, by their length and the batch size."""
+
+    name, source = "draft-length", "Beyond the papers"
+    title = "the best length of a draft against batch size"
+    x_title = "length of the draft"
+    settings: ClassVar[dict[str, Any]] = {
+        "suite": "specbench", "categories": MT_BENCH, "limit": 1, "repeats": 2, "concurrency": BATCHES[1:],
+    }  # fmt: skip
+    published = "nothing: the papers draw one length (figure 18)"
+    points = (
+        *(Point(STREAMS, g, f"ss[gamma={g},mode=chain,n_draft=0,prune=off]") for g in (1, 2, 3, 4)),
+        *(Point(DRAFT_MODEL, g, f"sd[gamma={g}]") for g in (1, 2, 4, LONGEST)),
+    )
+
+    def grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
+        """Return a row for each series, batch size and length."""
+        (run,) = runs.values()
+        forms = {
+            "drafted by": "text", "batch size": "count", self.x_title: "count", "throughput over ar's": "times",
+            "speedup of a request": "times", "95 % interval": "text", "tau": "number", "answers": "count",
+            "of its batch size": "text",
+        }  # fmt: skip
+        rows = [row for name in dict.fromkeys(p.series for p in points) for row in _rows(name, points, run, request)]
+        return table("lengths", forms, rows, f"{self.source}: chains by length, 0: plain decoding")
+
+    def plot(self, grid: Grid) -> Plot:
+        """Plot the best length of each series over the batch size, and those that do not differ from it."""
+        best = _best(grid)
+        series = [one for i, name in enumerate(dict.fromkeys(r[0] for r in best.rows)) for one in _drawn(i, name, grid)]
+        label = "Chart: length of the best draft against batch size, a line a method. Hollow: not told from it."
+        title = f"{self.title}; hollow: cannot be told from the best; 0: plain decoding"
+        x = Axis("requests decoded at a time", log=True, ticks=BATCHES)
+        y = Axis("tokens of the best draft", bounds=(-0.4, LONGEST + 0.4), ticks=range(LONGEST + 1))
+        return chart(Text("figure", title, label), series, best, x, y)
+
+
+def _rows(series: str, points: Sequence[Point], run: Run, request: Request) -> Iterator[tuple[Value, ...]]:
+    """Yield a row for each batch size and length of a series, plain decoding among them."""
+    labels = {0: REFERENCE} | {int(p.x): p.label(request) for p in points if p.series == series}
+    levels = {(row.method, row.concurrency): row for row in level_rows(run)}
+    for size in BATCHES:
+        there = {
+            n: row for n, label in labels.items() if (row := levels.get((label, size))) and row.requests > row.failed
+        }
+        places = _places(run, {n: labels[n] for n in there}, size)
+        for n, row in there.items():
+            around = interval(row.speedup_interval) or None
+            done = row.requests - row.failed
+            yield (series, size, n, row.throughput_ratio, row.speedup, around, row.tau, done, places.get(n))
+
+
+def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
+    """Name the length with the fewest seconds per token, and all that cannot be told from it; none of few questions.
+
+    All requests of a repeat share what disturbs it, which no resampling of questions sees: a length is told from the
+    best only where it is slower in every repeat, and of one repeat, or a short one, nothing is told.
+    """
+    samples = [requests_of(run, label, size) for label in labels.values()]
+    seconds, tokens = by_question(samples)
+    if seconds.shape[1] < FEWEST:
+        return {}
+    paces = (seconds.sum(1) / tokens.sum(1)).tolist()
+    best = paces.index(min(paces))
+    repeats = {row.repeat for row in samples[best]}
+    slower = [len(repeats) > 1] * len(labels)
+    for repeat in repeats:
+        seconds, tokens = by_question([[row for row in own if row.repeat == repeat] for own in samples])
+        if seconds.shape[1] < FEWEST:  # of which nothing can be told
+            slower = [False] * len(labels)
+            break
+        slower = [told and low > 1 for told, (low, _) in zip(slower, pairwise(seconds, tokens)[best], strict=True)]
+    level = {n: LEVEL for n, told in zip(labels, slower, strict=True) if not told}
+    return level | {list(labels)[best]: BEST}
+
+
+def _best(grid: Grid) -> Grid:
+    """Return a row for each series and batch size: the best length, those that do not differ, and its throughput."""
+    rows = []
+    for best in (row for row in grid.rows if row[PLACE] == BEST):
+        level = [str(row[LENGTH]) for row in grid.rows if row[:LENGTH] == best[:LENGTH] and row[PLACE] == LEVEL]
+        rows.append((*best[: LENGTH + 1], ", ".join(level) or None, best[RATIO]))
+    forms = {
+        "drafted by": "text", "batch size": "count", "best length": "count", "not told from it": "text",
+        "throughput over ar's": "times",
+    }  # fmt: skip
+    return table("best", forms, rows, "The best length of a draft at each batch size")
+
+
+def _drawn(i: int, series: Value, grid: Grid) -> Iterator[Series]:
+    """Yield the line through the best lengths of the i-th series, and hollow marks for those that do not differ."""
+    for place in (BEST, LEVEL):
+        points = [
+            (float(row[SIZE] or 0) * APART**i, number_or_none(row[LENGTH]))
+            for row in grid.rows
+            if (row[SERIES], row[PLACE]) == (series, place)
+        ]
+        yield Series(f"{series}: {place}", points, "line" if place == BEST else "hollow", i)

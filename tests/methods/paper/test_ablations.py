@@ -28,12 +28,12 @@ FEW = (
 
 def test_every_variant_is_one_that_can_be_trained_and_each_is_another(tmp_path: Path) -> None:
     for longer in {v.longer for v in VARIANTS}:
-        asked = [v.asked for v in VARIANTS if v.longer == longer]
+        asked = [v.drafter for v in VARIANTS if v.longer == longer]
         orders = Together(TogetherOptions(",".join(asked))).orders(TrainConfig(tmp_path, ("text",)))
         assert len({order.label for order in orders}) == len(asked)
         assert {order.lr for order in orders} == {ablations.LR}
     assert len({v.name for v in VARIANTS}) == len(VARIANTS)
-    centre = Together(TogetherOptions(VARIANTS[0].asked)).orders(TrainConfig(tmp_path, ("text",)))[0].recipe.options
+    centre = Together(TogetherOptions(VARIANTS[0].drafter)).orders(TrainConfig(tmp_path, ("text",)))[0].recipe.options
     assert (VARIANTS[0].name, centre.n_msa_layers, centre.adapter_rank) == (CENTRE, 4, 32)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.reports.paper.applications import BASES, METHODS, AppendixC
-from specbench_ss.reports.paper.overheads import counted
+from specbench_ss.reports.paper.cost_figures import APP_METHODS as METHODS
+from specbench_ss.reports.paper.cost_figures import BASES, AppendixC
+from specbench_ss.reports.paper.meta_drafters import added_parameters
 from specbench_ss.results.report import Bench, Request, Result
 
 NEVER: Any = None
@@ -26,7 +27,7 @@ def test_drafters_outgrow_the_base_where_it_is_said(made: Result) -> None:
     assert [row[0] for row in drafters.rows] == list(METHODS)
     for row in drafters.rows:
         parameters: Any = row[1]
-        assert parameters == counted("Llama-2-7B", str(row[0]))
+        assert parameters == added_parameters("Llama-2-7B", str(row[0]))
         for at, size in zip(row[4:], sizes, strict=True):
             n: Any = at
             assert (n - 1) * 2 * parameters / 1e9 <= size < n * 2 * parameters / 1e9

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.reports.paper.draft_length import BEST, DRAFT_MODEL, LEVEL, RATIO, STREAMS, DraftLength
-from specbench_ss.reports.paper.sweeps import BATCHES
+from specbench_ss.reports.paper.sweeps import BATCHES, BEST, DRAFT_MODEL, LEVEL, RATIO, STREAMS, DraftLength
 from specbench_ss.results.report import Bench, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Level, Row, Run

@@ -15,8 +15,8 @@ from specbench_ss import registry
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.reports.paper import layers
-from specbench_ss.reports.paper.layers import EMBEDDINGS, ROTATION, Figure11, Figure12a, Variant, accuracies
+from specbench_ss.reports.paper import training_figures as layers
+from specbench_ss.reports.paper.training_figures import EMBEDDINGS, ROTATION, Figure11, Figure12a, Shape, accuracies
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
@@ -34,8 +34,8 @@ def text(*_: Any) -> DrafterText:
 
 def test_accuracy_counts_each_stream_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny_model("llama"))
-    monkeypatch.setattr(layers, "BUDGET", SHORT)
-    one, two = (layers.trainee_of(Variant(EMBEDDINGS, n), target, 0) for n in (1, 2))
+    monkeypatch.setattr(layers, "LAYERS_BUDGET", SHORT)
+    one, two = (Shape(EMBEDDINGS, n).trainee(target, 0) for n in (1, 2))
     ids = {row.tobytes(): row for row in text().rows.astype(np.int64)}
 
     def guess(states: Any, at: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_what_is_measured_was_trained(
     kind: Any, series: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_run: Callable[..., Path]
 ) -> None:
     target = Target(tiny_model("llama"))  # of 4 layers: the shapes with more are left out
-    monkeypatch.setattr(layers, "BUDGET", SHORT)
+    monkeypatch.setattr(layers, "LAYERS_BUDGET", SHORT)
     monkeypatch.setattr(layers, "lab_text", text)
     measured: list[RunConfig] = []
 

@@ -8,11 +8,16 @@ import torch
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.hydra.heads import HydraHeads
-from specbench_ss.reports.paper import drafter_costs, meta_device, rival_costs
-from specbench_ss.reports.paper.meta_device import Overhead
-from specbench_ss.reports.paper.overheads import FLOP_NOTES, PRINTED, Figure9, as_printed, counted
-from specbench_ss.reports.paper.paper_models import MODELS, meta_target
-from specbench_ss.reports.paper.theory import parity, streaming_over_draft
+from specbench_ss.reports.paper import meta_drafters
+from specbench_ss.reports.paper.cost_figures import (
+    FLOP_NOTES,
+    PRINTED,
+    Figure9,
+    as_printed,
+    parity,
+    streaming_over_draft,
+)
+from specbench_ss.reports.paper.meta_drafters import MODELS, Overhead, added_parameters, meta_target
 from tests.tiny import tiny_model
 
 PINNED = {
@@ -31,11 +36,11 @@ PINNED = {
 
 @pytest.mark.parametrize("model,method", PINNED)
 def test_extra_parameters_come_out_as_printed(model: str, method: str) -> None:
-    assert as_printed(counted(model, method), PINNED[model, method])
+    assert as_printed(added_parameters(model, method), PINNED[model, method])
 
 
 def test_every_printed_count_is_met_but_one() -> None:
-    differing = [(p.model, p.method) for p in PRINTED if not as_printed(counted(p.model, p.method), p.text)]
+    differing = [(p.model, p.method) for p in PRINTED if not as_printed(added_parameters(p.model, p.method), p.text)]
     assert differing == [("Mistral-7B", "Eagle")]  # printed with the count of the Llama shape
 
 
@@ -49,9 +54,9 @@ def test_agreement_is_digit_by_digit(count: int, text: str, agrees: str) -> None
 
 
 def test_lossless_adds_over_a_thousand_times_less_than_medusa() -> None:
-    lossless = counted("Llama-2-7B", "SS-Lossless")
+    lossless = added_parameters("Llama-2-7B", "SS-Lossless")
     assert lossless == 344_064
-    assert counted("Llama-2-7B", "Medusa") > 1000 * lossless
+    assert added_parameters("Llama-2-7B", "Medusa") > 1000 * lossless
 
 
 def test_meta_models_hold_no_weights() -> None:
@@ -62,51 +67,53 @@ def test_meta_models_hold_no_weights() -> None:
 
 def test_flops_of_one_token_are_two_for_each_weight_of_a_product() -> None:
     target = meta_target("Llama-68M")
-    state = meta_device.meta_state(target)
-    seen = meta_device.flops(lambda: target.forward_tree(DraftTree.root_only(state.root), state.cache))
+    state = meta_drafters.meta_state(target)
+    seen = meta_drafters.flops(lambda: target.forward_tree(DraftTree.root_only(state.root), state.cache))
     embedding = target.model.get_input_embeddings().weight.numel()
     norms = sum(p.numel() for p in target.model.parameters() if p.ndim == 1)
     weights = target.parameter_count - embedding - norms
-    attention = 2 * 2 * target.hidden_size * (meta_device.CONTEXT + 1) * target.n_layers  # q k^T and the sum over v
+    attention = 2 * 2 * target.hidden_size * (meta_drafters.CONTEXT + 1) * target.n_layers  # q k^T and the sum over v
     assert seen == 2 * weights + attention
 
 
 def test_medusas_flops_are_its_matrices() -> None:
     target = meta_target("Llama-68M")
     h, v = target.hidden_size, target.vocab_size
-    assert drafter_costs.medusa(target).flops == 2 * 4 * (h * h + h * v)
+    assert meta_drafters.medusa(target).flops == 2 * 4 * (h * h + h * v)
 
 
 def test_flops_of_streaming_are_streams_exits_and_draft_logits() -> None:
     target = Target(tiny_model("llama").to("meta"))
-    h, v, m = target.hidden_size, target.vocab_size, drafter_costs.KEPT
-    rows, layers, kv = m * drafter_costs.GAMMA, 4, 16  # tiny: 2 key-value heads of 8
+    h, v, m = target.hidden_size, target.vocab_size, meta_drafters.KEPT
+    rows, layers, kv = m * meta_drafters.GAMMA, 4, 16  # tiny: 2 key-value heads of 8
     projections = 2 * rows * (2 * h * h + 2 * h * kv)
     adapters = 2 * rows * 2 * 8 * h
-    keys = meta_device.CONTEXT + m + rows
+    keys = meta_drafters.CONTEXT + m + rows
     attention = 2 * 2 * h * (rows * keys + m * rows)  # main rows are multiplied with stream keys too, then masked
     head = 2 * h * v
-    expected = layers * (projections + adapters + attention) + drafter_costs.GAMMA * head + 40 * (head + 2 * 2 * 8 * h)
-    assert drafter_costs.streaming(target).flops == expected
+    expected = layers * (projections + adapters + attention) + meta_drafters.GAMMA * head + 40 * (head + 2 * 2 * 8 * h)
+    assert meta_drafters.streaming(target).flops == expected
 
 
 def test_one_node_has_its_streams_and_no_early_exit() -> None:
     target = Target(tiny_model("llama").to("meta"))
-    h, kv, rows, layers = target.hidden_size, 16, drafter_costs.GAMMA, 4
+    h, kv, rows, layers = target.hidden_size, 16, meta_drafters.GAMMA, 4
     linear = 2 * rows * (2 * h * h + 2 * h * kv + 2 * 8 * h)
-    attention = 2 * 2 * h * (rows * (meta_device.CONTEXT + 1 + rows) + rows)  # and the main row beside the streams
+    attention = 2 * 2 * h * (rows * (meta_drafters.CONTEXT + 1 + rows) + rows)  # and the main row beside the streams
     head = 2 * h * target.vocab_size
-    assert drafter_costs.streaming(target).one_node == layers * (linear + attention) + drafter_costs.GAMMA * head
+    assert meta_drafters.streaming(target).one_node == layers * (linear + attention) + meta_drafters.GAMMA * head
 
 
 def test_a_chain_costs_what_its_rows_cost() -> None:
     target = meta_target("Vicuna-7B")
     h, v = target.hidden_size, target.vocab_size
-    eagle, hydra = rival_costs.eagle(target, "Vicuna-7B"), rival_costs.hydra(target, "Vicuna-7B", plus=False)
-    passes = rival_costs.layer_flops(target, 1) + 2 * (2 * h * h + h * v)
-    assert eagle.one_node == len(rival_costs.EAGLE_ROWS) * passes
+    eagle, hydra = meta_drafters.eagle(target), meta_drafters.hydra(target, plus=False)
+    ffn = MODELS["Vicuna-7B"].shape["intermediate_size"]
+    layer = 2 * (4 * h * h + 3 * h * ffn) + 2 * 2 * h * (meta_drafters.CONTEXT + 1)
+    passes = layer + 2 * (2 * h * h + h * v)
+    assert eagle.one_node == len(meta_drafters.EAGLE_ROWS) * passes
     assert eagle.flops > 4 * eagle.one_node and hydra.flops > 4 * hydra.one_node > 16 * 2 * h * v
-    assert all(o.one_node == o.flops for o in (drafter_costs.medusa(target), drafter_costs.draft_model()))
+    assert all(o.one_node == o.flops for o in (meta_drafters.medusa(target), meta_drafters.draft_model()))
 
 
 def costs(ours: tuple[float, float], eagle: tuple[float, float]) -> dict[str, Overhead]:
@@ -131,7 +138,7 @@ def test_figure_9_says_by_which_count_the_streams_need_fewer() -> None:
 
 
 def test_overheads_rank_as_the_paper_says() -> None:
-    found = drafter_costs.all_overheads("Vicuna-7B")
+    found = meta_drafters.all_overheads("Vicuna-7B")
     by_parameters = sorted(found, key=lambda name: found[name].parameters)
     assert by_parameters[0] == "SS-Lossless"
     assert found["Hydra++"].parameters > found["Hydra"].parameters > found["Medusa"].parameters
@@ -139,10 +146,10 @@ def test_overheads_rank_as_the_paper_says() -> None:
 
 
 def test_eagle_and_hydra_counts_are_the_published_ones() -> None:
-    assert as_printed(meta_device.count(rival_costs.Eagle("Vicuna-13B")), "3.7E8")  # 0.37B in EAGLE's README
+    assert as_printed(added_parameters("Vicuna-13B", "Eagle"), "3.7E8")  # 0.37B in EAGLE's README
     with torch.device("meta"):
         heads = HydraHeads(4, 1, 4096, 32000)
-    assert meta_device.count(heads) / 1e9 == pytest.approx(0.99, abs=0.005)
+    assert meta_drafters.count(heads) / 1e9 == pytest.approx(0.99, abs=0.005)
 
 
 def test_equation_10() -> None:
@@ -151,6 +158,6 @@ def test_equation_10() -> None:
     assert streaming_over_draft(1, 10) > streaming_over_draft(1, 100) > 1 > streaming_over_draft(2, 10)
 
 
-def test_notes_say_what_was_counted() -> None:
-    assert f"{meta_device.CONTEXT} tokens in the cache" in FLOP_NOTES[0]
-    assert f"gamma = {drafter_costs.GAMMA}, k = {drafter_costs.K}" in FLOP_NOTES[0]
+def test_notes_say_what_was_added_parameters() -> None:
+    assert f"{meta_drafters.CONTEXT} tokens in the cache" in FLOP_NOTES[0]
+    assert f"gamma = {meta_drafters.GAMMA}, k = {meta_drafters.K}" in FLOP_NOTES[0]

@@ -11,8 +11,8 @@ import torch
 
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.reports.paper import peeking
-from specbench_ss.reports.paper.peeking import Figure4, PeekingTrainee, held_out, least_sure
+from specbench_ss.reports.paper import training_figures as peeking
+from specbench_ss.reports.paper.training_figures import Figure4, PeekingTrainee, held_out, least_sure
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.training.side_by_side import Budget, DrafterText
 from specbench_ss.training.trainee import base_states
@@ -103,7 +103,7 @@ def test_an_answer_is_right_only_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_figure_trains_every_gamma_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny_model("llama"))
-    monkeypatch.setattr(peeking, "BUDGET", Budget(steps=2, rows_per_step=2, anchors_per_row=4, warmup=1))
+    monkeypatch.setattr(peeking, "PEEKING_BUDGET", Budget(steps=2, rows_per_step=2, anchors_per_row=4, warmup=1))
     monkeypatch.setattr(peeking, "lab_text", lambda *_: text())
     said: list[str] = []
     bench = Bench(Request(), tmp_path, unused, lambda: target, said.append)

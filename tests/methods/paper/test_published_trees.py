@@ -11,8 +11,8 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.bench import preflight
 from specbench_ss.cli.main import main
-from specbench_ss.reports.paper import missing_parts
-from specbench_ss.reports.paper.missing_parts import config_for
+from specbench_ss.reports.paper import experiment
+from specbench_ss.reports.paper.experiment import config_for
 from specbench_ss.reports.paper.tables import Table1, Table6
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.runs.config import RunConfig
@@ -62,7 +62,7 @@ def test_figures_take_no_published_trees(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_papers_tables_have_the_papers_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_parts, "comes_along", lambda model, name: True)
+    monkeypatch.setattr(experiment, "comes_along", lambda model, name: True)
 
     def asked(**given: Any) -> list[dict[str, str]]:
         return [dict(spec.options) for spec in config_for(Request(**given), ["ss[k=2]", "medusa"]).methods[1:]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from specbench_ss.reports.paper.replay import LEGEND
+from specbench_ss.reports.paper.decoding_figures import LEGEND
 from specbench_ss.results.report import Mark, Span
 from specbench_ss.results.terminal import marked
 

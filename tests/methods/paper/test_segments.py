@@ -10,10 +10,21 @@ import pytest
 
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.reports.paper import segment_pattern, segments
-from specbench_ss.reports.paper.segment_pattern import COMPLETION, GAMMA, PROMPT, Pattern, pattern, pattern_plot
-from specbench_ss.reports.paper.segments import COLUMNS, NAIVE, WHOLE, Figure16
-from specbench_ss.results.report import Bench, Grid, Request, Result
+from specbench_ss.reports.paper import training_cost_figures as segments
+from specbench_ss.reports.paper.experiment import table
+from specbench_ss.reports.paper.training_cost_figures import (
+    COMPLETION,
+    FORMS,
+    NAIVE,
+    PROMPT,
+    STREAMS,
+    WHOLE,
+    Figure16,
+    Pattern,
+    pattern,
+    pattern_plot,
+)
+from specbench_ss.results.report import Bench, Request, Result
 from specbench_ss.training.side_by_side import DrafterText
 from tests.tiny import tiny_model
 
@@ -31,7 +42,7 @@ def pairs(found: Pattern) -> dict[tuple[str, str], str]:
 
 def test_segments_keep_less_and_hide_nothing_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = pairs(pattern())
-    monkeypatch.setattr(segment_pattern, "SEGMENT", PROMPT + COMPLETION)
+    monkeypatch.setattr(segments, "SEGMENT", PROMPT + COMPLETION)
     whole = pairs(pattern())
     assert cut.keys() == whole.keys() and "absent" not in whole.values()
     absent = {pair for pair, kind in cut.items() if kind == "absent"}
@@ -44,7 +55,7 @@ def test_a_stream_sees_the_streams_of_its_position_and_main_rows_before() -> Non
     found = pattern()
     streams = [place for place in found.places if place.stream]
     assert {place.position for place in streams} == set(range(PROMPT - 1, PROMPT + COMPLETION - 1))
-    assert len(streams) == GAMMA * COMPLETION, "the prompt has streams at its last position alone"
+    assert len(streams) == STREAMS * COMPLETION, "the prompt has streams at its last position alone"
     for row, kinds in zip(found.places, found.kinds, strict=True):
         for key, kind in zip(found.places, kinds, strict=True):
             if row.stream and key.stream:
@@ -94,7 +105,7 @@ def row(form: str, peak: float, time: str, alone: str, differs: float | None) ->
 
 def test_claims_hold_by_intervals_and_by_counts() -> None:
     def held(*cut: tuple[Any, ...], whole: float = 0.6) -> list[bool | None]:
-        grid = Grid("segments", COLUMNS, (row(NAIVE, 1, "", "", None), row(WHOLE, whole, "", "", None), *cut))
+        grid = table("segments", FORMS, [row(NAIVE, 1, "", "", None), row(WHOLE, whole, "", "", None), *cut], "")
         return [claim.holds for claim in Figure16().claims(Result((grid,)))]
 
     good = row("segments of 64", 0.4, "0.5–0.6", "0.75–0.85", 1e-6)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from specbench_ss.engine.target import Target
-from specbench_ss.reports.paper.step_costs import (
+from specbench_ss.reports.paper.training import (
     BASE,
     MeteredTrainer,
-    drafters,
     measure,
+    new_trainees,
     peak_bytes,
     share,
     timed_steps,
@@ -39,7 +39,7 @@ def bench(folder: Path, request: Request | None = None) -> Bench:
 
 def trainer(kind: type[TogetherTrainer], folder: Path) -> Any:
     target = Target(tiny_model("llama"))
-    made = drafters(",".join(LABELS), target, bench(folder))
+    made = new_trainees(dict(zip(LABELS, LABELS, strict=True)), target, bench(folder))
     return kind(target, made, text(), BUDGET, folder, Machine(target.device, exact=True))
 
 

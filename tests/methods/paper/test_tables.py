@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.models import quantize, resolve
-from specbench_ss.reports.paper.application_pairs import draft_model_claims, kept_claims, quality_kept
-from specbench_ss.reports.paper.quantised import Table4
-from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, OldTable2, RunTable, Table1, Table3, Table5
+from specbench_ss.reports.paper.tables import (
+    FINE_TUNE,
+    OldTable1,
+    OldTable2,
+    RunTable,
+    Table1,
+    Table3,
+    Table4,
+    Table5,
+    draft_model_claims,
+    kept_claims,
+    quality_kept,
+)
 from specbench_ss.results.report import Bench, Grid, Request, Result
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.text import end

@@ -11,15 +11,22 @@ import torch
 
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.reports.paper import training_costs, training_flops
-from specbench_ss.reports.paper.step_costs import BASE
-from specbench_ss.reports.paper.training_costs import LOSSLESS, MEDUSA, NAIVE, AppendixJ, EveryAnswer
+from specbench_ss.reports.paper import training_cost_figures as costs
+from specbench_ss.reports.paper.training import BASE
+from specbench_ss.reports.paper.training_cost_figures import (
+    LOSSLESS,
+    LOSSLESS_NAIVE,
+    MEDUSA,
+    AppendixJ,
+    EveryAnswer,
+    counted_steps,
+)
 from specbench_ss.results.report import Bench, Column, Grid, Request, Result
 from specbench_ss.training.side_by_side import Budget, DrafterText
 from tests.tiny import tiny_model
 
 NEVER: Any = None
-FEW = {MEDUSA: "medusa", LOSSLESS: "ss[segment=8]", NAIVE: "ss", "SS-Shared": "ss[mode=shared,segment=8]"}
+FEW = {MEDUSA: "medusa", LOSSLESS: "ss[segment=8]", LOSSLESS_NAIVE: "ss", "SS-Shared": "ss[mode=shared,segment=8]"}
 
 
 def text(*_: Any) -> DrafterText:
@@ -41,12 +48,12 @@ def test_every_answer_position_is_learnt_once() -> None:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Target:
-    monkeypatch.setattr(training_flops, "LENGTH", 24)
-    monkeypatch.setattr(training_flops, "meta_target", lambda name: Target(tiny_model("llama").to("meta")))
-    monkeypatch.setattr(training_costs, "lab_text", text)
-    monkeypatch.setattr(training_costs, "DRAFTERS", FEW)
-    monkeypatch.setattr(training_costs, "COUNTED", (MEDUSA, LOSSLESS))
-    monkeypatch.setattr(training_flops, "LEARNT", (0.5, 1.0))
+    monkeypatch.setattr(costs, "LENGTH", 24)
+    monkeypatch.setattr(costs, "meta_target", lambda name: Target(tiny_model("llama").to("meta")))
+    monkeypatch.setattr(costs, "lab_text", text)
+    monkeypatch.setattr(costs, "DRAFTERS", FEW)
+    monkeypatch.setattr(costs, "COUNTED", (MEDUSA, LOSSLESS))
+    monkeypatch.setattr(costs, "LEARNT", (0.5, 1.0))
     return Target(tiny_model("llama"))
 
 
@@ -57,21 +64,23 @@ def test_the_base_is_counted_for_those_who_need_it(tiny: Target, tmp_path: Path)
     for name in (MEDUSA, LOSSLESS):
         assert rows[name][3] == pytest.approx(rows[name][2] + rows[BASE][2])
     assert rows["SS-Shared"][3] == rows["SS-Shared"][2], "it runs a base of its own"
-    assert rows[LOSSLESS][1] == rows[NAIVE][1] < rows[MEDUSA][1] and rows[LOSSLESS][6] < rows[NAIVE][6]
+    assert (
+        rows[LOSSLESS][1] == rows[LOSSLESS_NAIVE][1] < rows[MEDUSA][1] and rows[LOSSLESS][6] < rows[LOSSLESS_NAIVE][6]
+    )
     assert [claim.found != "" for claim in AppendixJ().claims(result)] == [True, True]
 
 
 def test_flops_of_heads_are_their_products_forwards_and_backwards(tiny: Target, tmp_path: Path) -> None:
     bench = Bench(Request(), tmp_path, NEVER, NEVER)
-    found = list(training_flops.counted_steps("", {name: FEW[name] for name in (MEDUSA, NAIVE)}, bench))
+    found = list(counted_steps("", {name: FEW[name] for name in (MEDUSA, LOSSLESS_NAIVE)}, bench))
     h, v = tiny.hidden_size, tiny.vocab_size
     of = {(step.drafter, step.share): step for step in found}
-    for share in training_flops.LEARNT:
+    for share in costs.LEARNT:
         anchors = int(share * 24)
         block, head = 2 * anchors * h * h, 2 * anchors * h * v
         assert of[MEDUSA, share].own == 4 * (2 * block + 3 * head)  # the block's input needs no gradient
-        assert of[MEDUSA, share].base == of[MEDUSA, 1.0].base == of[NAIVE, share].base > 0
-    assert of[NAIVE, 0.5].own < of[NAIVE, 1.0].own
+        assert of[MEDUSA, share].base == of[MEDUSA, 1.0].base == of[LOSSLESS_NAIVE, share].base > 0
+    assert of[LOSSLESS_NAIVE, 0.5].own < of[LOSSLESS_NAIVE, 1.0].own
 
 
 @pytest.mark.parametrize(

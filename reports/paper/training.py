@@ -1,14 +1,14 @@
-"""What a step of training costs, the base's pass and each drafter apart: seconds, and memory at its peak.
-
-The steps are those of the common loop (`TogetherTrainer`), with a meter around their parts. Knows no method by name.
-"""
+"""Training loops of the experiments: drafters side by side on the same batches, and steps metered part by part."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,17 +19,52 @@ from specbench_ss.engine.target import Target
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.stats import FEWEST, Floats, Interval, ratio_interval
 from specbench_ss.training.batches import Batch
-from specbench_ss.training.side_by_side import Machine, Outcome, TogetherTrainer
+from specbench_ss.training.side_by_side import Budget, Machine, Outcome, Text, TogetherTrainer
+from specbench_ss.training.together import Together, TogetherOptions
 from specbench_ss.training.trainee import BaseStates, Trainee
+from specbench_ss.training.trainer import TrainConfig
+
+T = TypeVar("T")
+
+
+def train_variants(
+    bench: Bench, target: Target, trainees: Sequence[Trainee], text: Text, budget: Budget, name: str, steps: bool = True
+) -> None:
+    """Train variants side by side on the same batches, with checkpoints in the folder `name`.
+
+    steps: False prepares them, which sets their scale, and takes no step.
+    """
+    trainer = TogetherTrainer(target, trainees, text, budget, bench.folder / name)
+    if steps:
+        trainer.train(bench.log, save_every=20)
+
+
+def train_drafters(drafters: str, config: TrainConfig) -> list[Path]:
+    """Train drafters as `ssbench train together --drafters` does, and return their folders."""
+    trainer = Together(TogetherOptions(drafters))
+    with redirect_stdout(sys.stderr):
+        trainer.train(config)
+    return [order.folder for order in trainer.orders(config)]
+
+
+def new_trainees(drafters: dict[str, str], target: Target, bench: Bench) -> list[Trainee]:
+    """Return untrained drafters, {name: as `ssbench train together --drafters` takes it}, under these names."""
+    orders = Together(TogetherOptions(",".join(drafters.values()))).orders(TrainConfig(bench.folder, ()))
+    trainees = [order.build(target, bench.request.seed) for order in orders]
+    for trainee, name in zip(trainees, drafters, strict=True):
+        trainee.name = name
+    return trainees
+
+
+# -- metered steps ------------------------------------------------------------------------------------------------
 
 WARMUPS = 2
 MIB = 1 << 20
 BASE = "the base's pass"
-T = TypeVar("T")
 
 
 class Meter(Protocol):
-    """Does some work, and says how much of something it took."""
+    """A measurement of some work: of time or of memory."""
 
     def __call__(self, work: Callable[[], T], device: torch.device) -> tuple[T, float]:
         """Return what the work returns, and the amount."""
@@ -61,7 +96,7 @@ def peak_bytes(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
 
 
 class MeteredTrainer(TogetherTrainer):
-    """Drafters that learn from the same batches. `take` says what each of them, and the base, took of a step."""
+    """A trainer that meters the parts of a step: the base's pass and each drafter's."""
 
     meter: Meter | None = None
     amounts: dict[str, float]
@@ -91,7 +126,7 @@ class MeteredTrainer(TogetherTrainer):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Of one drafter, or of the base's pass: seconds [steps]; peak, in bytes; loss [steps], none of the base."""
+    """Costs of one drafter, or of the base's pass: seconds [steps]; peak bytes; loss [steps], none of the base."""
 
     seconds: Floats
     peak: float
@@ -99,10 +134,7 @@ class StepCost:
 
 
 def timed_steps(request: Request, usual: int) -> int:
-    """Return how many steps are timed, where the user asks for no other number `usual`.
-
-    Of fewer than four there is no interval.
-    """
+    """Return the number of timed steps. Fewer than FEWEST would have no interval."""
     return max(FEWEST, request.limit or usual)
 
 
@@ -114,7 +146,7 @@ def measure(trainers: Sequence[MeteredTrainer], steps: int, bench: Bench) -> lis
     for _ in range(WARMUPS):
         for trainer in trainers:
             trainer.take()
-    timed = [list(_timed(trainers)) for _ in _told(steps, bench)]
+    timed = [list(_timed(trainers)) for _ in _progress(steps, bench)]
     peaks = [trainer.take(peak_bytes) for trainer in trainers]
     return [_costs([row[i] for row in timed], peak) for i, peak in enumerate(peaks)]
 
@@ -128,7 +160,7 @@ def _timed(trainers: Sequence[MeteredTrainer]) -> Iterator[Step]:
         yield taken, {name: outcome.loss for name, outcome in trainer.outcomes.items()}
 
 
-def _told(steps: int, bench: Bench) -> Iterator[int]:
+def _progress(steps: int, bench: Bench) -> Iterator[int]:
     begin = time.perf_counter()
     for step in range(steps):
         left = (time.perf_counter() - begin) / step * (steps - step) if step else None
@@ -149,21 +181,12 @@ def share(own: Floats, other: Floats) -> tuple[float, Interval | None]:
 
 
 def machine_of(target: Target) -> Machine:
-    """Return where `ssbench train` would compute a step of this target, in this process."""
+    """Return the machine that `ssbench train` would compute a step of this target on, in this process."""
     return Machine(target.device, exact=target.dtype == torch.float32)
 
 
-def drafters(asked: str, target: Target, bench: Bench) -> list[Trainee]:
-    """Return untrained drafters, as `ssbench train together --drafters` builds them."""
-    from specbench_ss.training.together import Together, TogetherOptions
-    from specbench_ss.training.trainer import TrainConfig
-
-    orders = Together(TogetherOptions(asked)).orders(TrainConfig(bench.folder, ()))
-    return [order.build(target, bench.request.seed) for order in orders]
-
-
-def told_machine(target: Target) -> str:
-    """Say what the steps were measured on, and what their seconds are."""
+def machine_note(target: Target) -> str:
+    """Return the note on the machine of metered steps, and on their seconds."""
     on_gpu = target.device.type == "cuda"
     count = torch.get_num_threads()
     threads = "one thread" if count == 1 else f"{count} threads together"

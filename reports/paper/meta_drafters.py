@@ -1,0 +1,294 @@
+"""The papers' models and drafters on the meta device: parameters and FLOPs of real modules, without weights.
+
+FLOPs are those that torch's counter sees: 2 for each multiply-add of a matrix product, attention included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods._shared.static_trees import PUBLISHED, Choice, tree_of
+from specbench_ss.methods.eagle.drafter import Eagle1Drafter, new_eagle
+from specbench_ss.methods.hydra.decoding import Hydra
+from specbench_ss.methods.hydra.heads import HydraHeads, Prefix
+from specbench_ss.methods.hydra.options import HydraOptions
+from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.heads import MedusaHeads
+from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.ss.decoding import SpeculativeStreaming
+from specbench_ss.methods.ss.drafting import draft_tree
+from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.streams import Streams
+
+META = torch.device("meta")
+CONTEXT = 512  # tokens in the cache; the papers do not give theirs
+HEADS = 4  # of Medusa and Hydra (ACL N.1)
+GAMMA, K, KEPT = 4, 3, 32  # of the streams: ACL sec. 3 and N.1
+TOP_P = 64  # ACL H.1
+LOSSLESS = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=8, prune_rank=8)  # ACL sec. 3, appendix M
+SHARED = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=0, prune_rank=8, mode="shared", lora_rank=32)
+EAGLE_ROWS = (1, 4, 8, 8, 3)  # nodes expanded at each depth of EAGLE's static 25-node tree
+DRAFT = "OPT-125M"  # the draft model of ACL table 5
+
+
+@dataclass(frozen=True, slots=True)
+class PaperModel:
+    """hub: repository of the weights. kind: model type in transformers. shape: its published config values."""
+
+    hub: str
+    kind: str
+    shape: dict[str, int] = field(default_factory=dict)
+
+
+def _llama(
+    hub: str, hidden: int, inner: int, layers: int, heads: int, kv: int = 0, kind: str = "llama", **more: int
+) -> PaperModel:
+    shape = {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv or heads, "vocab_size": 32000,
+    }  # fmt: skip
+    return PaperModel(hub, kind, shape | more)
+
+
+def _opt(hub: str, hidden: int, layers: int, heads: int) -> PaperModel:
+    shape = {
+        "hidden_size": hidden, "word_embed_proj_dim": hidden, "ffn_dim": 4 * hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "vocab_size": 50272,
+    }  # fmt: skip
+    return PaperModel(hub, "opt", shape)
+
+
+MODELS: dict[str, PaperModel] = {
+    "Vicuna-7B": _llama("lmsys/vicuna-7b-v1.3", 4096, 11008, 32, 32),
+    "Vicuna-13B": _llama("lmsys/vicuna-13b-v1.3", 5120, 13824, 40, 40),
+    "Vicuna-33B": _llama("lmsys/vicuna-33b-v1.3", 6656, 17920, 60, 52),
+    "Llama-2-Chat-7B": _llama("meta-llama/Llama-2-7b-chat-hf", 4096, 11008, 32, 32),
+    "Llama-2-Chat-13B": _llama("meta-llama/Llama-2-13b-chat-hf", 5120, 13824, 40, 40),
+    "Llama-2-7B": _llama("meta-llama/Llama-2-7b-hf", 4096, 11008, 32, 32),
+    "Llama-13B": _llama("huggyllama/llama-13b", 5120, 13824, 40, 40),
+    "OpenLlama-7B": _llama("openlm-research/open_llama_7b", 4096, 11008, 32, 32),
+    "Mistral-7B": _llama("mistralai/Mistral-7B-Instruct-v0.1", 4096, 14336, 32, 32, kv=8, kind="mistral"),
+    "Phi-3": _llama("microsoft/Phi-3-mini-4k-instruct", 3072, 8192, 32, 32, kind="phi3", vocab_size=32064),
+    "Phi-1.3B": _llama("microsoft/phi-1_5", 2048, 8192, 24, 32, kind="phi", vocab_size=51200),
+    "OPT-1.3B": _opt("facebook/opt-1.3b", 2048, 24, 32),
+    "OPT-6.7B": _opt("facebook/opt-6.7b", 4096, 32, 32),
+    "OPT-125M": _opt("facebook/opt-125m", 768, 12, 12),
+    "Llama-68M": _llama("JackFram/llama-68m", 768, 3072, 2, 12),
+}
+
+
+@cache
+def meta_target(name: str) -> Target:
+    """Return a published model on the meta device: shapes and decoding code, no weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = MODELS[name]
+    auto: Any = AutoModelForCausalLM
+    extra = {"sliding_window": None} if model.kind in ("mistral", "phi3") else {}
+    config = AutoConfig.for_model(model.kind, **model.shape, **extra, pad_token_id=0)
+    with META:
+        built = auto.from_config(config, attn_implementation="sdpa")
+    return Target(built, None, name)
+
+
+def at_hand(hub: str) -> bool:
+    """Return whether published weights are in the hub's cache on this machine. Makes no network request."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(hub, "config.json"), str)
+
+
+# -- counting -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """parameters: those beyond the base's. passes: forward passes of the drafter per draft.
+
+    flops: those of all passes. one_node: those of a chain, which has one node on each level and nothing to prune.
+    """
+
+    parameters: int
+    passes: int
+    flops: int
+    one_node: int
+
+
+def count(module: nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def flops(work: Callable[[], Any], learning: bool = False) -> int:
+    """Return the FLOPs that torch's counter sees while `work` runs. learning: it computes gradients."""
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(learning):
+        work()
+    return int(counter.get_total_flops())
+
+
+def meta_state(target: Target, rows: int = 256) -> State:
+    """Return the state of a request that has reached CONTEXT tokens, with room for this many rows."""
+    cache = target.new_cache(CONTEXT + rows)
+    cache.advance(CONTEXT)
+    root = torch.empty(1, dtype=torch.long, device=META)
+    return State([0] * (CONTEXT + 1), CONTEXT, root, cache, Sampling(), {FINAL: _states(target, 1)})
+
+
+def _states(target: Target, rows: int) -> Tensor:
+    return torch.empty(1, rows, target.hidden_size, device=META, dtype=target.dtype)
+
+
+def added_parameters(model: str, method: str) -> int:
+    """Count the parameters that the method adds to a published model."""
+    shape = MODELS[model].shape
+    hidden, vocab = shape["hidden_size"], shape["vocab_size"]
+    made: dict[str, Callable[[], int]] = {
+        "Medusa": lambda: count(meta_medusa(hidden, vocab)),
+        "Hydra": lambda: count(meta_hydra(hidden, vocab, plus=False)),
+        "Eagle": lambda: count(meta_eagle(meta_target(model))),
+        "2-Model SD": lambda: meta_target(DRAFT).parameter_count,
+        "SS-Shared": lambda: count(meta_streams(hidden, SHARED)),
+        "SS-Lossless": lambda: count(meta_streams(hidden)),
+    }
+    return made[method]()
+
+
+# -- drafters -----------------------------------------------------------------------------------------------------
+
+
+def meta_streams(hidden: int, config: StreamConfig = LOSSLESS) -> Streams:
+    """Return streams as published: gamma h + 2 R_s h N_s + 2 theta h parameters.
+
+    Shared streams, without the baseline's LoRA, have 20 h.
+    """
+    with META:
+        return Streams(config, hidden)
+
+
+def meta_medusa(hidden: int, vocab: int) -> MedusaHeads:
+    """Return four Medusa heads of one residual block each (ACL N.1)."""
+    with META:
+        return MedusaHeads(HEADS, 1, hidden, vocab)
+
+
+def meta_hydra(hidden: int, vocab: int, plus: bool) -> HydraHeads:
+    """Return four Hydra heads, of four blocks each with `plus`."""
+    with META:
+        return HydraHeads(HEADS, 4 if plus else 1, hidden, vocab, tied=True)
+
+
+def meta_eagle(target: Target) -> Eagle1Drafter:
+    """Return EAGLE's drafter: a fusion layer and one decoder layer of the base's shape, without its first norm."""
+    with META:
+        return new_eagle(target)[0]
+
+
+def streaming(target: Target, top_p: int = 0) -> Overhead:
+    """Return what the fused pass costs beyond verifying the same tree: streams, draft logits, early exit.
+
+    top_p: number of tokens that streams attend to (ACL H.1); 0 means all.
+    """
+    streams = meta_streams(target.hidden_size)
+    decoder = SpeculativeStreaming(target, SSOptions(k=K, prune="off", stream_attention_top_p=top_p), streams)
+    logits = torch.empty(GAMMA, target.vocab_size, device=META)
+    full = draft_tree(torch.empty(1, dtype=torch.long, device=META), logits, K, 0)
+    drafting = flops(lambda: target.logits(torch.empty(GAMMA, target.hidden_size, device=META)))
+    # any ancestor-closed choice of so many nodes has these shapes
+    kept, one = (drafting + _streams_flops(target, decoder, full.select(range(nodes))) for nodes in (KEPT, 1))
+    return Overhead(count(streams), 1, kept + _early_exit_flops(target, streams, full), one)
+
+
+def _streams_flops(target: Target, decoder: SpeculativeStreaming, tree: DraftTree) -> int:
+    """Return the FLOPs of the streams in a fused pass over this tree."""
+    fused = flops(lambda: decoder.forward(meta_state(target), tree))
+    return fused - flops(lambda: target.forward_tree(tree, meta_state(target).cache))
+
+
+def _early_exit_flops(target: Target, streams: Streams, tree: DraftTree) -> int:
+    """Return the FLOPs of the early-exit logits at every node with children (sec. 2.3)."""
+    inner = len(set(tree.shape.parents[1:]))
+    states = torch.empty(inner, target.hidden_size, device=META)
+    return flops(lambda: target.logits(target.family.norm(streams.early_exit(states))))
+
+
+def medusa(target: Target) -> Overhead:
+    """Return the costs of four Medusa heads with the published tree. A chain costs as much: each head runs once."""
+    heads = meta_medusa(target.hidden_size, target.vocab_size)
+    decoder = Medusa(target, MedusaOptions(), heads, tree_of(PUBLISHED))
+    drafting = flops(lambda: decoder.propose(meta_state(target)))
+    return Overhead(count(heads), 1, drafting, drafting)
+
+
+def hydra(target: Target, plus: bool) -> Overhead:
+    """Return the costs of four heads, one after the other, on Medusa's published tree.
+
+    plus: Hydra++, which has four blocks a head and a prefix layer that runs once a draft, on the newest state.
+    """
+    heads = meta_hydra(target.hidden_size, target.vocab_size, plus)
+    parameters, prefix_flops = count(heads), 0
+    if plus:
+        with META:
+            prefix = Prefix(llama_layer(target))
+        parameters += count(prefix)
+        state, rotary = meta_state(target), _rotary(prefix.config.head_dim or 0, 1)
+        prefix_flops = flops(lambda: prefix(_states(target, 1), state.cache, [None], rotary))
+
+    def drafting(choices: Sequence[Choice]) -> int:
+        decoder, state = Hydra(target, HydraOptions(), heads, tree_of(choices)), meta_state(target)
+        decoder.begin(state)
+        return prefix_flops + flops(lambda: decoder.propose(state))
+
+    return Overhead(parameters, HEADS, drafting(PUBLISHED), drafting([(0,) * n for n in range(1, HEADS + 1)]))
+
+
+def eagle(target: Target) -> Overhead:
+    """Return the costs of five passes of the layer over the static tree, each with the base's LM head."""
+    drafter = meta_eagle(target)
+
+    def level(rows: int) -> int:
+        state, x, rotary = meta_state(target), _states(target, rows), _rotary(drafter.shape.head_dim, rows)
+        mask = target.block_mask(torch.ones(rows, rows, dtype=torch.bool, device=META), CONTEXT)
+        return flops(lambda: drafter.logits(drafter(x, x, state.cache, mask, rotary), target))
+
+    levels = len(EAGLE_ROWS)
+    return Overhead(count(drafter), levels, sum(map(level, EAGLE_ROWS)), levels * level(1))
+
+
+def _rotary(head_dim: int, rows: int) -> tuple[Tensor, Tensor]:
+    table = torch.empty(1, rows, head_dim, device=META)
+    return table, table
+
+
+def draft_model(name: str = "Llama-68M", gamma: int = GAMMA) -> Overhead:
+    """Return the costs of a chain of gamma tokens from a separate model."""
+    target = meta_target(name)
+    state = meta_state(target)
+    one = flops(lambda: target.forward_tree(DraftTree.root_only(state.root), state.cache))
+    return Overhead(target.parameter_count, gamma, gamma * one, gamma * one)
+
+
+def all_overheads(model: str) -> dict[str, Overhead]:
+    """Return the costs of every drafter of figures 8 and 9 at one base."""
+    target = meta_target(model)
+    return {
+        "2-Model SD": draft_model(),
+        "Medusa": medusa(target),
+        "Hydra": hydra(target, plus=False),
+        "Hydra++": hydra(target, plus=True),
+        "Eagle": eagle(target),
+        "SS-Lossless": streaming(target, TOP_P),
+        "SS-Lossless, full attention": streaming(target),
+    }

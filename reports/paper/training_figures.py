@@ -1,0 +1,417 @@
+"""Figures of variants that are trained here: MSA layers (11, 12 a), and a look at the true future (4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.lora import lora_parameters, with_lora
+from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
+from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
+from specbench_ss.reports.paper.experiment import (
+    ACL,
+    MEASURED,
+    TrainingExperiment,
+    config_for,
+    health,
+    machine,
+    measured,
+    overall,
+    records,
+    source,
+    table,
+)
+from specbench_ss.reports.paper.figures import Axis, Points, Text, lines
+from specbench_ss.reports.paper.lab_text import lab_text
+from specbench_ss.reports.paper.training import train_variants
+from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
+from specbench_ss.results.summary import SummaryRow
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.training.batches import Anchors, Batch, additive, future_labels
+from specbench_ss.training.losses import head_loss, head_sums
+from specbench_ss.training.side_by_side import Budget, DrafterText
+from specbench_ss.training.trainee import BaseStates, Trainee, base_states
+
+# -- figures 11 and 12 (a): multi-stream-attention (MSA) layers ---------------------------------------------------
+
+GAMMA, ADAPTER_RANK, LR, EMBEDDING_LR = 4, 128, 1.5e-2, 0.1  # the lab's: docs/log.md
+LAYERS_BUDGET = Budget(steps=240, rows_per_step=4, anchors_per_row=64, ahead=GAMMA, warmup=20)
+TALKS, HELD_OUT_TALKS, HELD_OUT_BATCHES = 3000, 200, 12
+ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
+EMBEDDINGS, ROTATION = "stream embeddings", "value rotation"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Streams of one shape. series: the kind of streams. layers: the number of MSA layers, N_s."""
+
+    series: str
+    layers: int
+
+    @property
+    def config(self) -> StreamConfig:
+        """Return the configuration of these lossless streams; variants differ only in their own two fields."""
+        shape = StreamConfig(GAMMA, self.layers, ADAPTER_RANK)
+        return replace(shape, stream_init="rotation") if self.series == ROTATION else shape
+
+    @property
+    def title(self) -> str:
+        """Return the name of its row."""
+        return f"{self.series}, N_s = {self.layers}"
+
+    @property
+    def name(self) -> str:
+        """Return the name for its folder and in progress lines."""
+        return f"{self.config.stream_init}-{self.layers}"
+
+    def spec(self, given: MethodSpec, **more: str) -> MethodSpec:
+        """Return `ss` with the user's options and these streams. Pruning is off, since the lab's tree is small."""
+        own = {"n_msa_layers": str(self.layers), "stream_init": self.config.stream_init, "prune": "off"}
+        return MethodSpec("ss", own | given.options | more)
+
+    def trainee(self, target: Target, seed: int) -> StreamsTrainee:
+        """Return an untrained trainee. Variants of one shape begin with the same weights."""
+        torch.manual_seed(seed)
+        return StreamsTrainee(target, self.config, LR, EMBEDDING_LR, name=self.name)
+
+
+@torch.inference_mode()
+def accuracies(target: Target, trainees: Sequence[StreamsTrainee], text: DrafterText) -> list[list[float]]:
+    """Return the share of right top-1 guesses on held-out text, teacher-forced, [trainees][gamma].
+
+    The base runs once a batch.
+    """
+    taps = sorted({layer for t in trainees for layer in t.taps})
+    lowest = min(t.lo for t in trainees)
+    right = torch.zeros(len(trainees), GAMMA)
+    known = torch.zeros(GAMMA)
+    for i in range(HELD_OUT_BATCHES):
+        batch = text.batch(i, LAYERS_BUDGET, target.device)
+        labels = batch.anchors.labels[..., 1 : GAMMA + 1]
+        known += (labels != -100).sum((0, 1)).cpu()
+        states = base_states(target, batch.ids, taps, lowest)
+        for row, trainee in zip(right, trainees, strict=True):
+            row += head_sums(trainee.stream_logits(states, batch.anchors.at), labels)[1].cpu()
+    shares: list[list[float]] = (right / known.clamp_min(1)).tolist()
+    return shares
+
+
+class StreamsByLayers(TrainingExperiment):
+    """Streams of several shapes: their accuracy, and the gain of a decoding pass with them."""
+
+    trains = True
+    variants: ClassVar[tuple[Shape, ...]]
+    categories: ClassVar[tuple[str, ...]]
+    limit: ClassVar[int]
+    notes: ClassVar[tuple[str, ...]]
+
+    def configs(self, request: Request) -> dict[str, RunConfig]:
+        """Return the run with all methods. The streams' folders are known only once they are trained."""
+        config, given = self._config(request)
+        return {"run": replace(config, methods=(*config.methods, *(v.spec(given) for v in self.variants)))}
+
+    def _config(self, request: Request) -> tuple[RunConfig, MethodSpec]:
+        """Return the run without streams, and `ss` with the user's options."""
+        config = config_for(request, ["ss"], suite="apps", categories=self.categories, limit=self.limit)
+        given = next(spec for spec in config.methods if spec.name == "ss")
+        return replace(config, methods=(MethodSpec(REFERENCE),)), given
+
+    def make(self, bench: Bench) -> Result:
+        """Train all side by side, measure accuracy on held-out text, then decode."""
+        target, seed = bench.target(), bench.request.seed
+        variants = [v for v in self.variants if v.layers <= target.n_layers]
+        trainees = [v.trainee(target, seed) for v in variants]
+        train_variants(bench, target, trainees, lab_text(target, "train", TALKS, seed), LAYERS_BUDGET, "streams")
+        shares = accuracies(target, trainees, lab_text(target, "eval", HELD_OUT_TALKS, seed))
+        config, given = self._config(bench.request)
+        specs = []
+        for variant, trainee in zip(variants, trainees, strict=True):
+            about = {**belongs_to(target), "advice": ADVICE, "streams": variant.config.as_dict()}
+            folder = bench.folder / "streams" / variant.name
+            write_checkpoint(folder, trainee.module, about)
+            specs.append(variant.spec(given, weights=str(folder)))
+        run = bench.measure(replace(config, methods=(*config.methods, *specs)), "run")
+        found = overall(run)
+        rows = [
+            (v.series, v.layers, *share, *_tau_first(found[spec.label]))
+            for v, share, spec in zip(variants, shares, specs, strict=True)
+        ]
+        streams = [f"stream {j}" for j in range(1, GAMMA + 1)]
+        forms = {"streams": "text", "MSA layers": "count", **dict.fromkeys(streams, "percent 1"), **TAU_FIRST}
+        grid = table("layers", forms, rows, f"{self.source}: {self.title}")
+        share = Axis("share right, held-out text", form="percent")
+        plots = (
+            _over_layers("tau", "tokens per pass against MSA layers", {"": "tau"}, grid, Axis("tau")),
+            _over_layers(
+                "accuracy", "right guesses of each stream against MSA layers", {s: s for s in streams}, grid, share
+            ),
+        )
+        about_run = f"ours: {machine(run)}; streams of {LAYERS_BUDGET.steps} steps on the same batches"
+        return Result((grid,), plots, notes=(about_run, *health(run), *self.notes))
+
+
+TAU_FIRST = {"tau": "number", **{title: form for title, form in MEASURED.items() if title != "tau"}}
+
+
+def _tau_first(row: SummaryRow) -> tuple[Value, ...]:
+    speedup, around, tau, *others = measured(row)
+    return (tau, speedup, around, *others)
+
+
+def _over_layers(name: str, title: str, columns: Mapping[str, str], grid: Grid, y: Axis) -> Plot:
+    """Plot a line for each kind of streams and each column of the grid, {name: title}."""
+    drawn: dict[str, list[tuple[float, float | None]]] = {}
+    for row in records(grid):
+        for what, column in columns.items():
+            series = drawn.setdefault(", ".join(filter(None, (str(row["streams"]), what))), [])
+            series.append((float(row["MSA layers"] or 0), number_or_none(row[column])))
+    label = f"Line chart: {title}, for {', '.join(drawn)}."
+    return lines(Text(name, title, label), drawn, grid, Axis("MSA layers, N_s"), y)
+
+
+class Figure11(StreamsByLayers):
+    """The experiment `figure-11`."""
+
+    name, source = "figure-11", source(ACL, "figure", 11)
+    title = "number of MSA layers, lossless streams"
+    variants = tuple(Shape(EMBEDDINGS, n) for n in (1, 2, 4, 6, 8))
+    rows = tuple(v.title for v in variants)
+    categories, limit = ("sql", "dialogue_summary"), 6
+    notes = (
+        "published: a task's score (SQL exact match, dialogue ROUGE-LSum) of OPT-1.3B in shared mode, over N_s; "
+        "the values are drawn, not printed. 2 to 8 layers are called a good trade-off; 4 are used (app. E.2)",
+        "lossless streams leave the answers as they are, so what grows with N_s here is how well streams guess",
+    )
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. E.2; of single trainings, so without intervals. The trade-off with FLOPs is not held."""
+        by_layers = [(f"N_s = {row['MSA layers']}", number_or_none(row["tau"])) for row in records(result.grids[0])]
+        return [rising("More MSA layers are better (here: tau in place of the task's score)", by_layers)]
+
+
+class Figure12a(StreamsByLayers):
+    """The experiment `figure-12a`."""
+
+    name, source = "figure-12a", source(ACL, "figure", 12) + " (a)"
+    title = "value rotation against stream embeddings, lossless streams"
+    variants = tuple(Shape(series, n) for series in (EMBEDDINGS, ROTATION) for n in (2, 4, 8))
+    rows = tuple(v.title for v in variants)
+    categories, limit = ("dialogue_summary",), 8
+    notes = (
+        "published: dialogue ROUGE-LSum of OPT-1.3B in shared mode, over N_s; the values are drawn, not printed. "
+        "Rotation tends to score lower; with N_s = 16 it scores higher than embeddings with N_s = 4 (app. E.4)",
+        "lossless streams leave the answers as they are: what differs here is how well streams guess",
+        "our streams also stand at positions of their own (i + j), so rotated ones differ by more than their values",
+    )
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """App. E.4; of single trainings, so without intervals."""
+        rows = records(result.grids[0])
+        tau = {(row["streams"], row["MSA layers"]): number_or_none(row["tau"]) for row in rows}
+        shared = [n for series, n in tau if series == ROTATION and (EMBEDDINGS, n) in tau]
+        pairs = [
+            rising("", [(f"rotation, N_s = {n}", tau[ROTATION, n]), ("embeddings", tau[EMBEDDINGS, n])]) for n in shared
+        ]
+        rotated = [(f"N_s = {n}", tau[ROTATION, n]) for n in shared]
+        score = "(here: tau in place of the task's score)"
+        return [
+            all_of(f"Rotation tends to be worse than stream embeddings {score}", pairs),
+            rising(f"Rotation too gains by MSA layers {score}", rotated),
+        ]
+
+
+# -- figure 4: true tokens of the future --------------------------------------------------------------------------
+
+GAMMAS = (0, 1, 2, 4)
+LORA_RANK, LORA_LR = 16, 2e-3
+PEEKING_BUDGET = Budget(steps=240, rows_per_step=8, anchors_per_row=16, ahead=max(GAMMAS), warmup=20)
+SCORED_TALKS = 60
+PEEKING_NOTES = (
+    "each token is predicted from the true text before it (teacher forcing); an answer is right if all its tokens are",
+    "training uses the tokens of which the base is least sure, since it is sure of most; all tokens are scored",
+    "the future tokens are known here, in training and in scoring; in decoding they are not",
+    "the paper says that the attention mask was changed, but not how. A mask that only shows positions i+2.. to "
+    "position i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that "
+    "knows its token. Where no future token is left to see, the end token is next, so a look ahead reveals it",
+    "published: Phi-3's generation metrics; the paper draws its values and prints none",
+)
+
+
+class PeekingTrainee(Trainee):
+    """LoRA in every layer, trained on the next token. gamma 0 has no look ahead and serves for comparison.
+
+    The row that predicts x_{i+1} must learn nothing of x_{i+1} itself, neither from a later token's state nor from an
+    earlier row's that has seen it. So each predicted position has its own rows: row 0 holds x_i again, peek j the true
+    x_{i+1+j} at its position. Peeks see the frozen base's keys up to i and the peeks up to themselves; row 0 sees the
+    base's keys before i, itself and its peeks. That is the layout of streams under eq. 3, with the truth in the
+    streams' place, in every layer; LoRA teaches these rows, and the keys that they read stay the base's.
+    """
+
+    kv_from = 0
+
+    def __init__(self, target: Target, gamma: int, lora_rank: int = LORA_RANK, lr: float = LORA_LR) -> None:
+        self.name, self.gamma, self.lr = f"gamma-{gamma}", gamma, lr
+        self.tuned = with_lora(target, lora_rank)
+        if any(block.window for block in self.tuned.family.blocks):
+            raise UserError("future tokens cannot be shown to layers with a sliding window")
+        self.module = nn.ParameterList(lora_parameters(self.tuned.model))
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the mean next-token cross-entropy (nats) where the base is least sure, and the share right [1].
+
+        As many positions of each row are used as the batch has anchors.
+        """
+        with torch.no_grad():
+            chosen = least_sure(self.tuned.logits(states.final), batch.labels, batch.anchors.at.shape[1])
+        logits = self.logits(states, batch.ids, chosen.at, chosen.labels[..., 1 : 1 + self.gamma])
+        return head_loss(logits[..., None, :], chosen.labels[..., :1], [1.0])
+
+    def logits(self, states: BaseStates, ids: Tensor, at: Tensor, ahead: Tensor) -> Tensor:
+        """Return next-token logits [B, a, V] at positions `at` [B, a] of ids [B, T].
+
+        states: those of the base on these ids.
+
+        ahead: int64 [B, a, gamma], the tokens x_{i+2}..x_{i+1+gamma} that are seen of the future; -100 hides one.
+        """
+        target = self.tuned
+        own = torch.cat((ids.gather(1, at)[..., None], ahead.clamp_min(0)), 2)  # [B, a, 1 + gamma]
+        steps = torch.tensor([0, *range(2, self.gamma + 2)], device=ids.device)
+        places = (at[..., None] + steps).clamp_max(target.context_length - 1).flatten(1)
+        x = target.embed(own.flatten(1), places)
+        mask = additive(visible(ids.shape[1], at, ahead != -100), x.dtype)
+        x = target.run(x, 0, target.n_layers, StreamCache(states.kv), mask, target.rotary(places))
+        return target.logits(target.family.norm(x.unflatten(1, own.shape[1:])[:, :, 0]))
+
+
+def least_sure(logits: Tensor, labels: Tensor, count: int) -> Anchors:
+    """Return the `count` answer positions of each row with the largest entropy, since most others teach nothing.
+
+    logits: [B, T, V]; labels: int64 [B, T, 1 + ahead]. The true tokens do not matter. A row with fewer answer positions
+    gets places whose label is -100.
+    """
+    logs = logits.float().log_softmax(-1)
+    entropy = -(logs.exp() * logs).sum(-1)  # [B, T]
+    at = entropy.masked_fill(labels[..., 0] == -100, -1.0).topk(count, 1).indices
+    return Anchors(at, labels.gather(1, at[..., None].expand(-1, -1, labels.shape[-1])))
+
+
+def visible(t: int, at: Tensor, known: Tensor) -> Tensor:
+    """Return which rows the 1 + gamma rows of each position see, bool [B, a(1+gamma), T + a(1+gamma)].
+
+    The base's rows come first, then these. at: int64 [B, a]. known: bool [B, a, gamma], True for peeks that are there;
+    one that is not is seen by itself alone.
+    """
+    a, size = at.shape[1], 1 + known.shape[2]
+    keys = torch.arange(t, device=at.device)
+    before = (keys < at[..., None])[:, :, None]  # [B, a, 1, T]: row 0 is itself the row at i
+    up_to = (keys <= at[..., None])[:, :, None].expand(-1, -1, size - 1, -1)
+    past = torch.cat((before, up_to), 2).flatten(1, 2)  # [B, a * size, T]
+    own = torch.ones(size, size, dtype=torch.bool, device=at.device).tril()
+    own[0], own[1:, 0] = True, False
+    alone = torch.eye(size, dtype=torch.bool, device=at.device)
+    seen = (own & F.pad(known, (1, 0), value=True)[:, :, None]) | alone  # [B, a, size, size]
+    each = torch.eye(a, dtype=torch.bool, device=at.device)[:, None, :, None]
+    groups = (seen[:, :, :, None] & each).flatten(3, 4).flatten(1, 2)  # [B, a * size, a * size]
+    return torch.cat((past, groups), 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Results on held-out text: nats per token, share of right tokens, share of answers with every token right."""
+
+    loss: float
+    right: float
+    answers: float
+    tokens: int
+
+
+@torch.inference_mode()
+def held_out(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterText) -> list[Found]:
+    """Score every answer token of every row, one row at a time. The base runs once a row."""
+    losses: list[list[Tensor]] = [[] for _ in trainees]
+    hits: list[list[Tensor]] = [[] for _ in trainees]
+    whole: list[list[bool]] = [[] for _ in trainees]
+    for row in text.rows:
+        ids, answer = row.astype(np.int64)[None], text.answer_mask(row)[None]
+        labels = torch.from_numpy(future_labels(ids, answer, text.end, max(t.gamma for t in trainees)))[0]
+        at = (labels[:, 0] != -100).nonzero()[:, 0]
+        if not len(at):
+            continue
+        truth, breaks = labels[at, 0], _breaks(at, labels[at, 0], text.end)
+        here, ahead = torch.from_numpy(ids).to(target.device), labels[None, at, 1:].to(target.device)
+        states = base_states(target, here, (), 0)
+        for i, trainee in enumerate(trainees):
+            found = trainee.logits(states, here, at[None].to(here.device), ahead[..., : trainee.gamma])[0].float().cpu()
+            losses[i].append(F.cross_entropy(found, truth, reduction="none"))
+            hits[i].append(found.argmax(-1) == truth)
+            whole[i] += [bool(part.all()) for part in hits[i][-1].tensor_split(breaks)]
+    return [_found(torch.cat(a), torch.cat(b), c) for a, b, c in zip(losses, hits, whole, strict=True)]
+
+
+def _found(losses: Tensor, hits: Tensor, whole: list[bool]) -> Found:
+    return Found(float(losses.mean()), float(hits.float().mean()), sum(whole) / len(whole), len(hits))
+
+
+def _breaks(at: Tensor, truth: Tensor, end: int) -> list[int]:
+    """Return where in the answer positions at [n], with next tokens truth [n], the second and later answers begin."""
+    new = (at[1:] != at[:-1] + 1) | (truth[:-1] == end)
+    return [int(i) + 1 for i in new.nonzero()[:, 0]]
+
+
+class Figure4(TrainingExperiment):
+    """Figure 4: gain in accuracy of a model trained to see the gamma true tokens after the next one (eq. 7)."""
+
+    name, source = "figure-4", source(ACL, "figure", 4)
+    title = "the next token, known to a model that sees the gamma true tokens after it"
+    uses = ("model", "device", "dtype", "seed")
+    rows = tuple(f"gamma = {g}" for g in GAMMAS)
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Caption: seeing true future tokens improves generation substantially."""
+        seen = [row for row in result.grids[0].rows if row[0] != "base"]
+        shares = [(f"gamma = {row[1]}", number_or_none(row[2])) for row in (seen[0], seen[-1])]
+        return [rising("Seeing true future tokens improves generation (here: right tokens)", shares, "{:.1%}")]
+
+    def make(self, bench: Bench) -> Result:
+        """Train all side by side on the same batches, then score held-out text."""
+        target, seed = bench.target(), bench.request.seed
+        text, other = lab_text(target, "train", TALKS, seed), lab_text(target, "eval", SCORED_TALKS, seed)
+        torch.manual_seed(seed)
+        trainees = [PeekingTrainee(target, gamma) for gamma in GAMMAS]
+        base = held_out(target, [PeekingTrainee(target, 0)], other)  # LoRA starts as nothing
+        train_variants(bench, target, trainees, text, PEEKING_BUDGET, "peeking")
+        found = held_out(target, trainees, other)
+        names = ["base", *[f"{PEEKING_BUDGET.steps} steps"] * len(GAMMAS)]
+        rows = [
+            (name, gamma, f.right, f.answers, f.loss, f.tokens)
+            for name, gamma, f in zip(names, (0, *GAMMAS), base + found, strict=True)
+        ]
+        forms = {
+            "model": "text", "gamma": "count", "right tokens": "percent 1", "right answers": "percent 1",
+            "nats per token": "number 4", "tokens": "count",
+        }  # fmt: skip
+        grid = table("peeking", forms, rows, f"{self.source}: {self.title}")
+        drawn: dict[str, Points] = {
+            title: [(float(row[1]), number_or_none(row[at])) for row in rows[1:]]
+            for title, at in (("right tokens", 2), ("right answers", 3))
+        }
+        label = "Line chart: share of right tokens and of right answers, by the number of future tokens seen."
+        x, y = Axis("true future tokens seen, gamma"), Axis("share right", form="percent")
+        plot = lines(Text("figure", self.title, label), drawn, grid, x, y)
+        about = (
+            f"ours: {bench.request.model}; LoRA of rank {LORA_RANK} in every layer, {PEEKING_BUDGET.steps} steps, "
+            "held-out text"
+        )
+        return Result((grid,), (plot,), notes=(about, *PEEKING_NOTES))
