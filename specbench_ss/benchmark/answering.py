@@ -11,10 +11,10 @@ from pathlib import Path
 from specbench_ss.benchmark.out_of_memory import memory_given_back
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation
-from specbench_ss.decoding.loop import Limits, probe_drafts
+from specbench_ss.decoding.loop import Limits
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
-from specbench_ss.time_limit import TimeIsOver, exceptions_alone, time_limit
+from specbench_ss.time_limit import TimeIsOver, time_limit
 
 TRIES = 4  # at most, of an answer during which a pass is recorded
 OnTokens = Callable[[int], None] | None
@@ -73,14 +73,6 @@ class Answering:
         with memory_given_back(asked.decoder), self.in_time(asked.label):
             return self.decode(asked.decoder, asked.prompt, asked.limits, asked.sampling, on_tokens)
 
-    def probe(self, asked: Request) -> None:
-        """Raise NotFinite where drafts are chosen from NaN or infinity. To be done when nothing is measured.
-
-        It has a limit on time of its own; where that ends it, nothing was found.
-        """
-        with contextlib.suppress(TimeoutError), self.in_time(asked.label):
-            probe_drafts(asked.decoder, asked.prompt, asked.limits, asked.sampling)
-
     @contextlib.contextmanager
     def in_time(self, label: str, requests: int = 1) -> Iterator[None]:
         """Within: so many requests may take their time together. Raises TimeoutError where they take longer."""
@@ -89,7 +81,7 @@ class Answering:
         resumable = f"what is in {self.place} is whole, and --resume goes on"
         try:
             told = f"{label}: {over}, and it cannot be interrupted; {resumable}"
-            with time_limit(longest, lambda: told), exceptions_alone():
+            with time_limit(longest, lambda: told):
                 yield
         except TimeIsOver:
             self.target.drop_cache()  # it may have been left half-written

@@ -27,8 +27,7 @@ from specbench_ss.benchmark.telemetry.seen import Seen
 from specbench_ss.benchmark.warm_prompts import warm_prompts
 from specbench_ss.decoding.decoder import Decoder
 from specbench_ss.decoding.generation import Generation, Offer, Step
-from specbench_ss.decoding.loop import decode as decode_once
-from specbench_ss.decoding.loop import looked_into
+from specbench_ss.decoding.loop import generate
 from specbench_ss.decoding.references import references
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.step_clock import check_device
@@ -55,7 +54,7 @@ def run(
     run_dir: RunDir,
     events: Events,
     where: RunTarget,
-    decode: Decode = decode_once,
+    decode: Decode = generate,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
@@ -84,7 +83,7 @@ class LocalSession(Session):
         run_dir: Ledger,
         events: Events,
         where: RunTarget,
-        decode: Decode = decode_once,
+        decode: Decode = generate,
     ) -> None:
         super().__init__(config, data, list(decoders), run_dir, events, where.goal)
         self.suite = suite
@@ -162,10 +161,10 @@ class LocalSession(Session):
 
         Each try fills a row of its own, so that none has numbers of another one.
         """
-        row, steps = self._decode_once(replace(blank), sample)
+        row, steps = self._generate(replace(blank), sample)
         while self.machine.again(row, self.remembers[sample.method]):
             try:
-                row, steps = self._decode_once(replace(blank, remade=(row.remade or 0) + 1), sample)
+                row, steps = self._generate(replace(blank, remade=(row.remade or 0) + 1), sample)
             except (Exception, SystemExit) as e:
                 check_device(*self.target.layers_on)
                 where = f"{row.method} on {row.question_id} turn {row.turn + 1}"
@@ -173,7 +172,7 @@ class LocalSession(Session):
                 break
         return row, steps
 
-    def _decode_once(self, row: Row, sample: Sample) -> tuple[Row, list[Step]]:
+    def _generate(self, row: Row, sample: Sample) -> tuple[Row, list[Step]]:
         """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
         asked = self.request(sample)
         seen: Seen | None = None
@@ -192,7 +191,7 @@ class LocalSession(Session):
             return done
 
         for _ in tries(target, self.remembers[sample.method]):
-            done = looked_into(measured, lambda: self.answering.probe(asked))
+            done = measured()
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
         if self.config.temperature:

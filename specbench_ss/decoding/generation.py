@@ -78,11 +78,6 @@ class Generation:
         """tau of this request: tokens that steps produced / steps; None without a step."""
         return sum(s.tokens for s in self.steps) / len(self.steps) if self.steps else None
 
-    @property
-    def in_vain(self) -> bool:
-        """Whether something was drafted in every one of several steps and nothing of it accepted."""
-        return len(self.steps) > 1 and all(s.nodes and not s.accepted for s in self.steps)
-
     def check(self) -> None:
         """Raise RuntimeError where the counts do not add up (an impossible result is a bug)."""
         wrong = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from specbench_ss.decoding.cache import Cache
@@ -24,19 +23,6 @@ def drop_caches(decoder: Decoder) -> None:
             held.drop()
         elif isinstance(held, Target):
             held.drop_cache()
-
-
-@contextmanager
-def operator_by_operator(decoder: Decoder) -> Iterator[None]:
-    """Within: the method's models make their passes operator by operator, where they are replayed otherwise too."""
-    before = [(model, model.passes) for model in models_of([decoder])]
-    for model, _ in before:
-        model.passes = None
-    try:
-        yield
-    finally:
-        for model, passes in before:
-            model.passes = passes
 
 
 def _held_by(decoder: Decoder) -> Iterator[Any]:

@@ -18,7 +18,6 @@ from specbench_ss.decoding.target import Output
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.decoding.verify import Verdict
 from specbench_ss.decoding.wrapped import Wrapped
-from specbench_ss.time_limit import exceptions_alone
 
 SPARE = 512  # rows more than max_rows() asks for: that more are written is noted, and is one law's business alone
 GOES_ON = 0.85  # chance that a forced path goes on to a child
@@ -157,8 +156,7 @@ def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sam
     cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE, joined=not target.divided)
     cache.grows = watched.max_rows() is None
     try:
-        with exceptions_alone():
-            generation = Session(watched, prompt, limits, sampling, cache).run()
+        generation = Session(watched, prompt, limits, sampling, cache).run()
     except (Exception, SystemExit) as error:
         raise Unanswered(watched.steps) from error
     return Trace(list(prompt), watched.steps, generation, cache.excess)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.tree import DraftTree
 from specbench_ss.results.summary import OVERALL, disbelieved, summarise
@@ -92,5 +92,5 @@ def test_what_a_method_does_before_its_first_token_is_in_its_time(monkeypatch: p
     """On a clock that this work alone moves on."""
     clock: Any = type("clock", (), {"perf_counter": staticmethod(lambda: Asks.seconds)})
     monkeypatch.setattr("specbench_ss.decoding.step_clock.time", clock)
-    made = decode(Asks(tiny_target("llama")), [3, 4], Limits(4), Sampling())
+    made = generate(Asks(tiny_target("llama")), [3, 4], Limits(4), Sampling())
     assert made.prefill_s == Asks.seconds > 0

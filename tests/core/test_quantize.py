@@ -12,7 +12,7 @@ import torch
 
 from specbench_ss import load_method, load_model, load_run, registry
 from specbench_ss.cli import main
-from specbench_ss.decoding.loop import Limits, decode
+from specbench_ss.decoding.loop import Limits, generate
 from specbench_ss.decoding.model_shape import model_shape
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.target import Target
@@ -51,7 +51,11 @@ def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: st
     method = next(iter(registry.method_class(name).examples(target).values()))()
     plain = load_method("ar", method.target)
     assert method.target.quantised == target.quantised
-    assert decode(method, PROMPT, Limits(30), Sampling()).tokens == decode(plain, PROMPT, Limits(30), Sampling()).tokens
+    own, expected = (generate(one, PROMPT, Limits(30), Sampling()).tokens for one in (method, plain))
+    assert own == expected
+        generate(method, PROMPT, Limits(30), Sampling()).tokens
+        == generate(plain, PROMPT, Limits(30), Sampling()).tokens
+    )
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])

@@ -18,7 +18,7 @@ from specbench_ss.decoding import replaying, static_passes
 from specbench_ss.decoding.cache import Cache
 from specbench_ss.decoding.decoder import Decoder, State
 from specbench_ss.decoding.held import _held_by, models_of
-from specbench_ss.decoding.loop import Limits, decode, taken
+from specbench_ss.decoding.loop import Limits, generate, taken
 from specbench_ss.decoding.replaying import Replay, called
 from specbench_ss.decoding.sampling import Sampling
 from specbench_ss.decoding.static_passes import StaticPasses, Tensors
@@ -139,7 +139,7 @@ def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
         passes = decoder.target.passes = StaticPasses(called)
         seen = []
         for _ in range(3):
-            tokens = decode(decoder, PROMPT, Limits(24), Sampling()).tokens
+            tokens = generate(decoder, PROMPT, Limits(24), Sampling()).tokens
             seen.append((tokens, passes.tried, places(passes), memory_of(decoder)))
         assert seen[1] == seen[2], label
         assert seen[2][2], label
@@ -166,5 +166,5 @@ def test_every_step_of_a_request_has_the_same_rows(name: str) -> None:
     target = tiny_target("llama", words=61)
     for label, make in registry.method_class(name).examples(target).items():
         if (name, label) != ("ss", "threshold"):
-            steps = decode(make(), PROMPT, Limits(24), Sampling()).steps
+            steps = generate(make(), PROMPT, Limits(24), Sampling()).steps
             assert len({(step.nodes, step.verified) for step in steps}) == 1, label
