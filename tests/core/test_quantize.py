@@ -19,7 +19,6 @@ from specbench_ss.decoding.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models import loading, quantising
 from specbench_ss.models.quantising import PACKAGES, quantise
-from specbench_ss.runs.config import RunConfig
 from specbench_ss.testing.tiny import tiny_model
 from tests.cli import failing
 from tests.quantised import needs, quantised_target, small_model
@@ -53,9 +52,6 @@ def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: st
     assert method.target.quantised == target.quantised
     own, expected = (generate(one, PROMPT, Limits(30), Sampling()).tokens for one in (method, plain))
     assert own == expected
-        generate(method, PROMPT, Limits(30), Sampling()).tokens
-        == generate(plain, PROMPT, Limits(30), Sampling()).tokens
-    )
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
@@ -104,7 +100,6 @@ def test_a_model_that_the_package_cannot_take_is_one_line(monkeypatch: pytest.Mo
 def test_a_run_says_how_weights_were_held_and_others_say_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "quantize" not in RunConfig(methods=()).as_dict()
     monkeypatch.setattr(quantising, "find_spec", lambda name: True)
     monkeypatch.setattr(loading, "quantise", lambda model, how: "" if how == "none" else f"{how}: as a test has it")
     asked = ["run", "--methods", "pld", "--limit", "1", "--categories", "math_reasoning", "--max-new-tokens", "8"]
