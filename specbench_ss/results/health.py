@@ -17,7 +17,7 @@ from specbench_ss.number_formats import arithmetic
 from specbench_ss.results.intervals import Interval
 from specbench_ss.results.number_text import percent
 from specbench_ss.results.outside_time import MOST
-from specbench_ss.runs.losses import losses
+from specbench_ss.runs.losses import unjudged as without_verdicts
 from specbench_ss.runs.rows import KILLED, Row, Run
 from specbench_ss.runs.steps import Array, StepColumns, Steps
 
@@ -151,10 +151,11 @@ def unsteady(found: Spread | None) -> list[str]:
 
 def unfinished(run: Run) -> str:
     """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run, of which nothing is lost."""
-    status, made, said = run.manifest["status"], len(run.rows), losses(run)
-    if status != "complete" or made + len(run.lost) < run.samples:
-        what = {"complete": "samples are missing", KILLED: NOT_HELD}.get(status, status)
-        said = [what, *said]
+    status, made, said = run.manifest["status"], len(run.rows), list[str]()
+    if status != "complete" or made < run.samples:
+        said.append({"complete": "samples are missing", KILLED: NOT_HELD}.get(status, status))
+    if n := len(without_verdicts(run)):
+        said.append(f"{n:,} {'answer was' if n == 1 else 'answers were'} not compared with the reference's")
     return f"not complete ({'; '.join(said)}): {made:,} of {run.samples:,} samples" if said else ""
 
 

@@ -22,7 +22,6 @@ from specbench_ss.results.remembering import comparable, says_so
 from specbench_ss.results.served_health import served_findings
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.runs.environment import between_sessions, is_of_times
-from specbench_ss.runs.losses import losses
 from specbench_ss.runs.rows import Row, Run
 
 State = Literal["ok", "warning", "wrong", "not checked"]
@@ -56,7 +55,7 @@ class Check:
     `noise`, `loops`, `poor`, `engine`.
 
     sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
-    run that has not ended, and of which nothing is lost, the share of its samples that there are.
+    run that has not ended, the share of its samples that there are.
     """
 
     name: str
@@ -107,7 +106,7 @@ def worst_first(made: Sequence[Check]) -> list[Check]:
 def _finished(run: Run) -> Check:
     lacking = unfinished(run)
     if lacking:
-        going = run.manifest["status"] != "complete" and not losses(run) and run.samples > len(run.rows)
+        going = run.manifest["status"] != "complete" and run.samples > len(run.rows)
         share = len(run.rows) / run.samples if going else None
         return Check("incomplete", "wrong", f"The run is {lacking}.", made=share)
     return Check("incomplete", "ok", f"The run is complete: {len(run.rows):,} samples.")

@@ -33,10 +33,9 @@ def read_levels(path: Path) -> tuple[list[Level], list[Row]]:
 
 
 def recover(path: Path) -> None:
-    """Take out what a killed process left: half of a line, and requests of a level that was not finished."""
-    whole = {level.key for level in crash_safe.cut(path / LEVELS, _read_level)}
-    kept = [level_of(row) in whole for row in crash_safe.scan(path / REQUESTS, Row.read)[0]]
-    crash_safe.keep_lines(path / REQUESTS, kept.__getitem__)
+    """Cut off the half of a line that a killed process may have left; of requests made twice the later ones count."""
+    crash_safe.cut(path / LEVELS, _read_level)
+    crash_safe.cut(path / REQUESTS, Row.read)
 
 
 def append_level(path: Path, level: Level, rows: Sequence[Row]) -> None:

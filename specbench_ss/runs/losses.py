@@ -1,4 +1,4 @@
-"""What a run directory lacks that should be there: steps, verdicts, questions. docs/design/store.md has the rules."""
+"""Answers of a run that have no verdict on whether they are the reference's."""
 
 from __future__ import annotations
 
@@ -45,19 +45,3 @@ def _pending(run: Run) -> set[str]:
 def unjudged(run: Run) -> list[Row]:
     """Return those of a complete run: their verdicts are lost, where those of an unfinished run may still come."""
     return without_verdict(run) if run.manifest.get("status") == "complete" else []
-
-
-def losses(run: Run) -> list[str]:
-    """Say what is missing, a clause each: 'the steps of 2 samples are lost, first q-3 turn 1 of ss'."""
-    told = []
-    if run.lost:
-        first, n = run.lost[0], len(run.lost)
-        where = f"{first.question_id} turn {first.turn + 1} of {first.method}"
-        told.append(f"the steps of {_many(n, 'sample')} are lost, {'first ' if n > 1 else ''}{where}")
-    if n := len(unjudged(run)):
-        told.append(f"{_many(n, 'answer')} {'was' if n == 1 else 'were'} not compared with the reference's")
-    return [*told, *run.told]
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"

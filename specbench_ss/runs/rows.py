@@ -323,9 +323,8 @@ _read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 class Run:
     """A run directory as it was read: everything that is committed, whether the run is finished or not.
 
-    steps: in columns; a list of `StepRow` is put into columns. lost: samples that are in no other field, since steps of
-    theirs are missing. told: what else the directory lacks, a clause each. levels, requests: of served engines, the
-    suite sent with several requests in flight.
+    steps: in columns; a list of `StepRow` is put into columns. levels, requests: of served engines, the suite sent with
+    several requests in flight.
     """
 
     path: Path
@@ -334,8 +333,6 @@ class Run:
     steps: Steps
     sameness: list[Sameness] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    lost: list[Row] = field(default_factory=list)
-    told: tuple[str, ...] = ()
     judged: list[JudgeVerdict] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     requests: list[Row] = field(default_factory=list)

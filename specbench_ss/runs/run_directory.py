@@ -10,8 +10,8 @@ of served engines, requests.jsonl and levels.jsonl: levels.py
 and what a run may have besides: side_files.py
 
 A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
-lines with the same key, the last one counts. Where lines were lost afterwards, what is whole still counts, and --resume
-makes the rest again: docs/design/store.md. This module knows no method and no suite.
+lines with the same key, the last one counts. Anything but a half-written last line is damage, which is refused with the
+name of the file: docs/design/store.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specbench_ss.runs.losses import held_against
 from specbench_ss.runs.manifest_reading import MANIFEST, read_manifest, same_run
 from specbench_ss.runs.rows import KILLED, JudgeVerdict, Key, Row, Run, Sameness, StepRow
 from specbench_ss.runs.sameness import FAILED
-from specbench_ss.runs.step_lines import read_step_lines
+from specbench_ss.runs.step_lines import StepLines, read_step_lines
 from specbench_ss.runs.steps import Steps
 from specbench_ss.runs.stored_steps import PARQUET, stored_steps
 from specbench_ss.runs.suite import Message, Question
@@ -54,6 +54,9 @@ class _StoredQuestion(msgspec.Struct):
     references: tuple[tuple[str, ...], ...]
     metric: str | None
     history: tuple[Message, ...] = ()
+
+
+_read_questions = records.decoder(list[_StoredQuestion])
 
 
 class RunDir:
@@ -81,14 +84,12 @@ class RunDir:
             on_error.callback(os.close, held)
             if resuming:
                 manifest = same_run(path, manifest)
-                lacking = read_questions(path) is None
                 rows, judged = _recover(path, manifest)
                 for name in PARQUET:  # they are of what was there until now
                     (path / name).unlink(missing_ok=True)
             else:
                 crash_safe.write_json(path / MANIFEST, manifest)
-                lacking = True
-            if lacking:
+            if not read_questions(path):
                 crash_safe.write_json(path / QUESTIONS, [q.content() for q in questions])
             run_dir = cls(path, manifest, rows, judged, held)
             on_error.pop_all()
@@ -212,21 +213,15 @@ def read_run(path: Path) -> Run:
     if manifest["status"] == "running" and not in_use(path):
         manifest["status"] = KILLED
     rows = latest(crash_safe.scan(path / ROWS, Row.read)[0])
-    steps = _steps(path, rows)
-    lost = _lost(rows, steps.keys)
-    gone = {row.key for row in lost}
-    there = {row.key for row in rows} - gone
+    there = {row.key for row in rows}
     verdicts = latest(crash_safe.scan(path / SAMENESS, Sameness.read)[0])
-    questions = read_questions(path)
     return Run(
         path,
         manifest,
-        [row for row in rows if row.key not in gone],
-        steps,
-        [verdict for verdict in verdicts if verdict.key in there and held_against(verdict, manifest) in there],
-        questions or [],
-        lost,
-        () if questions is not None else (f"{QUESTIONS} is missing or cut",),
+        rows,
+        _steps(path, rows),
+        [verdict for verdict in verdicts if verdict.key in there],
+        read_questions(path),
         [verdict for verdict in crash_safe.scan(path / JUDGE, JudgeVerdict.read)[0] if verdict.key in there],
         *levels.read_levels(path),
     )
@@ -243,39 +238,30 @@ def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
 
 
 def _steps(path: Path, rows: Iterable[Row]) -> Steps:
-    """Return the steps of the samples that are whole."""
     stored = stored_steps(path, (path / ROWS, path / STEPS))
-    if stored is not None:
-        return stored
-    lines = read_step_lines(path / STEPS)
-    return lines.steps(lines.counted(_wanted(rows)))
+    return stored if stored is not None else _steps_of(path, read_step_lines(path / STEPS), rows)
 
 
-def _wanted(rows: Iterable[Row]) -> dict[Key, int]:
-    """Return how many steps each good sample has."""
-    return {row.key: row.steps or 0 for row in rows if row.ok}
+def _steps_of(path: Path, lines: StepLines, rows: Iterable[Row]) -> Steps:
+    """Return the steps of the good samples. Raises UserError where some are missing."""
+    try:
+        return lines.steps({row.key: row.steps or 0 for row in rows if row.ok})
+    except ValueError as error:
+        raise UserError(f"{path / STEPS} is damaged: {error}") from None
 
 
-def _lost(rows: Iterable[Row], whole: Iterable[Key]) -> list[Row]:
-    """Return the good samples that have steps and are not among those whose steps are whole."""
-    found = set(whole)
-    return [row for row in rows if row.ok and row.steps and row.key not in found]
+def read_questions(path: Path) -> list[Question]:
+    """Return the questions of a run directory; none where it was killed before they were written.
 
-
-def read_questions(path: Path) -> list[Question] | None:
-    """Return the questions of a run directory; None where they are missing, or are cut so that they are not JSON.
-
-    Raises UserError where they are something else than questions.
+    Raises UserError where they cannot be read.
     """
     file = path / QUESTIONS
     try:
-        content = records.parse(file.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
+        stored = _read_questions(file.read_bytes())
+    except FileNotFoundError:
+        return []
     except OSError as e:
         raise UserError(f"cannot read {file}: {os_reason(e)}") from e
-    try:
-        stored = records.convert(content, list[_StoredQuestion])
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
     return [Question(*msgspec.structs.astuple(question)) for question in stored]
@@ -287,27 +273,21 @@ def latest(records: Iterable[Record]) -> list[Record]:
 
 
 def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[Key]]:
-    """Take out of the files what is half-written or no longer whole.
+    """Cut off the half of a last line, and return the successful rows and the keys that have a verdict.
 
-    Returns the successful rows and the keys that have a verdict. Verdicts that only say that a sample failed do not
-    count: there may be a real one now.
+    Verdicts that only say that a sample failed do not count: there may be a real one now.
     """
-    made = crash_safe.scan(path / ROWS, Row.read)[0]
-    verdicts = crash_safe.scan(path / SAMENESS, Sameness.read)[0]
-    rows, lines = latest(made), read_step_lines(path / STEPS)
-    blocks = lines.counted(_wanted(rows))
-    gone = {row.key for row in _lost(rows, (block.key for block in blocks))}
-    good = [row for row in rows if row.ok and row.key not in gone]
-    done = {row.key for row in good}
-    kept = [v.key in done and held_against(v, manifest) in done for v in verdicts]
-    crash_safe.keep_lines(path / SAMENESS, kept.__getitem__)
-    crash_safe.keep_lines(path / ROWS, lambda number: made[number].key not in gone)
-    counted = lines.kept(blocks)
-    crash_safe.keep_lines(path / STEPS, lambda number: bool(counted[number]))
-    side_files.recover(path, done)
+    rows = latest(crash_safe.cut(path / ROWS, Row.read))
+    verdicts = latest(crash_safe.cut(path / SAMENESS, Sameness.read))
+    lines = read_step_lines(path / STEPS)
+    _steps_of(path, lines, rows)
+    crash_safe.truncate(path / STEPS, lines.end)
+    side_files.recover(path)
     levels.recover(path)
-    of_good = latest(verdict for verdict, keep in zip(verdicts, kept, strict=True) if keep)
-    return good, [verdict.key for verdict in of_good if verdict.reason not in FAILED]
+    good = [row for row in rows if row.ok]
+    done = {row.key for row in good}
+    kept = (v for v in verdicts if v.key in done and held_against(v, manifest) in done)
+    return good, [verdict.key for verdict in kept if verdict.reason not in FAILED]
 
 
 @contextlib.contextmanager

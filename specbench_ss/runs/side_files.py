@@ -8,7 +8,7 @@ Both are optional, are appended as the rows are, and lose at most their last lin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -109,21 +109,18 @@ class SideFiles:
 READERS: dict[str, Any] = {TELEMETRY: records.decoder(Readings), DRAFTS: records.decoder(Drafts)}
 
 
-def recover(path: Path, done: Collection[Key]) -> None:
-    """Cut off what a killed process left half-written, and take out what is of samples that will be made (again).
-
-    done: the samples that are committed. Of the others, tries that a killed process made would be taken for tries of
-    the sample that is committed later. Raises UserError for a line that is damaged.
-    """
+def recover(path: Path) -> None:
+    """Cut off the half of a line that a killed process may have left. Raises UserError for a line that is damaged."""
     for name, read in READERS.items():
-        of_done = [one.key in done for one in crash_safe.scan(path / name, read)[0]]
-        crash_safe.keep_lines(path / name, of_done.__getitem__)
+        crash_safe.cut(path / name, read)
 
 
 def read_telemetry(path: Path) -> list[Readings]:
-    """Return the readings of a run directory; of a try that was recorded twice, the later one."""
-    found: Iterable[Readings] = crash_safe.scan(path / TELEMETRY, READERS[TELEMETRY])[0]
-    return list({(one.key, one.attempt): one for one in found}.values())
+    """Return the readings of a run directory; of a sample that was made again after a kill, the later tries."""
+    found: dict[Key, list[Readings]] = {}
+    for one in crash_safe.scan(path / TELEMETRY, READERS[TELEMETRY])[0]:
+        found[one.key] = [*(found.get(one.key, ()) if one.attempt else ()), one]
+    return [one for tries in found.values() for one in tries]
 
 
 def read_drafts(path: Path) -> list[Drafts]:
