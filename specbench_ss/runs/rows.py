@@ -32,10 +32,6 @@ MEASURED = (  # what every good sample has
     "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
 )  # fmt: skip
 SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # and of a server
-COUNTS = (  # what cannot be negative
-    "turn", "repeat", "index", "position", "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified",
-    "depth", "accepted", "overshoot", "draft_calls", "peak_memory_bytes",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -151,8 +147,6 @@ class Row(OfSample):
         sample lacks a number.
         """
         row = _read_row(line)
-        if below := [name for name in COUNTS if (getattr(row, name) or 0) < 0]:
-            raise ValueError(f"{below[0]} is negative")
         needed = SERVED if row.counted else MEASURED
         if row.ok and (lacking := [name for name in needed if getattr(row, name) is None]):
             raise ValueError(f"it lacks {lacking[0]}")
@@ -170,12 +164,6 @@ class StepRow(OfSample):
         """Return the step as flat, JSON-ready data."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
         return {**own, **asdict(self.step)}
-
-    @classmethod
-    def read(cls, line: bytes) -> StepRow:
-        """Return the step that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        place = _read_place(line)
-        return cls(*place.key, index=place.index, step=_read_step(line))
 
 
 PIT_BINS = 10  # of the histogram of PIT values
@@ -307,16 +295,8 @@ class JudgeVerdict(OfSample):
         return verdict
 
 
-@dataclass(slots=True)
-class _StepPlace(OfSample):
-    """What a line of steps.jsonl holds besides the step itself."""
-
-    index: int
-
-
 _read_row, _read_sameness = records.decoder(Row), records.decoder(Sameness)
 _read_judged = records.decoder(JudgeVerdict)
-_read_place, _read_step = records.decoder(_StepPlace), records.decoder(Step)
 
 
 @dataclass
