@@ -34,15 +34,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.models.loading import load_target
+from lab.text import SPECBENCH_CATEGORIES, questions
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.models.load import load_target
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method, method_class, method_options
-from specbench_ss.runs.suite import Question
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
+from specbench_ss.suite import Question
 
 NODES = (4, 8, 15, 32, 64)
 GUESSES = {4: (5, 1), 8: (5, 2), 15: (4, 5), 32: (5, 8), 64: (5, 16)}  # lookahead: level, guesses

@@ -30,16 +30,15 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_ss.benchmark.out_of_memory import OutOfMemory, memory_given_back
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.engines import ENGINES, check_engine, use_engine
-from specbench_ss.decoding.loop import Limits, Session
-from specbench_ss.decoding.model_shape import drafter_shape, model_shape
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict, verify
-from specbench_ss.decoding.wrapped import Wrapped
+from specbench_ss.bench.timed_sample import OutOfMemory, memory_given_back
+from specbench_ss.engine.costs import drafter_shape, model_shape
+from specbench_ss.engine.decoder import Decoder, State, Wrapped
+from specbench_ss.engine.engines import ENGINES, check_engine, use_engine
+from specbench_ss.engine.generate import Limits, Session
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict, verify
 from specbench_ss.methods._shared.static_trees import best_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2
@@ -52,8 +51,8 @@ from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.models.devices import resolve_device, resolve_dtype
-from specbench_ss.models.loading import load_target
-from specbench_ss.models.machine_limits import MachineLimits, device_name, known_limits
+from specbench_ss.models.limits import MachineLimits, device_name, known_limits
+from specbench_ss.models.load import load_target
 
 SIZES = {  # hidden, layers, heads, heads of keys and values, MLP, vocabulary: TinyLlama 1.1B, Llama-2 7B and 13B
     "1b": (2048, 22, 32, 4, 5632, 32000),

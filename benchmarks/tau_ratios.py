@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.stats import bootstrap
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.rows import Row, Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.run_dir import read_run
 
 Sums = NDArray[np.float64]  # [2, questions]: tokens after the prompt's pass, and steps
 

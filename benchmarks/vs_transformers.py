@@ -24,20 +24,20 @@ import torch
 from transformers import CompileConfig
 from transformers.generation import candidate_generator as theirs_module
 
-from specbench_ss.benchmark.quiet_timing import quiet_collector
-from specbench_ss.decoding import grouped_attention
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.engines import ENGINES
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.bench.timed_sample import quiet_collector
+from specbench_ss.engine import attention as grouped_attention
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.engines import ENGINES
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import LookupOptions, PromptLookup
 from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
-from specbench_ss.models.loading import load_target
-from specbench_ss.results.intervals import speedup_interval
-from specbench_ss.runs.suite import SuiteRequest
+from specbench_ss.models.load import load_target
+from specbench_ss.stats import speedup_interval
+from specbench_ss.suite import SuiteRequest
 from specbench_ss.suites.specbench import SpecBench
 
 GENERATORS = (theirs_module.AssistedCandidateGenerator, theirs_module.PromptLookupCandidateGenerator)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.tree import DraftTree
 
 
 class Autoregressive(Decoder):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.own_work import OwnWork, of_head, of_layers
-from specbench_ss.decoding.target import FINAL, Output, Target
-from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.costs import OwnWork, of_head, of_layers
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge, Le
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches, read_tree, tree_of
 from specbench_ss.options import Bounded

@@ -10,19 +10,17 @@ from pathlib import Path
 import pandas as pd
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.crash_safe import replacing
-from specbench_ss.results import exports, frames
+from specbench_ss.results import exchange, frames
+from specbench_ss.results.checks import checks
 from specbench_ss.results.concurrency import level_rows
-from specbench_ss.results.concurrency_text import markdown_levels
-from specbench_ss.results.finding import finding
-from specbench_ss.results.markdown_table import safe
 from specbench_ss.results.quality import measures
+from specbench_ss.results.ranking import NO_MEAN, config_of, finding, standings
 from specbench_ss.results.report import Report
-from specbench_ss.results.run_health import checks
-from specbench_ss.results.standings import standings
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.results.verdict_text import NO_MEAN, config_of
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.terminal import markdown_levels
+from specbench_ss.results.text import safe
+from specbench_ss.runs.records import Run
+from specbench_ss.storage import replacing
 
 
 class _File(Report):
@@ -53,7 +51,7 @@ class MarkdownReport(_File):
         wrong = [check for check in made if check.state in ("wrong", "warning")]
         told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
         lines = [f"# {model} on {suite}", "", finding(rows, made, standings(run, rows)), "", *told]
-        table = exports.markdown(rows, config_of(run))
+        table = exchange.markdown(rows, config_of(run))
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
         levels = [markdown_levels(run)] if run.levels else []
         return "\n".join([*map(safe, lines), "", table, *notes, *levels]).encode("utf-8", "replace")
@@ -80,7 +78,7 @@ class CsvReport(_Frame):
 
     def packed(self, frame: pd.DataFrame) -> bytes:
         """Return the bytes of a file that holds the frame."""
-        text: str = exports.plain(frame).to_csv(index=False)
+        text: str = exchange.plain(frame).to_csv(index=False)
         return text.encode("utf-8", "replace")
 
 

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 from specbench_ss.version import __version__
 
 if TYPE_CHECKING:
-    from specbench_ss.api import generate, load_method, load_model
-    from specbench_ss.benchmark.from_python import run
-    from specbench_ss.decoding.decoder import Decoder, State
-    from specbench_ss.decoding.generation import Generation, Step
-    from specbench_ss.decoding.target import Output, Target
-    from specbench_ss.decoding.tree import DraftTree
-    from specbench_ss.decoding.verify import Verdict
+    from specbench_ss.api import generate, load_method, load_model, run
+    from specbench_ss.conformance.kit import check_decoder
+    from specbench_ss.engine.decoder import Decoder, Generation, State, Step
+    from specbench_ss.engine.target import Output, Target
+    from specbench_ss.engine.tree import DraftTree
+    from specbench_ss.engine.verify import Verdict
     from specbench_ss.errors import UserError
-    from specbench_ss.results.compare_runs import RunComparison, compare
-    from specbench_ss.results.run_results import RunResults, load_run
-    from specbench_ss.testing.kit import check_decoder
+    from specbench_ss.results.analysis import RunResults, load_run
+    from specbench_ss.results.compare import RunComparison, compare
 
 __all__ = [
     "Decoder",
@@ -48,17 +46,15 @@ __all__ = [
 ]
 
 _HOMES = {  # module -> the public names that it defines
-    "api": "generate load_method load_model",
-    "benchmark.from_python": "run",
-    "decoding.decoder": "Decoder State",
-    "decoding.generation": "Generation Step",
-    "decoding.target": "Output Target",
-    "decoding.tree": "DraftTree",
-    "decoding.verify": "Verdict",
+    "api": "generate load_method load_model run",
+    "conformance.kit": "check_decoder",
+    "engine.decoder": "Decoder Generation State Step",
+    "engine.target": "Output Target",
+    "engine.tree": "DraftTree",
+    "engine.verify": "Verdict",
     "errors": "UserError",
-    "results.compare_runs": "RunComparison compare",
-    "results.run_results": "RunResults load_run",
-    "testing.kit": "check_decoder",
+    "results.analysis": "RunResults load_run",
+    "results.compare": "RunComparison compare",
 }
 _HOME_OF = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}
 

@@ -1,16 +1,14 @@
-"""Options as dataclasses: their bounds are declared and checked here, and they are read from text. Knows no method.
-
-An option of a limited range says so in its type: `ngram: Annotated[int, Ge(1), Le(64)]`, with the bounds of the library
-annotated-types. They are checked and shown to users wherever options are.
-"""
+"""Options as dataclasses: bounds, values read from text, and methods as they are asked for."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import operator
+import re
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -371,3 +369,65 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return value_text(field.default_factory())
     return "required"
+
+
+REFERENCE = "ar"  # the method every other one is compared with
+_SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSpec:
+    """A method with the options given for it: `ss`, `ss[k=1]`, `ss[k=1,prune=off]`. Values are still text.
+
+    copy: 2 for the reference that is asked for a second time, to be compared with itself: `ar#2`.
+    """
+
+    name: str
+    options: dict[str, str] = field(default_factory=dict)
+    copy: int = 1
+
+    @property
+    def label(self) -> str:
+        """Return the name of this variant in every table: the text that it was asked for with."""
+        inner = ",".join(f"{k}={v}" for k, v in self.options.items())
+        return (f"{self.name}[{inner}]" if inner else self.name) + (f"#{self.copy}" if self.copy > 1 else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a manifest records of it."""
+        asked = {"name": self.name, "options": dict(self.options)}
+        return asked | ({"copy": self.copy} if self.copy > 1 else {})
+
+    @classmethod
+    def parse(cls, text: str) -> MethodSpec:
+        """Read a method from text. Raises UserError for text that is not NAME or NAME[option=value,...]."""
+        match = _SPEC.match(text.strip())
+        if match is None:
+            raise UserError(f"cannot read method {text!r}: expected NAME or NAME[option=value,...]")
+        options = {}
+        for part in filter(None, (match["options"] or "").split(",")):
+            key, equals, value = part.partition("=")
+            if not equals or not key.strip():
+                raise UserError(f"cannot read option {part!r} of method {match['name']!r}: expected option=value")
+            options[key.strip()] = value.strip()
+        return cls(match["name"], options)
+
+
+def split_methods(text: str) -> list[str]:
+    """Split a list at its commas: 'ss,medusa[tree=a,k=2]' gives ['ss', 'medusa[tree=a,k=2]'].
+
+    Commas inside brackets do not split.
+    """
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFile:
+    """A plugin file as it was loaded. methods: names of the methods that it defines."""
+
+    file: str
+    sha256: str
+    methods: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a manifest and a preset record of the file."""
+        return {"file": self.file, "sha256": self.sha256, "methods": list(self.methods)}

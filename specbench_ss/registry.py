@@ -1,31 +1,32 @@
-"""Find plugins (methods, trainers, suites, reports, experiments) by name, through entry points.
-
-A plugin is loaded when it is asked for: listing names imports none. This module knows no plugin by name.
-"""
+"""Registry of plugins: methods, trainers, suites, reports, experiments and commands by name."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import UserError, first_line, known_words
-from specbench_ss.options import options_problem, parse_options
+from specbench_ss.options import PluginFile, options_problem, parse_options
+from specbench_ss.user_files import read_bytes
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.decoder import Decoder
-    from specbench_ss.decoding.target import Target
-    from specbench_ss.method_spec import MethodSpec
-    from specbench_ss.results.experiment import Experiment
-    from specbench_ss.results.report import Report
-    from specbench_ss.runs.suite import Suite
+    from specbench_ss.engine.target import Target
+    from specbench_ss.options import MethodSpec
+    from specbench_ss.suite import Suite
     from specbench_ss.training.trainer import Trainer
 
 
@@ -44,10 +45,10 @@ class Group:
 
 ALL = "all"  # stands for every registered method that can decode with the model
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # what the command line can tell from options and lists
-METHODS = Group("specbench_ss.methods", "specbench_ss.decoding.decoder:Decoder")
-SUITES = Group("specbench_ss.suites", "specbench_ss.runs.suite:Suite")
+METHODS = Group("specbench_ss.methods", "specbench_ss.engine.decoder:Decoder")
+SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.results.report:Report")
-EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.results.experiment:Experiment")
+EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.results.report:Experiment")
 COMMANDS = "specbench_ss.commands"  # entry points of functions and of `typer.Typer` groups, which are no classes
 TRAINERS = Group("specbench_ss.trainers", "specbench_ss.training.trainer:Trainer")
 
@@ -197,20 +198,74 @@ def load_suite(name: str) -> Suite:
     return cast("type[Suite]", load(SUITES, name))()
 
 
-def load_report(name: str) -> Report:
-    """Return a new instance of a report. Raises UserError as `load` does."""
-    return cast("type[Report]", load(REPORTS, name))()
-
-
 def trainer_class(name: str) -> type[Trainer]:
     """Return the class of a trainer. Raises UserError as `load` does."""
     return cast("type[Trainer]", load(TRAINERS, name))
 
 
-def load_experiment(name: str) -> Experiment:
-    """Return a new instance of an experiment of a paper. Raises UserError as `load` does."""
-    return cast("type[Experiment]", load(EXPERIMENTS, name))()
-
-
 def _warn(message: str) -> None:
     warnings.warn(message, PluginWarning, stacklevel=3)
+
+
+def load_plugin(path: Path) -> PluginFile:
+    """Register every Decoder that a file defines, under its `name`, until the next command.
+
+    Raises UserError where the file cannot be read or does not load, where it defines no method, or where a method's
+    name is taken or nothing can be decoded with the method.
+    """
+    content = read_bytes(path)
+    sha256 = hashlib.sha256(content).hexdigest()
+    found = _methods(_module(path, content, sha256))
+    if not found:
+        raise UserError(f"plugin {path} defines no method: no subclass of specbench_ss.engine.decoder.Decoder")
+    names: list[str] = []
+    for kind in found:
+        name = getattr(kind, "name", None)
+        problem = method_problem(kind, name)
+        if not problem and name in names:
+            problem = f"its name {name!r} is that of another one in the file"
+        if problem:
+            raise UserError(f"plugin {path}: {kind.__name__}: {problem}")
+        names.append(str(name))
+    values = {name: f"{kind.__module__}:{kind.__qualname__}" for name, kind in zip(names, found, strict=True)}
+    register_methods(values, f"plugin {path}")
+    return PluginFile(str(path), sha256, tuple(names))
+
+
+def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
+    """Load the file as a module with a name of its own, so that it replaces no other module."""
+    name = f"ssbench_file_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}_{sha256[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_loader(name, loader=None, origin=str(path))
+    assert spec is not None
+    module = module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        exec(compile(content, str(path), "exec"), module.__dict__)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"plugin {path} does not load: {first_line(error)}") from error
+    return module
+
+
+def _methods(module: ModuleType) -> list[type[Decoder]]:
+    """Return the decoders that the file defines itself, not those that it imports.
+
+    An abstract one, or a base of others without a name, is returned only if there is nothing else.
+    """
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Decoder) and value.__module__ == module.__name__
+    ]
+    unique = list(dict.fromkeys(own))
+
+    def is_base(kind: type[Decoder]) -> bool:
+        nameless = not hasattr(kind, "name") and any(issubclass(o, kind) for o in unique if o is not kind)
+        return inspect.isabstract(kind) or nameless
+
+    return [kind for kind in unique if not is_base(kind)] or unique

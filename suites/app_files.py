@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import read_rows, read_text
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
+from specbench_ss.user_files import read_rows, read_text
 
 
 def read_spider(path: Path) -> tuple[Question, ...]:

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import Row
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.file_suite import FileSuite
 from specbench_ss.suites.questions import questions_of, text_of
-from specbench_ss.suites.scorers.boxed import last_boxed
+from specbench_ss.suites.scorers import last_boxed
+from specbench_ss.user_files import Row
 
 ASK = "Solve this step by step, and put the final answer in \\boxed{}."
 

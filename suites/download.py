@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files.digest import file_sha256
+from specbench_ss.storage import file_sha256
 
 if TYPE_CHECKING:
     import httpx

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.cache_folder import cache_folder
-from specbench_ss.files.digest import file_sha256
-from specbench_ss.runs.suite import Question, SuiteData, SuiteRequest
+from specbench_ss.storage import cache_folder, file_sha256
+from specbench_ss.suite import Question, SuiteData, SuiteRequest
 from specbench_ss.suites.download import download
 from specbench_ss.suites.lab_suite import LabSuite
-from specbench_ss.suites.lab_text import catalog
-from specbench_ss.suites.questions import check_categories, check_limit, select
+from specbench_ss.suites.questions import check_categories, check_limit, lab_questions, select
 from specbench_ss.suites.rows import is_hub
 
 
@@ -41,8 +39,8 @@ class FileSuite(LabSuite):
     """A suite whose questions come from a file: a given one, or a published one that was fetched.
 
     title: its name in sentences. files: what `fetch` downloads; the first one holds the questions. needs: what --data
-    must be, where there is nothing to fetch. default_limit: questions of each category; 0 is all. lab_categories: what
-    is generated for lab models, lab_limit questions each by default and lab_size at most.
+    must be, where there is nothing to fetch. default_limit: questions of each category; 0 is all. lab_categories:
+    those of the questions for lab models, lab_limit each by default.
     """
 
     title: ClassVar[str]
@@ -52,7 +50,6 @@ class FileSuite(LabSuite):
     max_new_tokens: ClassVar[int] = 1024
     lab_categories: ClassVar[tuple[str, ...]] = ()
     lab_limit: ClassVar[int] = 4
-    lab_size: ClassVar[int] = 80
 
     @abstractmethod
     def read(self, data: Path) -> tuple[Question, ...]:
@@ -61,10 +58,6 @@ class FileSuite(LabSuite):
     def notes(self) -> tuple[str, ...]:
         """Return what a reader of the results should know of questions from a file, a sentence each."""
         return ()
-
-    def size(self, category: str) -> int:
-        """Return how many questions of a category are generated at most."""
-        return self.lab_size
 
     def fetch(self, source: str | None = None) -> Path:
         """Return the published questions, which are downloaded unless they are there.
@@ -131,13 +124,11 @@ class FileSuite(LabSuite):
         return data / self.files[0].name if self.files and data.is_dir() else data
 
     def _generated(self, request: SuiteRequest, split: str) -> SuiteData:
-        """Generate questions. They are the same whatever the seed of the run, so that runs can be compared."""
+        """Return the lab's questions. They are the same whatever the seed of the run, so that runs can be compared."""
         limit = self.lab_limit if request.limit is None else request.limit
-        questions: list[Question] = []
-        for name in (name for name in self.lab_categories if name in (request.categories or self.lab_categories)):
-            size = self.size(name)
-            questions += catalog.questions((name,), split, min(limit or size, size))
-        return SuiteData(self.name, "generated", tuple(questions), notes=(self.generated_note(),))
+        asked = (name for name in self.lab_categories if name in (request.categories or self.lab_categories))
+        questions = tuple(question for name in asked for question in lab_questions(name, split, limit))
+        return SuiteData(self.name, "generated", questions, notes=(self.generated_note(),))
 
     def generated_note(self) -> str:
         """Return what there is to say of generated questions."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbench_ss.files.user_files import Row
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.file_suite import FileSuite, Published
 from specbench_ss.suites.questions import questions_of, text_of
+from specbench_ss.user_files import Row
 
 COMMIT = "6d43fb980f9fee3c892a914eda09951f772ad10d"
 URL = f"https://raw.githubusercontent.com/openai/human-eval/{COMMIT}/data/HumanEval.jsonl.gz"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.scorers import score_turn
 
 

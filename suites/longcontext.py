@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import read_rows, read_text
-from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.questions import check_categories, check_limit
+from specbench_ss.user_files import read_rows, read_text
 
 CONTEXT = "context"  # the category of prompts that are as long as the model's context allows, where that is known
 LENGTHS = {"1k": 1024, "2k": 2048, "4k": 4096, "8k": 8192, "16k": 16384, "32k": 32768}  # tokens of a prompt

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import Row, read_rows
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.file_suite import FileSuite, Published
-from specbench_ss.suites.lab_text import catalog
-from specbench_ss.suites.questions import read_questions
+from specbench_ss.suites.questions import MT_BENCH_CATEGORIES, read_questions
 from specbench_ss.suites.rows import is_hub
+from specbench_ss.user_files import Row, read_rows
 
 COMMIT = "587d5cfa1609a43d192cedb8441cac3c17db105d"
 FOLDER = f"https://raw.githubusercontent.com/lm-sys/FastChat/{COMMIT}/fastchat/llm_judge/data"
@@ -32,10 +31,9 @@ class MTBench(FileSuite):
     name = "mtbench"
     title = "MT-Bench"
     summary = "MT-Bench: 80 questions of two turns in eight categories, graded by a judge (`ssbench judge`)"
-    categories = catalog.MT_BENCH_CATEGORIES
+    categories = MT_BENCH_CATEGORIES
     files = (QUESTIONS, REFERENCES, PROMPTS)
-    lab_categories = catalog.MT_BENCH_CATEGORIES
-    lab_size = 10
+    lab_categories = MT_BENCH_CATEGORIES
 
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions, with the reference answers of the file beside them where there is one."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specbench_ss.conversations import COLUMNS, FORMS, SYSTEM, read_messages, unread_keys
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import COLUMNS, FORMS, SYSTEM, read_messages, unread_keys
-from specbench_ss.files.user_files import Row
-from specbench_ss.runs.suite import Message, Question
+from specbench_ss.suite import Message, Question
 from specbench_ss.suites.file_suite import FileSuite
 from specbench_ss.suites.questions import question_of, questions_of
+from specbench_ss.user_files import Row
 
 OWN_CATEGORY = "prompts"  # of rows that name none
 OWN_COLUMNS = {SYSTEM, "id", "question_id", "category", "reference", "metric"}

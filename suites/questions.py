@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
+import specbench_ss
 from specbench_ss.errors import UserError, did_you_mean, known_words
-from specbench_ss.files.user_files import Row
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.rows import read_data
 from specbench_ss.suites.scorers import METRICS
+from specbench_ss.user_files import Row
+
+MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+SPECBENCH_CATEGORIES = (*MT_BENCH_CATEGORIES, "translation", "summarization", "qa", "math_reasoning", "rag")
+APP_CATEGORIES = ("sql", "meaning_representation", "dialogue_summary")
+
+LAB_QUESTIONS = Path(specbench_ss.__file__).parent / "lab"  # beside the weights
+LAB_SIZES = {name: 10 if name in MT_BENCH_CATEGORIES else 80 for name in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES)}
 
 Reader = Callable[[str, int, Row], Question]  # place, number from 0, row
 
@@ -22,6 +31,17 @@ Reader = Callable[[str, int, Row], Question]  # place, number from 0, row
 def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ...]:
     """Return the questions in the order of the file. metrics: the metric of each category, for rows that name none."""
     return questions_of(path, lambda place, _, row: question_of(place, row, metrics))
+
+
+def lab_questions(category: str, split: str, limit: int) -> tuple[Question, ...]:
+    """Return the first questions of a category for the lab's models; 0 is all. split: "eval" or "calibration"."""
+    return _frozen(split)[category][: limit or None]
+
+
+@cache
+def _frozen(split: str) -> dict[str, tuple[Question, ...]]:
+    questions = read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz", {})
+    return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
 
 def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:

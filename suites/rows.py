@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import Row, read_rows
+from specbench_ss.user_files import Row, read_rows
 
 HUB = "hub:"
 _FORM = re.compile(r"hub:(?P<name>[^:@]+)(:(?P<config>[^:@]*))?(:(?P<split>[^:@]+))?(@(?P<revision>.+))?")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.file_suite import FileSuite, Published
-from specbench_ss.suites.lab_text import catalog
-from specbench_ss.suites.questions import read_questions
+from specbench_ss.suites.questions import SPECBENCH_CATEGORIES, read_questions
 
 COMMIT = "fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
 URL = f"https://raw.githubusercontent.com/hemingkx/Spec-Bench/{COMMIT}/data/spec_bench/question.jsonl"
@@ -21,7 +20,6 @@ METRICS = {
     "math_reasoning": "numeric",
     "rag": "token_f1",
 }
-FULL_SIZE = {name: 10 if name in catalog.MT_BENCH_CATEGORIES else 80 for name in catalog.SPECBENCH_CATEGORIES}
 
 
 class SpecBench(FileSuite):
@@ -30,18 +28,14 @@ class SpecBench(FileSuite):
     name = "specbench"
     title = "Spec-Bench"
     summary = "Spec-Bench: multi-turn chat, translation, summarization, QA, math and RAG (480 questions)"
-    categories = catalog.SPECBENCH_CATEGORIES
+    categories = SPECBENCH_CATEGORIES
     files = (Published(URL, SHA256),)
     max_new_tokens = 1024  # as Spec-Bench itself
-    lab_categories = catalog.SPECBENCH_CATEGORIES
+    lab_categories = SPECBENCH_CATEGORIES
 
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions of a file in Spec-Bench's form."""
         return read_questions(self.question_file(data), METRICS)
-
-    def size(self, category: str) -> int:
-        """Return the category's size in Spec-Bench."""
-        return FULL_SIZE[category]
 
     def generated_note(self) -> str:
         """Return what there is to say of generated questions."""

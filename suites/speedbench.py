@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import Row
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 from specbench_ss.suites.file_suite import FileSuite
 from specbench_ss.suites.questions import question_of, questions_of
+from specbench_ss.user_files import Row
 
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # stands where a source's licence forbids a copy
 KEPT = ("question_id", "category", "turns")  # its other fields say where a question comes from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.cli import main
+from specbench_ss.cli.main import main
 
 
 def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

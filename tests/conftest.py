@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.decoding.generation import Generation, Step
-from specbench_ss.models.faster_dtype import Choice
+from specbench_ss.conformance import Law, kit
+from specbench_ss.engine.decoder import Generation, Step
+from specbench_ss.models.cpu_dtype import Choice
 from specbench_ss.runs.config import RunTarget
-from specbench_ss.runs.manifest_reading import FORMAT
-from specbench_ss.runs.rows import Agreement, Row, Sameness
-from specbench_ss.runs.run_directory import RunDir
-from specbench_ss.runs.suite import Question, SuiteData
-from specbench_ss.testing import Law, kit
+from specbench_ss.runs.manifest import FORMAT
+from specbench_ss.runs.records import Agreement, Row, Sameness
+from specbench_ss.runs.run_dir import RunDir
+from specbench_ss.suite import Question, SuiteData
 
 collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")
@@ -78,7 +78,7 @@ def no_measured_format(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """`--dtype auto` is float32 on a CPU: what noise made faster once would answer otherwise where logits are close."""
     if request.node.get_closest_marker("measured_format") is None:
         choice = Choice("float32", {})
-        monkeypatch.setattr("specbench_ss.models.faster_dtype.faster_dtype", lambda *_: choice)
+        monkeypatch.setattr("specbench_ss.models.cpu_dtype.faster_dtype", lambda *_: choice)
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.testing import ARCHITECTURES, LAWS, Case, Law
-from specbench_ss.testing.law import Subject
-from specbench_ss.testing.laws_greedy import REPEATING, WARM
+from specbench_ss.conformance import ARCHITECTURES, LAWS, Case, Law
+from specbench_ss.conformance.harness import Subject
+from specbench_ss.conformance.laws import REPEATING, WARM
+from specbench_ss.engine.decoder import Decoder
 from tests.tiny import THOROUGH
 
 STATISTICAL = ("distribution", "blocks")

@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict, verify, verify_greedy
-from specbench_ss.testing.tiny import tiny_model
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict, verify, verify_greedy
+from specbench_ss.models.tiny import tiny_model
 
 WORDS, LENGTH = 61, 4
 Rule = Callable[[Tensor, DraftTree, Sampling, torch.Generator], Verdict]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_ss.decoding.held_weights import HeldWeights
-from specbench_ss.decoding.target import Target
-from specbench_ss.models.quantising import PACKAGES, quantise
+from specbench_ss.engine.cpu_kernels import HeldWeights
+from specbench_ss.engine.target import Target
+from specbench_ss.models.quantize import PACKAGES, quantise
 
 
 def small_model(seed: int = 0) -> Any:

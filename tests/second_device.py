@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from specbench_ss.decoding import lean_layers, placement, products
-from specbench_ss.decoding.recording import OwnDecoder
+from specbench_ss.engine import cpu_kernels, device_map
+from specbench_ss.engine.generic_model import OwnDecoder
 
 SECOND = torch.device("cpu", 1)  # a name that torch has on any machine, and a device that none has
 
@@ -93,11 +93,11 @@ def send(module: nn.Module) -> None:
 def second_device(monkeypatch: pytest.MonkeyPatch, move: Callable[..., Tensor] = to_device) -> Iterator[None]:
     """Within: tensors can be made there, and go there through the one function that moves tensors."""
     for module in list(sys.modules.values()):
-        if getattr(module, "to_device", None) is placement.to_device and module is not placement:
+        if getattr(module, "to_device", None) is device_map.to_device and module is not device_map:
             monkeypatch.setattr(module, "to_device", move)
-    monkeypatch.setattr(placement, "to_device", move)
-    monkeypatch.setattr(products, "packing", lambda *_: "")  # copies of weights are for CPUs
-    monkeypatch.setattr(lean_layers, "holds_numbers", torch.is_floating_point)  # else of torch's own class alone
+    monkeypatch.setattr(device_map, "to_device", move)
+    monkeypatch.setattr(cpu_kernels, "packing", lambda *_: "")  # copies of weights are for CPUs
+    monkeypatch.setattr(cpu_kernels, "holds_numbers", torch.is_floating_point)  # else of torch's own class alone
     with _Factories():
         yield
 

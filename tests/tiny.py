@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from specbench_ss.testing import FEW
-from specbench_ss.testing.tiny import ARCHITECTURES as ARCHITECTURES
-from specbench_ss.testing.tiny import WHOLE as WHOLE
-from specbench_ss.testing.tiny import tiny_model as tiny_model
+from specbench_ss.conformance import FEW
+from specbench_ss.models.tiny import ARCHITECTURES as ARCHITECTURES
+from specbench_ss.models.tiny import WHOLE as WHOLE
+from specbench_ss.models.tiny import tiny_model as tiny_model
 
 # CI sets it. What no architecture has of its own is otherwise tried on a few of them.
 THOROUGH = os.environ.get("SSBENCH_THOROUGH", "") not in ("", "0")

@@ -10,9 +10,9 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from specbench_ss.files.crash_safe import replacing
-from specbench_ss.suites.lab_text.example import Example
-from specbench_ss.suites.lab_text.training_text import conversations
+from lab.example import Example
+from lab.text import conversations
+from specbench_ss.storage import replacing
 
 
 def messages(example: Example) -> list[dict[str, str]]:

@@ -5,4 +5,4 @@
 set -euo pipefail
 out=${1:?usage: lab.sh OUT [s|m] [SECONDS] [SCALE]} size=${2:-s} seconds=${3:-0} scale=${4:-1}
 . benchmarks/gpu/preamble.sh
-ssbench "$seconds" lab train --out "$out" --size "$size" --device "$DEVICE" --budget-scale "$scale"
+limited "$seconds" python3 -m lab train --out "$out" --size "$size" --device "$DEVICE" --budget-scale "$scale"

@@ -68,7 +68,7 @@ def problem(device: str, missing: list[str]) -> str:
         torch = importlib.import_module("torch")
         importlib.import_module("transformers")
         ours = importlib.import_module("specbench_ss")
-        importlib.import_module("specbench_ss.models.loading")
+        importlib.import_module("specbench_ss.models.load")
         with contextlib.redirect_stdout(io.StringIO()):
             importlib.import_module("specbench_ss.cli").main(["suites"])
     except Exception as error:  # a broken installation fails in any way

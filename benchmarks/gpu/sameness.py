@@ -28,24 +28,22 @@ from typing import Any
 import torch
 import transformers
 
-from specbench_ss import registry
-from specbench_ss.decoding import held
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.engines import EAGER, GRAPH, replay_steps
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.replaying import Pass, Replay, called
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.static_passes import StaticPasses
-from specbench_ss.decoding.target import Target
+from lab.text import SPECBENCH_CATEGORIES, questions
+from specbench_ss import registry, storage, user_files
+from specbench_ss.engine import decoder as held
+from specbench_ss.engine.cuda_graphs import Pass, Replay, StaticPasses, called
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.engines import EAGER, GRAPH, replay_steps
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, error_text
-from specbench_ss.files import crash_safe, records
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.models.loading import load_target
+from specbench_ss.models.load import load_target
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
-from specbench_ss.runs.rows import Row
-from specbench_ss.runs.sameness import judge
-from specbench_ss.runs.suite import Question
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
+from specbench_ss.runs.output_match import judge
+from specbench_ss.runs.records import Row
+from specbench_ss.suite import Question
 
 CALLED = "called"
 DTYPES = ("float32", "bfloat16")
@@ -211,7 +209,7 @@ def _passes(models: Sequence[Target]) -> list[StaticPasses]:
 
 def read(file: Path | None) -> list[Line]:
     """The lines that are there. One that was cut off is removed. Raises UserError for one of another form."""
-    return [] if file is None else crash_safe.cut(file, records.decoder(Line))
+    return [] if file is None else storage.cut(file, user_files.decoder(Line))
 
 
 def write(line: Line, file: Path | None) -> None:
@@ -220,7 +218,7 @@ def write(line: Line, file: Path | None) -> None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab", buffering=0) as out:
-        crash_safe.append(out, [asdict(line)])
+        storage.append(out, [asdict(line)])
 
 
 def unnamed(target: Target, listed: Sequence[str]) -> list[str]:

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from specbench_ss.errors import UserError
-from specbench_ss.models.drafter_folder import read_shapes
+from specbench_ss.models.checkpoint import read_shapes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from specbench_ss.decoding.outline import Outline
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.architectures import Outline
+    from specbench_ss.engine.target import Target
     from specbench_ss.methods._shared.own_words import OwnWords
     from specbench_ss.training.batches import Batch
 

@@ -10,8 +10,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.cache import Cache
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.kv_cache import Cache
+    from specbench_ss.engine.target import Target
 
 SEE_DIFFERENTLY = "layers of the drafter that do not all see the same"
 

@@ -14,17 +14,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.finite import check_target
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.checks import check_target
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.models_in_use import copy_to_change, one_in_use
-from specbench_ss.models.loading import config_of, load_model
-from specbench_ss.models.model_folder import check_model
-from specbench_ss.models.weight_files import weight_files
-from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.models.load import config_of, hash_weights, load_model
+from specbench_ss.models.resolve import check_model, weight_files
+from specbench_ss.options import MethodSpec
 
 
 class OwnModel(Decoder):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads_options import HeadsOptions
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows, accept_typical
@@ -31,15 +31,8 @@ from specbench_ss.methods._shared.static_trees import (
     tree_of,
 )
 from specbench_ss.methods._shared.tree_advice import with_advice
-from specbench_ss.models.drafter_folder import (
-    check_base,
-    drafter_folder,
-    drafter_here,
-    learnt,
-    read_shapes,
-    read_tensors,
-)
-from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.models.checkpoint import check_base, drafter_folder, drafter_here, learnt, read_shapes, read_tensors
+from specbench_ss.models.load import hash_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

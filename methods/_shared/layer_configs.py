@@ -15,7 +15,7 @@ from specbench_ss.methods._shared.rotary import check_rope
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from specbench_ss.decoding.outline import Outline
+    from specbench_ss.engine.architectures import Outline
 
 HUB = "https://huggingface.co/"
 SIZES = (

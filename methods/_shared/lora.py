@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.files.modes import ordinary_mode
-from specbench_ss.files.user_files import read_json
 from specbench_ss.methods._shared.models_in_use import copy_to_change, one_in_use
-from specbench_ss.models.drafter_folder import read_shapes, read_tensors
+from specbench_ss.models.checkpoint import read_shapes, read_tensors
+from specbench_ss.storage import ordinary_mode
+from specbench_ss.user_files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,7 +1,7 @@
 """Published acceptance rules that change the distribution: options marked lossy, so that they can be compared.
 
 Each takes the target's probs [n, V] of a verified tree, T > 0; at T=0 all are greedy and change nothing. What they
-change is measured in tests/methods/test_scorecard.py. Exact verification is in `specbench_ss/decoding/verify.py`.
+change is measured in tests/methods/test_scorecard.py. Exact verification is in `specbench_ss/engine/verify.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.finite import check_probs
-from specbench_ss.decoding.sampling import Sampling, sample_categorical
-from specbench_ss.decoding.tree import DraftTree, TreeShape
-from specbench_ss.decoding.verify import Verdict, verify_greedy
+from specbench_ss.engine.checks import check_probs
+from specbench_ss.engine.sampling import Sampling, sample_categorical
+from specbench_ss.engine.tree import DraftTree, TreeShape
+from specbench_ss.engine.verify import Verdict, verify_greedy
 
 if TYPE_CHECKING:
     from torch import Tensor

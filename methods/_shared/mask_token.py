@@ -9,7 +9,7 @@ from specbench_ss.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.outline import Outline
+    from specbench_ss.engine.architectures import Outline
 
 
 def mask_token(base: Outline, embedding: Tensor) -> int:

@@ -9,8 +9,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from specbench_ss.decoding.held_weights import holds_numbers
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.cpu_kernels import holds_numbers
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 
 _in_use: WeakValueDictionary[Hashable, Target] = WeakValueDictionary()

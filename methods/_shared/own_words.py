@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specbench_ss.decoding.products import Packing, Product
+from specbench_ss.engine.cpu_kernels import Packing, Product
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
 
 
 class OwnWords(nn.Module):

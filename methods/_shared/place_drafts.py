@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench_ss.decoding.tree import DraftTree, indices
+from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.methods._shared.static_trees import best_tree, tree_of
 from specbench_ss.methods._shared.tree_growth import draw
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.decoder import State
+    from specbench_ss.engine.decoder import State
     from specbench_ss.methods._shared.own_words import OwnWords
     from specbench_ss.methods._shared.place_options import PlaceOptions
 

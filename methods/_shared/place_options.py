@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from specbench_ss.decoding.tree import MOST_NODES
+from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import LlamaConfig
 
-    from specbench_ss.decoding.outline import Outline
+    from specbench_ss.engine.architectures import Outline
 
 
 def new_llama(

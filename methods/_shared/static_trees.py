@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.decoding.tree import MOST_NODES, TreeShape, shape_of
+from specbench_ss import user_files
+from specbench_ss.engine.tree import MOST_NODES, TreeShape, shape_of
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files import records
-from specbench_ss.files.user_files import check_ends
+from specbench_ss.user_files import check_ends
 
 Choice = tuple[int, ...]
 MOST_BYTES = 1 << 22  # of a file with a tree; the published one takes some hundred
@@ -163,7 +163,7 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
     Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
     """
     try:
-        choices = records.convert(_read_json(path, method), list[Choice])
+        choices = user_files.convert(_read_json(path, method), list[Choice])
     except ValueError as problem:
         form = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
         raise UserError(f"{method}: cannot read tree {path}: {problem}; a tree is {form}") from None
@@ -178,7 +178,7 @@ def _read_json(path: Path, method: str) -> Any:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES:,} bytes, too many for a tree")
-        return records.parse(path.read_bytes())
+        return user_files.parse(path.read_bytes())
     except OSError as error:
         raise UserError(f"{method}: cannot read tree {path}: {os_reason(error)}") from None
     except ValueError as problem:

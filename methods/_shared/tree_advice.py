@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.models.drafter_advice import KEY, read_advice
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.models.checkpoint import KEY, read_advice
 
 
 def with_advice(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.sampling import exponential_race, sample_categorical
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.sampling import exponential_race, sample_categorical
+from specbench_ss.engine.tree import DraftTree
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,11 +16,10 @@ from transformers import Qwen3Config
 from transformers.models.llama.modeling_llama import rotate_half
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
-from specbench_ss.decoding import grouped_attention
-from specbench_ss.decoding.architectures import Block
-from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
-from specbench_ss.decoding.products import Packing, Product
-from specbench_ss.decoding.target import AnyCache, Target
+from specbench_ss.engine import attention
+from specbench_ss.engine.architectures import Block
+from specbench_ss.engine.cpu_kernels import FIRST, ROWS, LeanBlock, Packing, Product, Turn, lean
+from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.methods._shared.own_words import OwnWords
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.dflash.sight import Sight
@@ -61,7 +60,7 @@ class Drafter(OwnWords):
 
     def __init__(self, shape: Shape, config: Qwen3Config, words: int) -> None:
         super().__init__()
-        config._attn_implementation = grouped_attention.NAME
+        config._attn_implementation = attention.NAME
         self.shape, self.config = shape, config
         h, eps = config.hidden_size, config.rms_norm_eps
         self.embed_tokens = nn.Embedding(shape.vocab, h) if shape.vocab else None

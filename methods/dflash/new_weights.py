@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from transformers import Qwen3Config
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.draft_vocabulary import choose_words
 from specbench_ss.methods._shared.mask_token import mask_token
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.dflash.drafter import Drafter, Shape
 from specbench_ss.methods.dflash.sight import Sight
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.tiny import randomise
 
 SPREAD = 0.15  # of random weights: with more, a drafter is sure of one word
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig, Qwen3Config
 
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import FINAL
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.target import FINAL
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_words, own_words
 from specbench_ss.methods._shared.layer_configs import (
@@ -34,7 +34,7 @@ from specbench_ss.methods.dflash.drafter import Drafter, Shape
 from specbench_ss.methods.dflash.options import MOST_BLOCK
 from specbench_ss.methods.dflash.said import Said
 from specbench_ss.methods.dflash.sight import Sight
-from specbench_ss.models.drafter_folder import load_into, read_config, weight_file
+from specbench_ss.models.checkpoint import load_into, read_config, weight_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # frequencies follow from the configuration

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from specbench_ss import user_files
 from specbench_ss.errors import UserError
-from specbench_ss.files import records
 from specbench_ss.methods._shared.speculators_format import check_type
 
 NOT_HERE = ("output_multiplier", "final_logit_softcapping")  # what z-lab's code does to logits of some models
@@ -42,7 +42,7 @@ class Said(msgspec.Struct, frozen=True):
         if other := [name for name in NOT_HERE if flat.get(name) is not None]:
             raise UserError(f"config.json asks for {other[0]}, which is not supported")
         try:
-            said = records.convert(flat, cls)
+            said = user_files.convert(flat, cls)
         except ValueError as problem:
             raise UserError(f"config.json: {problem}") from None
         if not math.isfinite(said.input_embedding_scale):

@@ -15,7 +15,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer
 from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 
@@ -86,7 +86,7 @@ class DFlashTrainer(DrafterTrainer):
         """In one of the published layouts."""
         from specbench_ss.methods.dflash.published_files import config_of, speculators_config_of
         from specbench_ss.methods.dflash.training import DFlashTrainee
-        from specbench_ss.models.drafter_folder import write_checkpoint
+        from specbench_ss.models.checkpoint import write_checkpoint
 
         trainee = training.trainee
         assert isinstance(trainee, DFlashTrainee)

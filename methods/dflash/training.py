@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.dflash.drafter import Drafter

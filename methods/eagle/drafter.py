@@ -18,11 +18,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from specbench_ss.decoding import grouped_attention
-from specbench_ss.decoding.architectures import Block
-from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
-from specbench_ss.decoding.products import Packing, Product
-from specbench_ss.decoding.target import AnyCache, Target
+from specbench_ss.engine import attention as grouped_attention
+from specbench_ss.engine.architectures import Block
+from specbench_ss.engine.cpu_kernels import FIRST, ROWS, LeanBlock, Packing, Product, Turn, lean
+from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.methods._shared.layer_configs import check_layer
 from specbench_ss.methods._shared.rotary import Rotary
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.decoding.tree import MOST_NODES, DraftTree
+from specbench_ss import user_files
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.files import records
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.eagle.common import FeatureDrafting
 from specbench_ss.methods.eagle.feature_layers import published_levels
@@ -249,7 +249,7 @@ def _numbers(text: str) -> list[int]:
 def _checked(layers: Any, base: Outline, what: str) -> tuple[int, ...]:
     """Raises UserError for layers that the model does not have."""
     try:
-        named = records.convert(layers, list[int])
+        named = user_files.convert(layers, list[int])
     except ValueError:
         named = []
     if not named:

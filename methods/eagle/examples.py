@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.drafter import Drafter

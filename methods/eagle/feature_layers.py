@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench_ss.decoding.target import FINAL
+from specbench_ss.engine.target import FINAL
 
 
 def published_levels(n_layers: int) -> tuple[int, ...]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.draft_vocabulary import choose_words
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.eagle.drafter import Eagle1Drafter, Eagle3Drafter, Shape
 from specbench_ss.methods.eagle.feature_layers import published_levels
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.tiny import randomise
 
 SPREAD = 0.15  # of random weights: with more, a drafter is sure of one word
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench_ss.decoding.outline import Outline
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_words
 from specbench_ss.methods._shared.layer_configs import describing
 from specbench_ss.methods._shared.speculators_format import LAYER, TYPE, check_type
 from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
 from specbench_ss.methods.eagle.speculators_files import check_said, check_shape, laid_flat, published_name
-from specbench_ss.models.drafter_folder import load_into, read_config, weight_file
+from specbench_ss.models.checkpoint import load_into, read_config, weight_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration

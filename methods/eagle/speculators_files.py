@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from specbench_ss.decoding.outline import Outline
+from specbench_ss import user_files
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
-from specbench_ss.files import records
 from specbench_ss.methods._shared.draft_vocabulary import own_words
 from specbench_ss.methods._shared.layer_configs import (
     SIZES,
@@ -60,7 +60,7 @@ class Said(msgspec.Struct, frozen=True):
     def of(cls, about: Mapping[str, Any]) -> Said:
         """Raises UserError where a field is of another kind."""
         try:
-            return records.convert(dict(about), cls)
+            return user_files.convert(dict(about), cls)
         except ValueError as problem:
             raise UserError(f"config.json: {problem}") from None
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from annotated_types import Ge, Le
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.static_trees import (
     MedusaTree,
     asked_tree,

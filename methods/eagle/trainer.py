@@ -14,7 +14,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accur
 from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 
@@ -72,7 +72,7 @@ class EagleTrainer(DrafterTrainer):
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """In the published layout."""
         from specbench_ss.methods.eagle.training import EagleTrainee
-        from specbench_ss.models.drafter_folder import write_checkpoint
+        from specbench_ss.models.checkpoint import write_checkpoint
 
         trainee = training.trainee
         assert isinstance(trainee, EagleTrainee)
@@ -130,7 +130,7 @@ class Eagle3Trainer(DrafterTrainer):
         """In one of the published layouts, and the layers that it reads."""
         from specbench_ss.methods.eagle.speculators_files import config_of, published_name
         from specbench_ss.methods.eagle.training import Eagle3Trainee
-        from specbench_ss.models.drafter_folder import write_checkpoint
+        from specbench_ss.models.checkpoint import write_checkpoint
 
         trainee, levels = training.trainee, self.options.levels
         assert isinstance(trainee, Eagle3Trainee)

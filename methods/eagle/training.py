@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods._shared.draft_vocabulary import choose_words, frequent_words, guesses_of
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.eagle.new_weights import new_eagle, new_eagle3

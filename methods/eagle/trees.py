@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.tree import TreeShape, indices
+from specbench_ss.engine.tree import TreeShape, indices
 from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import FINAL, Output, Target
-from specbench_ss.decoding.tree import DraftTree, indices
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import DraftTree, indices
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_pass import pass_drafter
 from specbench_ss.methods._shared.heads_decoder import TreeHeads

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.heads_decoder import TreeHeads
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods._shared.static_trees import tree_of
 from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.methods.hydra.options import HydraOptions
 from specbench_ss.methods.medusa.examples import ACCURACIES, example_choices
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.tiny import randomise
 
 H = TypeVar("H", bound=TreeHeads)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.models.drafter_folder import load_into, weight_file
+from specbench_ss.models.checkpoint import load_into, weight_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specbench_ss.decoding import attention_ways, grouped_attention
-from specbench_ss.decoding.architectures import rotary_table
-from specbench_ss.decoding.attention_ways import Heads
-from specbench_ss.decoding.target import AnyCache
+from specbench_ss.engine import attention as attention_ways
+from specbench_ss.engine import attention as grouped_attention
+from specbench_ss.engine.architectures import rotary_table
+from specbench_ss.engine.attention import Heads
+from specbench_ss.engine.target import AnyCache
 
 
 class ResBlock(nn.Module):

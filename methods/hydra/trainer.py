@@ -11,7 +11,7 @@ from specbench_ss.training.heads_trainer import MeasurableHeads, MeasurableHeads
 from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.methods.hydra.training import HydraTrainee
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.heads_decoder import TreeHeads
 from specbench_ss.methods._shared.static_trees import PUBLISHED, Choice, tree_of
 from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.methods.medusa.options import MedusaOptions
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.tiny import randomise
 
 ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]
 M = TypeVar("M", bound=TreeHeads)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench_ss.decoding.outline import Outline
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
-from specbench_ss.models.drafter_folder import read_config, read_shapes
-from specbench_ss.models.weight_files import weight_files
+from specbench_ss.models.checkpoint import read_config, read_shapes
+from specbench_ss.models.resolve import weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor

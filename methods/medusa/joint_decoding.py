@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import (
     OwnAutoregressive,
@@ -25,7 +25,7 @@ from specbench_ss.methods._shared.fine_tuned import (
 )
 from specbench_ss.methods._shared.lora import ADAPTER, check_lora, merged_target
 from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.models.drafter_folder import drafter_folder, drafter_here
+from specbench_ss.models.checkpoint import drafter_folder, drafter_here
 
 NAME = "medusa2"
 

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt
 from specbench_ss.training.heads_trainer import HeadsTrainer, HeadsTraining
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
     from specbench_ss.training.drafter_training import Trained
 

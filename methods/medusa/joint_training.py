@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
 from specbench_ss.methods.medusa.files import HEADS_FILES
 from specbench_ss.methods.medusa.training import config_of, heads_accuracies, heads_loss, new_heads
-from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents
 from specbench_ss.training.ramp import Ramp
 from specbench_ss.training.trainee import BaseStates, Trainee, base_states, run_rows

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.medusa.heads import MedusaHeads
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.guess_accuracy import TOP, ranked

@@ -7,29 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import indices
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import indices
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_pass import pass_drafter
 from specbench_ss.methods._shared.place_drafts import NODES, described, drafts, rows
 from specbench_ss.methods.peagle.options import PEagleOptions
-from specbench_ss.models.drafter_folder import (
-    check_base,
-    drafter_folder,
-    drafter_here,
-    learnt,
-    read_tensors,
-)
-from specbench_ss.models.weight_hash import hash_tensors
+from specbench_ss.models.checkpoint import check_base, drafter_folder, drafter_here, learnt, read_tensors
+from specbench_ss.models.load import hash_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.tree import DraftTree
+    from specbench_ss.engine.tree import DraftTree
     from specbench_ss.methods.peagle.drafter import Drafter, Shape
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # worth trying

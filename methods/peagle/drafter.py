@@ -17,11 +17,10 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from specbench_ss.decoding import grouped_attention
-from specbench_ss.decoding.architectures import Block
-from specbench_ss.decoding.lean_layers import FIRST, ROWS, LeanBlock, Turn, lean
-from specbench_ss.decoding.products import Packing
-from specbench_ss.decoding.target import AnyCache
+from specbench_ss.engine import attention as grouped_attention
+from specbench_ss.engine.architectures import Block
+from specbench_ss.engine.cpu_kernels import FIRST, ROWS, LeanBlock, Packing, Turn, lean
+from specbench_ss.engine.target import AnyCache
 from specbench_ss.methods._shared.own_words import OwnWords
 from specbench_ss.methods._shared.rotary import Rotary
 

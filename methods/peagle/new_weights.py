@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaConfig
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.draft_vocabulary import choose_words
 from specbench_ss.methods._shared.layer_configs import sizes_of
 from specbench_ss.methods._shared.mask_token import mask_token
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.peagle.drafter import Drafter, Shape
 from specbench_ss.methods.peagle.feature_layers import feature_layers
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.tiny import randomise
 
 SPREAD = 0.15  # of random weights: with more, a drafter is sure of one word
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from specbench_ss.decoding.outline import Outline
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_words, own_words
 from specbench_ss.methods._shared.layer_configs import (
@@ -30,7 +30,7 @@ from specbench_ss.methods.peagle.drafter import Drafter, Shape
 from specbench_ss.methods.peagle.feature_layers import feature_layers
 from specbench_ss.methods.peagle.options import MOST_DEPTHS
 from specbench_ss.methods.peagle.said import Said
-from specbench_ss.models.drafter_folder import load_into, read_config, weight_file
+from specbench_ss.models.checkpoint import load_into, read_config, weight_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # frequencies follow from the configuration

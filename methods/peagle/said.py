@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from specbench_ss import user_files
 from specbench_ss.errors import UserError
-from specbench_ss.files import records
 from specbench_ss.methods._shared.speculators_format import check_type
 from specbench_ss.methods.peagle.options import DEPTHS
 
@@ -54,7 +54,7 @@ class Said(msgspec.Struct, frozen=True):
         nested = config.get("eagle_config")
         flat = {**nested, **config} if isinstance(nested, dict) else config
         try:
-            return records.convert({**flat, "mask_token_id": mask}, cls)
+            return user_files.convert({**flat, "mask_token_id": mask}, cls)
         except ValueError as problem:
             raise UserError(f"config.json: {problem}") from None
 

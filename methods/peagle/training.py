@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods.peagle.drafter import Drafter

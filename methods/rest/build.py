@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_ss import __version__
-from specbench_ss.decoding.outline import Outline
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.methods.rest.datastore import (
     FORMAT,

@@ -10,7 +10,7 @@ import typer
 from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.outline import Outline
+    from specbench_ss.engine.architectures import Outline
 
 app = typer.Typer(
     help="Build or inspect a datastore: text in which the method rest looks drafts up.", no_args_is_help=True
@@ -84,8 +84,8 @@ def build(
     from specbench_ss.methods.rest import text
     from specbench_ss.methods.rest.build import build as write
     from specbench_ss.models.devices import resolve_device, resolve_dtype
-    from specbench_ss.models.loading import load_target, outline_of
-    from specbench_ss.runs.run_directory import check_place
+    from specbench_ss.models.load import load_target, outline_of
+    from specbench_ss.runs.run_dir import check_place
 
     if not data and not lab:
         raise UserError("datastore: give text with --data FILE, or --lab N")
@@ -120,7 +120,7 @@ def info(
 ) -> None:
     """Show what a datastore holds."""
     from specbench_ss.methods.rest.datastore import open_datastore
-    from specbench_ss.models.loading import outline_of
+    from specbench_ss.models.load import outline_of
 
     store = open_datastore(datastore)
     if model is not None:

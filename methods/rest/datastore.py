@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from specbench_ss.decoding.outline import Outline
+from specbench_ss import user_files
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError, first_line, os_reason
-from specbench_ss.files import records
-from specbench_ss.files.user_files import read_json
 from specbench_ss.methods.rest.published import read_idx
+from specbench_ss.user_files import read_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +116,7 @@ def _open_folder(folder: Path) -> Datastore:
     except UserError:
         raise _damaged(folder / HEADER, "cannot be read as a JSON object") from None
     try:
-        header = records.convert(said, _Header)
+        header = user_files.convert(said, _Header)
     except ValueError as problem:
         raise _damaged(folder / HEADER, f"does not describe a datastore: {problem}") from None
     if header.format != FORMAT:

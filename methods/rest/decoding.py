@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import MOST_NODES, DraftTree, sent, shape_of
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, sent, shape_of
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows
 from specbench_ss.methods.rest.datastore import Datastore, open_datastore
 from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
-from specbench_ss.models.drafter_advice import read_advice
+from specbench_ss.models.checkpoint import read_advice
 from specbench_ss.options import Bounded
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.conversations import read_conversation
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import read_conversation
-from specbench_ss.files.user_files import read_text
-from specbench_ss.models.chat_templates import check_template
+from specbench_ss.models.load import check_template
 from specbench_ss.training.text.loading import load_rows
 from specbench_ss.training.text.own_answers import OwnAnswers
 from specbench_ss.training.text.sources import open_source
 from specbench_ss.training.text.templates import apply
+from specbench_ss.user_files import read_text
 
 TOGETHER = 256  # texts that are tokenized in one call
 LAB_SEED = 2  # the seed, beside the lab's own, of the conversations that its base answered for the drafters
@@ -52,7 +52,7 @@ def file_texts(tokenizer: Any, names: Sequence[str | Path]) -> Iterator[str]:
 
 def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]:
     """Generated training conversations, in the model's chat form."""
-    from specbench_ss.suites.lab_text.training_text import conversations
+    from specbench_ss.training.text.lab_text import conversations
 
     for number, example in enumerate(islice(conversations("train", seed), count)):
         turns = zip(example.turns, example.answers, strict=True)

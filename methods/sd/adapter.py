@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.files.user_files import read_json
 from specbench_ss.methods._shared.lora import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -17,8 +16,9 @@ from specbench_ss.methods._shared.lora import (
     merged_target,
     without_weights,
 )
-from specbench_ss.models.drafter_folder import check_base, read_config
-from specbench_ss.models.loading import adapted_model, config_of
+from specbench_ss.models.checkpoint import check_base, read_config
+from specbench_ss.models.load import adapted_model, config_of
+from specbench_ss.user_files import read_json
 
 
 def holds_lora(path: Path) -> bool:

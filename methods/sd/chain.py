@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.sd.draft import Draft
 from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions

@@ -14,13 +14,12 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.model_shape import read_by_a_pass
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree, indices
-from specbench_ss.decoding.tree_shape import AnyShape, DeviceShape
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.costs import read_by_a_pass
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import AnyShape, DeviceShape, DraftTree, indices
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError, told_of
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods.sd.adapter import check_named, checked_lora, holds_lora, merged_lora
@@ -30,9 +29,8 @@ from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
 from specbench_ss.methods.sd.text import Bridge
 from specbench_ss.methods.sd.trees import draft_tree
 from specbench_ss.methods.sd.vocabulary import mismatch
-from specbench_ss.models.drafter_folder import drafter_here, learnt, read_config
-from specbench_ss.models.loading import load_target, outline_of
-from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.models.checkpoint import drafter_here, learnt, read_config
+from specbench_ss.models.load import hash_weights, load_target, outline_of
 
 T = TypeVar("T", bound=Outline)
 
@@ -139,7 +137,7 @@ class TwoModel(Decoder):
 
     def begin(self, state: State) -> None:
         """The draft reads the prompt and the first token."""
-        from specbench_ss.decoding.engines import replay_draft  # which loads torch, and methods are listed without it
+        from specbench_ss.engine.engines import replay_draft
 
         o = self.options
         own = o.gamma * o.k if o.form == "tree" else 0  # rows of a tree that no accepted token gets

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor

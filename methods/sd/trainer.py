@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from specbench_ss.files.modes import ordinary_mode
 from specbench_ss.options import Bounded
+from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 

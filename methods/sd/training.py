@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods._shared.small_llama import new_llama

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.sd.draft import Draft
 

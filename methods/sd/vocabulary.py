@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench_ss.decoding.outline import Outline
+from specbench_ss.engine.architectures import Outline
 
 
 def mismatch(base: Outline, draft: Outline) -> str:

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.own_work import OwnWork, of_layers
-from specbench_ss.decoding.sampling import sample_categorical
-from specbench_ss.decoding.target import FINAL, Output, Target
-from specbench_ss.decoding.tree import DraftTree, visibility
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.costs import OwnWork, of_layers
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.sampling import sample_categorical
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import DraftTree, visibility
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
 from specbench_ss.methods.space.model import check_model, is_target, learnt_of, load_model
 from specbench_ss.methods.space.rows import MASKS, rows_of
-from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.models.load import hash_weights
+from specbench_ss.options import MethodSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import torch
 
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Target
+from specbench_ss import user_files
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.files import records
 from specbench_ss.methods._shared.fine_tuned import holds_model, outline_beside, target_beside
 from specbench_ss.methods._shared.lora import check_lora, merged_target, save_lora
 from specbench_ss.methods.space.rows import MASKS
-from specbench_ss.models.drafter_folder import (
+from specbench_ss.models.checkpoint import (
     check_base,
     drafter_folder,
     drafter_here,
@@ -131,7 +131,7 @@ def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
 
     config, file = read_config(folder), folder / WEIGHTS
     try:
-        described = records.convert(config, _Config).space
+        described = user_files.convert(config, _Config).space
     except ValueError as problem:
         raise UserError(f"space: {folder / 'config.json'} describes no mask: {problem}") from None
     mask = MaskToken(base.hidden_size, described.masks, described.mask_id)

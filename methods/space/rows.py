@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from specbench_ss.decoding.tree import TreeShape, shape_of
+from specbench_ss.engine.tree import TreeShape, shape_of
 
 MASKS = 5  # as published
 

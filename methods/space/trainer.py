@@ -12,7 +12,7 @@ from specbench_ss.options import Bounded
 from specbench_ss.training.drafter_trainer import DrafterTrainer
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods.space.masks import MaskToken

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from specbench_ss.decoding.grouped_attention import grouped_attention
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.attention import grouped_attention
+from specbench_ss.engine.target import Target
 
 NAME = "ssbench_top_p"
 FEW = 8  # main rows: fewer take kernels of their own, which round otherwise than with the stream rows beside them

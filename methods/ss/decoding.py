@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import msgspec
 import torch
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.own_work import OwnWork, of_attention, of_layers
-from specbench_ss.decoding.target import FINAL, Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss import user_files
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.costs import OwnWork, of_attention, of_layers
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.files import records
 from specbench_ss.methods._shared.fused_head import MOST_FUSED
 from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, drawn_tree, judged, prune
 from specbench_ss.methods.ss.layout import Layout, stream_positions, stream_visibility
@@ -29,18 +29,20 @@ from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, 
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.token_maps import TokenMaps
 from specbench_ss.methods.ss.worth_tuning import worth_trying
-from specbench_ss.models.drafter_advice import KEY, Advice, read_advice
-from specbench_ss.models.drafter_folder import (
+from specbench_ss.models.checkpoint import (
+    KEY,
+    Advice,
     check_base,
     drafter_folder,
     drafter_here,
     learnt,
     load_into,
+    read_advice,
     read_config,
     read_shapes,
     read_tensors,
 )
-from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.models.load import hash_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -175,7 +177,7 @@ class SpeculativeStreaming(Decoder):
         """config.json of a folder, and the streams it describes. Raises UserError where it describes none of ours."""
         config, file = read_config(folder), folder / "config.json"
         try:
-            records.convert(config, _Config)
+            user_files.convert(config, _Config)
             shape = StreamConfig(**config["streams"])
         except (ValueError, TypeError) as error:  # TypeError: a key of another version
             raise UserError(f"{cls.name}: {file} does not describe streams: {error}") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbench_ss.decoding.tree import DraftTree, TreeShape, shape_of
+from specbench_ss.engine.tree import DraftTree, TreeShape, shape_of
 from specbench_ss.methods._shared.tree_growth import IMPOSSIBLE, best_nodes, draw, with_root
 
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.fine_tuned import fine_tuned
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.tiny import randomise
 
 TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
 ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)

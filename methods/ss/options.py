@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.tree import MOST_NODES
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.options import Bounded

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.own_work import OwnWork
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import MOST_LOGITS, Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.costs import OwnWork
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import MOST_LOGITS, Output, Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.fine_tuned import OwnModel
 from specbench_ss.methods._shared.lora import check_lora, merged_target
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
-from specbench_ss.models.drafter_advice import Advice
-from specbench_ss.models.drafter_folder import drafter_here
+from specbench_ss.models.checkpoint import Advice, drafter_here
+from specbench_ss.options import MethodSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
 from specbench_ss.methods.ss.layout import Layout, segment_visibility, stream_positions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, run_masked
 from specbench_ss.methods.ss.training import prune_loss, start_embedding, stream_groups
-from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents, additive
 from specbench_ss.training.losses import head_sums, mean_loss
 from specbench_ss.training.ramp import Ramp

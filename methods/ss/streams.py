@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.decoding.architectures import Block
-from specbench_ss.decoding.parts import PartsCache
-from specbench_ss.decoding.placement import to_device
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.architectures import Block
+from specbench_ss.engine.device_map import to_device
+from specbench_ss.engine.kv_cache import PartsCache
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p
 from specbench_ss.methods.ss.layout import Layout
 from specbench_ss.methods.ss.stream_config import StreamConfig

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from specbench_ss.decoding.products import Product
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.cpu_kernels import Product
+    from specbench_ss.engine.target import Target
     from specbench_ss.methods.ss.streams import Streams
 
 
@@ -40,7 +40,7 @@ class TokenMap:
     @cached_property
     def product(self) -> Product:
         """By W times the map, [V, rank]: what it changes in the logits of each token."""
-        from specbench_ss.decoding.products import Product  # which loads torch, and methods are listed without it
+        from specbench_ss.engine.cpu_kernels import Product
 
         target = self.target
         with torch.no_grad():

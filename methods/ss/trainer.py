@@ -14,7 +14,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer
 from specbench_ss.training.targets import Targets, targets_option
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.methods.ss.stream_config import StreamConfig
     from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
@@ -196,7 +196,7 @@ class StreamsTrainer(DrafterTrainer):
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """As `ss` or `ss-shared` reads it."""
         from specbench_ss.methods.ss.shared_training import SharedTrainee, save_shared
-        from specbench_ss.models.drafter_folder import write_checkpoint
+        from specbench_ss.models.checkpoint import write_checkpoint
 
         trainee = training.trainee
         if isinstance(trainee, SharedTrainee):

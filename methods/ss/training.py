@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.layout import Layout, own_streams, steps_ahead, stream_positions
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams, run_masked

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from annotated_types import Ge, Gt, Le
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.methods.suffix.automaton import Draft, SuffixAutomaton
 from specbench_ss.options import Bounded
 

@@ -11,8 +11,8 @@ from specbench_ss.reports.html import svg
 from specbench_ss.reports.html.axis import from_zero, nice_step
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Panel, Table, figure
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.number_text import number, percent
 from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.text import number, percent
 
 GIVEN = "Share of the steps that accepted this draft position, among those that had accepted the one before it"
 AT = "Share of the steps that accepted this draft position, among those that drafted it"

@@ -9,10 +9,10 @@ from math import comb
 
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.number_text import times
 from specbench_ss.results.published import Beside, Mark, beside, comparable
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.text import times
+from specbench_ss.runs.records import Run
 
 FORMULA_OF = "specbench"  # the suite whose published speedups have a formula of their own
 FEWEST = 3  # methods: of two there is no order to speak of

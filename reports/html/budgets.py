@@ -7,9 +7,9 @@ from typing import Any
 
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results import budgets
-from specbench_ss.results.budgets import Budget
-from specbench_ss.results.number_text import MISSING
+from specbench_ss.results import analysis
+from specbench_ss.results.analysis import Budget
+from specbench_ss.results.text import MISSING
 
 COLUMNS = (
     Column("method", False),
@@ -26,7 +26,7 @@ COLUMNS = (
 
 def table(found: Sequence[Budget], styles: Mapping[str, Style]) -> Table:
     """Return a row for each method."""
-    note = budgets.unequal(found)
+    note = analysis.unequal(found)
     rows = [_row(budget, styles[budget.method]) for budget in found]
     return Table("budgets", COLUMNS, rows, "What each method had", notes=(note,) if note else ())
 

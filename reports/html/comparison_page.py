@@ -14,14 +14,12 @@ from specbench_ss.reports.html.health import LEVELS
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Notice, Table, figure, plain
 from specbench_ss.reports.html.palette import Style, styles, symbols
 from specbench_ss.reports.html.ranking import mark
-from specbench_ss.results.comparison import Change, ComparedRow, compared
-from specbench_ss.results.comparison_output import NAMES, change_text, finding, interval_text
-from specbench_ss.results.number_text import interval, times, title
-from specbench_ss.results.regression import judged
-from specbench_ss.results.run_differences import Difference, differences
-from specbench_ss.results.run_health import checks, worst_first
+from specbench_ss.results.checks import checks, worst_first
+from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
+from specbench_ss.results.text import interval, times, title
+from specbench_ss.runs.records import Run
 
 MOST_RUNS = len(ascii_uppercase)
 VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad", "void": "bad"}
@@ -82,7 +80,7 @@ def _pair(first: Named, other: Named) -> Pair:
         _, rows = compared(first.run, other.run)
     except UserError as error:
         return Pair(other.letter, "no comparison, see below.", (), str(error).split("; --anyway")[0])
-    return Pair(other.letter, finding(rows), rows)
+    return Pair(other.letter, comparison_finding(rows), rows)
 
 
 def _runs(named: Sequence[Named]) -> Table:

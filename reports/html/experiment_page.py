@@ -8,8 +8,8 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.reports.html import assets, page_parts
-from specbench_ss.results.experiment import Column, Experiment, Grid, Plot, Result, Value
-from specbench_ss.results.experiment_output import cell
+from specbench_ss.results.report import Column, Experiment, Grid, Plot, Result, Value
+from specbench_ss.results.terminal import cell
 
 HEIGHT = 390  # pixels of a chart
 NOT_DRAWN = (

@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from specbench_ss.reports.html import svg
 from specbench_ss.reports.html.axis import APART, Axis, of_ratios
-from specbench_ss.results.intervals import Interval
-from specbench_ss.results.number_text import number, times
+from specbench_ss.results.text import number, times
+from specbench_ss.stats import Interval
 
 ROW, NAME, NUMBERS, TOP, BOTTOM, WIDTH = 26, 130, 150, 34, 42, 760  # pixels of a picture
 

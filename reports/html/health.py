@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from specbench_ss.reports.html.page_parts import Cell, Column, Notice, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.samples import VERDICTS
-from specbench_ss.results.number_text import number, scientific
-from specbench_ss.results.run_health import Check, State, worst_first
+from specbench_ss.results.checks import Check, CheckState, worst_first
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.text import number, scientific
+from specbench_ss.runs.records import Run
 
 SHOWN = 12  # lines of a list; the rest is counted
 SAMPLED = ("tokens", "p at most", "nats a token", "drafted tokens kept", "expected")  # columns at temperatures above 0
 LOW = 1e-3  # smaller p are shown by their exponent
-LEVELS: dict[State, str] = {"wrong": "error", "warning": "warning", "not checked": "unknown", "ok": "ok"}
+LEVELS: dict[CheckState, str] = {"wrong": "error", "warning": "warning", "not checked": "unknown", "ok": "ok"}
 
 
 def notices(made: Sequence[Check]) -> list[Notice]:

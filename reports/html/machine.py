@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.machine import MachineRow
+from specbench_ss.results.cost_model import MachineRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from specbench_ss.reports.html.axis import APART_IN_PANELS, Axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Panel, Table
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.speed import Cells, fields, tasks
-from specbench_ss.results import verdict_text
-from specbench_ss.results.number_text import interval, number, times, title
+from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.text import interval, number, times, title
 
 IN_MATRIX = ("speedup", "speedup_low", "speedup_high", "comparison", "tau", "n_prompts", "n_questions", "n_failed")
 GRID = "tasks"

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from specbench_ss.results.number_text import number
+from specbench_ss.results.text import number
 
 
 @dataclass(frozen=True, slots=True)

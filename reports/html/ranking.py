@@ -11,11 +11,11 @@ from markupsafe import Markup
 from specbench_ss.reports.html import forest
 from specbench_ss.reports.html.axis import Axis
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results import verdict_text
-from specbench_ss.results.noise_floor import floor
-from specbench_ss.results.number_text import MISSING, interval, number, times
-from specbench_ss.results.standings import Standing
+from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results.checks import floor
+from specbench_ss.results.ranking import Standing
 from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.text import MISSING, interval, number, times
 
 Badge = tuple[str, str]  # text, kind of pill
 GRID = "ranking"

@@ -11,10 +11,9 @@ from specbench_ss.reports.html.page_parts import Cell, Column, Table
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.samples import Store
 from specbench_ss.reports.html.visible_text import visible
-from specbench_ss.results.number_text import percent, title
-from specbench_ss.runs.rows import Row, Run
-from specbench_ss.runs.side_files import Drafts, DraftStep, read_drafts
-from specbench_ss.runs.steps import Steps
+from specbench_ss.results.text import percent, title
+from specbench_ss.runs.records import Row, Run, Steps
+from specbench_ss.runs.run_dir import Drafts, DraftStep, read_drafts
 
 KINDS = ("begins a word", "goes on with a word", "digits", "punctuation", "white space", "other")
 FEWEST = 20  # tokens of a kind that a share must rest on to be shown

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss import __version__
-from specbench_ss.files.crash_safe import replacing
 from specbench_ss.reports.html import (
     acceptance,
     assets,
@@ -35,24 +34,20 @@ from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html import experiment_page as of_experiment
 from specbench_ss.reports.html.page_parts import Drawing, Notice
 from specbench_ss.reports.html.visible_text import visible
-from specbench_ss.results import frames, verdict_text, what_if
-from specbench_ss.results.budgets import budgets as what_each_had
-from specbench_ss.results.budgets import sources, told_scope, trained
-from specbench_ss.results.disturbances import often_disturbed
-from specbench_ss.results.experiment import Experiment, Result
-from specbench_ss.results.finding import finding
-from specbench_ss.results.machine import machine_rows
-from specbench_ss.results.machine_text import machine_lines
-from specbench_ss.results.number_text import percent, times
+from specbench_ss.results import cost_model, frames
+from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results.analysis import budgets as what_each_had
+from specbench_ss.results.analysis import sources, told_scope, trained
+from specbench_ss.results.checks import Check, checks, often_disturbed
+from specbench_ss.results.cost_model import Pair, machine_rows, pairs, points, roof_of, waterfalls
 from specbench_ss.results.quality import MARGIN
-from specbench_ss.results.report import Report
-from specbench_ss.results.roofline import points, roof_of
-from specbench_ss.results.run_health import Check, checks
-from specbench_ss.results.standings import Standing, standings
+from specbench_ss.results.ranking import Standing, finding, standings
+from specbench_ss.results.report import Experiment, Report, Result
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.results.waterfall import waterfalls
-from specbench_ss.results.work import Pair, pairs
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.terminal import machine_lines
+from specbench_ss.results.text import percent, times
+from specbench_ss.runs.records import Run
+from specbench_ss.storage import replacing
 
 SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 NOT_SHOWN = ("n counts", verdict_text.NO_MEAN)  # the ranking has neither n nor quality
@@ -239,7 +234,7 @@ def _what_if(
     run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]
 ) -> list[dict[str, Any]]:
     """Return the measured parts of every method's step, and of the reference's on the same prompts, for predictions."""
-    found = {sides.own.method: sides for sides in what_if.parts(run, worked)}
+    found = {sides.own.method: sides for sides in cost_model.parts(run, worked)}
     return [
         asdict(found[label].own)
         | {"method": visible(label), "plain": asdict(found[label].plain)}

@@ -12,8 +12,8 @@ from specbench_ss.reports.html import svg
 from specbench_ss.reports.html.axis import Axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Panel, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.number_text import number, percent
-from specbench_ss.results.roofline import Point, Roof
+from specbench_ss.results.cost_model import Point, Roof
+from specbench_ss.results.text import number, percent
 
 ROOM = 1.6  # factor beyond the outermost points
 COLUMNS = (

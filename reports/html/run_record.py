@@ -12,11 +12,11 @@ from typing import Any
 from specbench_ss.options import value_text
 from specbench_ss.reports.html.page_parts import Fact
 from specbench_ss.results.concurrency import at_a_time
-from specbench_ss.results.health import NOT_HELD
-from specbench_ss.results.number_text import parameters
+from specbench_ss.results.sample_checks import NOT_HELD
+from specbench_ss.results.text import parameters
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import machine_changes
-from specbench_ss.runs.rows import KILLED, Run
+from specbench_ss.runs.records import KILLED, Run
 
 MAIN = (  # what a printed page has room for
     "Command", "Version", "Started, ended", "Sessions", "Model", "Model's origin", "Model hash", "Data type, device",

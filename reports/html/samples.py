@@ -12,10 +12,10 @@ from typing import Any
 
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.visible_text import visible
-from specbench_ss.results import verdict_text
-from specbench_ss.results.number_text import title
+from specbench_ss.results import ranking
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.runs.rows import Row, Run, Sameness
+from specbench_ss.results.text import title
+from specbench_ss.runs.records import Row, Run, Sameness
 
 VERDICTS = {
     "identical": ("same output", "good"),
@@ -183,10 +183,10 @@ def pill(row: Row, verdict: Sameness | None, summary: SummaryRow, config: Mappin
         return REFERENCE_PILL
     if verdict is None:
         return None
-    if verdict.verdict == verdict_text.NOT_COMPARED:
+    if verdict.verdict == ranking.NOT_COMPARED:
         sampled = summary.lossless and config["temperature"]
-        named = verdict_text.output(summary, config) if summary.reference_of else verdict_text.NOT_COMPARED
-        return (verdict_text.SAMPLED if sampled else named, "")
+        named = ranking.output(summary, config) if summary.reference_of else ranking.NOT_COMPARED
+        return (ranking.SAMPLED if sampled else named, "")
     text, kind = VERDICTS[verdict.verdict]
     if summary.reference == summary.baseline:
         return (text, kind)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results import verdict_text
+from specbench_ss.results import ranking
 from specbench_ss.results.concurrency import LevelRow, level_rows
-from specbench_ss.results.number_text import interval, number, percent, times
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.text import interval, number, percent, times
+from specbench_ss.runs.records import Run
 
 MEASURED = "Tokens are those that the servers count, and pieces of text where a server does not tell."
 
@@ -63,7 +63,7 @@ def in_flight(run: Run, styles: Mapping[str, Style]) -> Table | None:
 
 
 def _row(row: LevelRow, style: Style) -> list[Cell]:
-    mark = verdict_text.MARKS.get(row.comparison, "")
+    mark = ranking.MARKS.get(row.comparison, "")
     said = "" if row.speedup is None else f"{mark} {times(row.speedup)}".strip()
     return [
         figure(row.concurrency, 0),

@@ -8,10 +8,10 @@ from typing import Any
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
 from specbench_ss.reports.html.ranking import PILLS
-from specbench_ss.results import frames, verdict_text
-from specbench_ss.results.number_text import interval, percent, times, title
+from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.runs.suite import Question
+from specbench_ss.results.text import interval, percent, times, title
+from specbench_ss.suite import Question
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
 JUDGED = "Mean over questions of a judge's rating over ten; below it the paired difference to the reference"
@@ -49,11 +49,11 @@ def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
 
 def _own(row: SummaryRow) -> tuple[str, ...]:
     """Return 'over ss-shared-ar 1.52× (1.41–1.66)'; nothing for a method whose reference is the run's."""
-    return () if row.reference_speedup is None else (f"over {row.reference} {verdict_text.own_model(row)}",)
+    return () if row.reference_speedup is None else (f"over {row.reference} {ranking.own_model(row)}",)
 
 
 def _n(row: SummaryRow, failed: bool = True) -> Cell:
-    small = [text for text in verdict_text.counts(row) if failed or "failed" not in text]
+    small = [text for text in ranking.counts(row) if failed or "failed" not in text]
     return figure(row.n_prompts, 0, small=small, values=fields(row, COUNTS))
 
 
@@ -101,7 +101,7 @@ def everything(
         for task in tasks(cells)
         for label, style in styles.items()
     ]
-    notes = [*verdict_text.notes(list(cells.values()), config), *filter(None, [scored_by(questions)])]
+    notes = [*ranking.notes(list(cells.values()), config), *filter(None, [scored_by(questions)])]
     return Table("everything", columns, rows, notes=notes)
 
 
@@ -156,7 +156,7 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], ju
         plain(title(task), task),
         style.cell(),
         Cell(
-            verdict_text.speedup(row),
+            ranking.speedup(row),
             row.speedup,
             _own(row),
             strong=row.comparison in ("faster", "slower"),
@@ -166,18 +166,18 @@ def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], ju
         Cell(text, text, tag=tag),
         figure(row.tokens_per_s, 1),
         figure(row.tau),
-        figure(verdict_text.quality(row, config), small=_difference(row), values=fields(row, DIFFERENCE)),
+        figure(ranking.quality(row, config), small=_difference(row), values=fields(row, DIFFERENCE)),
         *([figure(row.judged, small=_rating(row))] if judged else []),
-        plain(verdict_text.output(row, config)),
+        plain(ranking.output(row, config)),
         _n(row),
     ]
 
 
 def _difference(row: SummaryRow) -> tuple[str, ...]:
     """Return the paired difference of quality to the reference, and whether a changed model's quality is no worse."""
-    return tuple(filter(None, (verdict_text.quality_difference(row), verdict_text.non_inferiority(row))))
+    return tuple(filter(None, (ranking.quality_difference(row), ranking.non_inferiority(row))))
 
 
 def _rating(row: SummaryRow) -> tuple[str, ...]:
     """Return the paired difference of the judge's rating to the reference."""
-    return tuple(filter(None, (verdict_text.judged_difference(row),)))
+    return tuple(filter(None, (ranking.judged_difference(row),)))

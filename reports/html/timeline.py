@@ -11,7 +11,7 @@ from specbench_ss.reports.html import forest, svg
 from specbench_ss.reports.html.axis import from_zero
 from specbench_ss.reports.html.page_parts import Column, Drawing, Line, Table, figure, plain
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.number_text import percent
+from specbench_ss.results.text import percent
 
 COLUMNS = (
     ("busy", "Share of the time in which any of them ran, from the first to the last one"),

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.html import svg
 from specbench_ss.reports.html.axis import Axis, from_zero
 from specbench_ss.reports.html.forest import grid_of, scale, strip
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Table, figure
 from specbench_ss.reports.html.palette import PARTS, Style
-from specbench_ss.results.latency import QUANTILES
-from specbench_ss.results.number_text import number
-from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.summary import QUANTILES, SummaryRow
+from specbench_ss.results.text import number
 
 STEP_PARTS = ("draft", "verify", "accept", "host")
 WAITS = {  # as in `latencies`: words of a heading, and its definition

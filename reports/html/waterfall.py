@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.html import svg
 from specbench_ss.reports.html.axis import Axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Panel, Table, figure
 from specbench_ss.reports.html.palette import Style
-from specbench_ss.results.number_text import number
-from specbench_ss.results.waterfall import Waterfall
+from specbench_ss.results.cost_model import Waterfall
+from specbench_ss.results.text import number
 
 HELP = {
     "passes saved": f"The pass of {REFERENCE}, made less often",

@@ -16,14 +16,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar
 
-from specbench_ss.files import crash_safe
-from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss import storage
+from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.claims import number_or_none, place_of
 from specbench_ss.reports.paper.figures import COLOURS, SYMBOLS, axes, health, machine
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, training_text
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.number_text import interval
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.drafter_training import LOG
 
@@ -214,12 +214,12 @@ def _identity(summary: Grid, seeds: Grid) -> list[Claim]:
 
 def write_conversations(path: Path, count: int, seed: int) -> None:
     """Write this many of the lab's training conversations, one JSON object a line, unless they are there."""
-    from specbench_ss.suites.lab_text.training_text import conversations
+    from specbench_ss.training.text.lab_text import conversations
 
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with crash_safe.replacing(path) as file:
+    with storage.replacing(path) as file:
         for example in islice(conversations("train", seed), count):
             pairs = zip(example.turns, example.answers, strict=True)
             said = [

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from specbench_ss.reports.paper.claims import NOWHERE, Point, at_least, at_most, number_or_none, place_of
-from specbench_ss.results.experiment import Claim, Column, Grid, Value
-from specbench_ss.results.intervals import FEWEST, ratio_interval
-from specbench_ss.results.number_text import counted, end, interval, interval_of
-from specbench_ss.results.paired_times import paired
 from specbench_ss.results.quality import MARGIN, cautious, non_inferiority
-from specbench_ss.results.resampling import Floats
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.report import Claim, Column, Grid, Value
+from specbench_ss.results.summary import paired
+from specbench_ss.results.text import counted, end, interval, interval_of
+from specbench_ss.runs.records import Run
+from specbench_ss.stats import FEWEST, Floats, ratio_interval
 
 SHARED, DRAFT_MODEL = "SS-Shared", "2-Model SD"
 KEPT, AGAINST = "quality-kept", "against-a-draft-model"  # names of the tables

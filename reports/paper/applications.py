@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from specbench_ss.reports.paper.figures import ACL, axes, lines, source
 from specbench_ss.reports.paper.overheads import DRAFT, HALF, as_printed, counted
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 
 MODEL = "Llama-2-7B"
 METHODS = ("Medusa", "Hydra", "Eagle", "2-Model SD", "SS-Lossless", "SS-Shared")

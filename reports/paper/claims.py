@@ -9,8 +9,8 @@ from math import comb
 
 from scipy.stats import kendalltau
 
-from specbench_ss.results.experiment import Claim, Grid, Value
-from specbench_ss.results.number_text import MISSING, interval_of, number, times
+from specbench_ss.results.report import Claim, Grid, Value
+from specbench_ss.results.text import MISSING, interval_of, number, times
 
 FEWEST = 5  # methods: of four, even the same order may be chance (p = 0.08)
 SURE = 0.05  # p-value below which two orders are called alike or opposite

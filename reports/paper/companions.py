@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbench_ss.reports.paper.missing_parts import comes_along
-from specbench_ss.results.experiment import Request
+from specbench_ss.results.report import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.figures import COLOURS, SYMBOLS, axes
 from specbench_ss.reports.paper.sweeps import BATCHES, Point, Sweep, label_in_run
 from specbench_ss.reports.paper.tables import MT_BENCH
 from specbench_ss.results.concurrency import level_rows, requests_of
-from specbench_ss.results.experiment import Column, Grid, Plot, Request, Value
-from specbench_ss.results.intervals import FEWEST, pairwise
-from specbench_ss.results.number_text import interval
-from specbench_ss.results.standings import by_question
-from specbench_ss.runs.rows import Run
+from specbench_ss.results.ranking import by_question
+from specbench_ss.results.report import Column, Grid, Plot, Request, Value
+from specbench_ss.results.text import interval
+from specbench_ss.runs.records import Run
+from specbench_ss.stats import FEWEST, pairwise
 
 STREAMS, DRAFT_MODEL = "SS", "a draft model"
 BEST, LEVEL = "best", "not told from it"

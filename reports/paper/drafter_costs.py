@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.static_trees import PUBLISHED, tree_of
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.heads import MedusaHeads

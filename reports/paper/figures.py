@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbench_ss.results.checks import checks, worst_first
 from specbench_ss.results.concurrency import at_a_time
-from specbench_ss.results.run_health import checks, worst_first
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 
 ACL, OLD = "ACL", "2024"
 A100 = "one NVIDIA A100-80G, float16, batch 1"  # ACL sec. 3, 2024 sec. 4.1

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.shared_training import SharedTrainee
@@ -19,7 +19,7 @@ from specbench_ss.methods.ss.training import StreamsTrainee
 from specbench_ss.reports.paper.figures import ACL, axes, lines, source
 from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.missing_parts import nothing_runs, of_method, training_text
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.methods._lab.tokenizer import special_ids
-from specbench_ss.suites.lab_text.training_text import completion_mask, conversations, pack, render, tokenize
+from specbench_ss.engine.target import Target
 from specbench_ss.training.side_by_side import DrafterText
+from specbench_ss.training.text.lab_text import completion_mask, conversations, pack, render, special_ids, tokenize
 
 ROW = 256  # tokens a packed row, unless another length is asked for
 

@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.models.drafter_folder import belongs_to, write_checkpoint
+from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
+from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.claims import all_of, number_or_none, place_of, rising
 from specbench_ss.reports.paper.figures import ACL, axes, health, lines, machine, source
 from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, training_text
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.number_text import interval
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 from specbench_ss.training.losses import head_sums
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import base_states

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import FINAL, Target
 
 META = torch.device("meta")
 HEADS = 4  # of Medusa and Hydra (ACL N.1)

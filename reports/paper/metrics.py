@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specbench_ss.results.experiment import Form
+from specbench_ss.results.report import Form
 from specbench_ss.results.summary import SummaryRow
 
 

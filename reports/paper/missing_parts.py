@@ -11,8 +11,8 @@ from typing import Any
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE, MethodSpec
-from specbench_ss.results.experiment import Part, Request
+from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.results.report import Part, Request
 from specbench_ss.runs.config import RunConfig
 
 METHODS = {  # the papers' names -> ours; a name that no plugin has yet is a missing piece
@@ -50,7 +50,7 @@ def of_method(text: str, request: Request) -> str:
 
 def comes_along(model: str, name: str) -> bool:
     """Say whether a folder of this name came with the model: where methods look for their weights too."""
-    from specbench_ss.models.model_folder import companions
+    from specbench_ss.models.resolve import companions
 
     folder = companions(model)
     return folder is not None and (folder / name).is_dir()
@@ -75,7 +75,7 @@ def model_parts(names: Sequence[str], request: Request) -> list[Part]:
 
 def training_text(request: Request) -> str:
     """Say what training on the request's model lacks: only the lab has text in its chat form."""
-    from specbench_ss.models.model_folder import is_lab
+    from specbench_ss.models.resolve import is_lab
 
     return "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
 
@@ -99,7 +99,7 @@ def papers_streams(request: Request, methods: Sequence[str]) -> tuple[str, ...]:
 
     The lab's advises none. What the user gives with --set comes first.
     """
-    from specbench_ss.models.model_folder import is_lab
+    from specbench_ss.models.resolve import is_lab
 
     drafts = any(MethodSpec.parse(text).name == "ss" for text in methods)
     given = any(text.startswith(("ss.parent=", "ss.root=", "ss.weights=")) for text in request.settings)
@@ -118,7 +118,7 @@ def config_for(request: Request, methods: Sequence[str], **settings: Any) -> Run
 
     Raises UserError for a bad --set.
     """
-    from specbench_ss.benchmark.asked import method_specs
+    from specbench_ss.bench.build_config import method_specs
 
     asked = ",".join([REFERENCE, *dict.fromkeys(m for m in methods if m != REFERENCE)])
     specs = method_specs(asked, (*papers_streams(request, methods), *request.settings))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from specbench_ss.reports.paper.claims import number_or_none, smallest
 from specbench_ss.reports.paper.figures import ACL, OLD, axes, bars, source
 from specbench_ss.reports.paper.published import published
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.number_text import scientific
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.text import scientific
 
 if TYPE_CHECKING:
     from specbench_ss.reports.paper.meta_device import Overhead

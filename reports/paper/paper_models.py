@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def on_meta(name: str, **changes: int) -> Any:
 
 def meta_target(name: str) -> Target:
     """Return the same model as a target, for the real decoding code."""
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
 
     return Target(on_meta(name), None, name)
 

@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.reports.paper.claims import number_or_none, rising
 from specbench_ss.reports.paper.figures import ACL, axes, lines, source
 from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.missing_parts import nothing_runs, training_text
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.training.batches import Anchors, Batch, additive, future_labels
 from specbench_ss.training.losses import head_loss
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer

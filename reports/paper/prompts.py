@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench_ss import registry
-from specbench_ss.decoding.target import Target
-from specbench_ss.models.model_folder import is_lab
-from specbench_ss.results.experiment import Request
-from specbench_ss.runs.suite import Question, SuiteRequest
+from specbench_ss.engine.target import Target
+from specbench_ss.models.resolve import is_lab
+from specbench_ss.results.report import Request
+from specbench_ss.suite import Question, SuiteRequest
 
 
 def questions(request: Request, suite: str, category: str, limit: int) -> tuple[Question, ...]:

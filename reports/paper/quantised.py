@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE
 from specbench_ss.models.devices import resolve_device
-from specbench_ss.models.quantising import check_quantize
+from specbench_ss.models.quantize import check_quantize
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.application_pairs import SHARED
 from specbench_ss.reports.paper.claims import number_or_none, place_of, rising
 from specbench_ss.reports.paper.companions import NEXT_TOKEN
@@ -24,11 +24,11 @@ from specbench_ss.reports.paper.missing_parts import (
 )
 from specbench_ss.reports.paper.published import published
 from specbench_ss.reports.paper.tables import BASELINE, FINE_TUNE, FROZEN
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.number_text import interval
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 
 UNQUANTISED = "FP16"  # in the paper; here the model in the dtype of the run, which its rows name
 LIMIT = 20  # questions

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from specbench_ss import registry
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.wrapped import Wrapped
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.engine.decoder import Decoder, State, Wrapped
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.options import MethodSpec
 from specbench_ss.reports.paper.figures import ACL, source
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
 from specbench_ss.reports.paper.prompts import first_turn, questions
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Mark, Part, Request, Result, Span, Value
-from specbench_ss.results.experiment_output import BRACKETS
+from specbench_ss.results.report import Bench, Column, Experiment, Grid, Mark, Part, Request, Result, Span, Value
+from specbench_ss.results.terminal import BRACKETS
 
 CHAIN = "ss[mode=chain,n_draft=0,prune=off]"
 LEGEND = (

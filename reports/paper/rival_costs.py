@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.static_trees import PUBLISHED
 from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.reports.paper.meta_device import CONTEXT, HEADS, META, Overhead, count, flops, meta_state

@@ -11,7 +11,7 @@ import torch
 
 from specbench_ss.methods.ss.layout import segment_visibility
 from specbench_ss.reports.paper.figures import COLOURS, axes
-from specbench_ss.results.experiment import Column, Grid, Plot
+from specbench_ss.results.report import Column, Grid, Plot
 
 PROMPT, COMPLETION, SEGMENT, GAMMA = 4, 8, 6, 2  # of the drawn example
 Kind = Literal["absent", "masked", "main", "stream"]

@@ -13,9 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.files import crash_safe, records
-from specbench_ss.methods._lab.tokenizer import special_ids
+from specbench_ss import storage, user_files
+from specbench_ss.engine.target import Target
 from specbench_ss.reports.paper.claims import all_of, at_most, number_or_none, place_of
 from specbench_ss.reports.paper.figures import ACL, axes, bars, source
 from specbench_ss.reports.paper.lab_text import lab_text
@@ -33,9 +32,10 @@ from specbench_ss.reports.paper.step_costs import (
     timed_steps,
     told_machine,
 )
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.number_text import interval, interval_of
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.text import interval, interval_of
 from specbench_ss.training.side_by_side import Budget, DrafterText
+from specbench_ss.training.text.lab_text import special_ids
 
 LENGTHS = (512, 1024)  # tokens of a row, as far as the model's context goes
 PIECES = (8, 4, 2)  # segments of a row
@@ -117,9 +117,9 @@ def _once(bench: Bench, length: int, measured: Callable[[], dict[str, StepCost]]
     """Return the rows of a length, from an earlier session where that measured them: lengths are not compared."""
     file = bench.folder / f"rows-{length}.json"
     if file.exists():
-        return [tuple(row) for row in records.decoder(list[list[str | float | int | None]])(file.read_bytes())]
+        return [tuple(row) for row in user_files.decoder(list[list[str | float | int | None]])(file.read_bytes())]
     rows = _rows(length, measured(), exact)
-    with crash_safe.replacing(file) as kept:
+    with storage.replacing(file) as kept:
         kept.write(json.dumps(rows).encode())
     return rows
 

@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_ss import registry
-from specbench_ss.decoding.target import Target
-from specbench_ss.method_spec import REFERENCE, MethodSpec
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
 from specbench_ss.reports.paper.figures import ACL, axes, lines, machine, source
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
 from specbench_ss.reports.paper.prompts import first_turn, questions
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.trainee import BaseStates, base_states
 

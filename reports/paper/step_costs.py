@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.results.experiment import Bench, Request
-from specbench_ss.results.intervals import FEWEST, Interval, ratio_interval
-from specbench_ss.results.resampling import Floats
+from specbench_ss.engine.target import Target
+from specbench_ss.results.report import Bench, Request
+from specbench_ss.stats import FEWEST, Floats, Interval, ratio_interval
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.side_by_side import Machine, Outcome, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates, Trainee

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.claims import NOWHERE, ahead, all_of, number_or_none, points
 from specbench_ss.reports.paper.figures import ACL, axes, bars, health, lines, machine, source
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
 from specbench_ss.reports.paper.tables import MT_BENCH
 from specbench_ss.results.concurrency import level_rows
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.number_text import interval
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 
 X = float | str
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import ClassVar
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.application_pairs import (
     AGAINST,
     DRAFT_MODEL,
@@ -41,22 +41,11 @@ from specbench_ss.reports.paper.missing_parts import (
 )
 from specbench_ss.reports.paper.overheads import parameter_grid
 from specbench_ss.reports.paper.published import Entry, published
-from specbench_ss.results.experiment import (
-    Bench,
-    Claim,
-    Column,
-    Experiment,
-    Grid,
-    Part,
-    Plot,
-    Request,
-    Result,
-    Value,
-)
-from specbench_ss.results.number_text import interval
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 
 ORDERED = ("speedup", "tau")  # metrics by which methods have an order
 BASELINE, FROZEN = "Baseline", "Frozen base"  # the second is a row of its own where the first has a fine-tune's quality

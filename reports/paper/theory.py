@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specbench_ss.reports.paper.figures import ACL, axes, lines, source
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result
+from specbench_ss.results.report import Bench, Column, Experiment, Grid, Part, Plot, Request, Result
 
 GAMMA = 4
 RATIOS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # C_target / C_draft

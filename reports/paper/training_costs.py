@@ -25,8 +25,8 @@ from specbench_ss.reports.paper.step_costs import (
     told_machine,
 )
 from specbench_ss.reports.paper.training_flops import counted_steps
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.number_text import interval, interval_of, times
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.text import interval, interval_of, times
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.side_by_side import Budget, DrafterText
 from specbench_ss.training.trainee import Trainee

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.reports.paper.meta_device import META, flops
 from specbench_ss.reports.paper.paper_models import meta_target
 from specbench_ss.reports.paper.step_costs import drafters
-from specbench_ss.results.experiment import Bench
+from specbench_ss.results.report import Bench
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.trainee import Trainee, base_states
 

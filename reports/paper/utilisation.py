@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.figures import ACL, axes, bars, health, lines, machine, source
 from specbench_ss.reports.paper.missing_parts import config_for, nothing_runs, of_method
-from specbench_ss.results.experiment import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.machine import MachineRow, machine_rows
+from specbench_ss.results.cost_model import MachineRow, machine_rows
+from specbench_ss.results.report import Bench, Column, Experiment, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.runs.config import Recording, RunConfig
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 
 NAMES = {REFERENCE: "autoregressive", "sd": "draft and target", "ss": "speculative streaming", "medusa": "Medusa"}
 ON_CPU = (

@@ -8,8 +8,8 @@ from matplotlib.ticker import MaxNLocator
 from specbench_ss.errors import UserError
 from specbench_ss.reports.plots.canvas import GRID, MUTED, marker, panels, shown
 from specbench_ss.reports.plots.numbers import Numbers
-from specbench_ss.results.number_text import number
 from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.text import number
 
 COLUMNS, PANEL = 4, 1.25  # panels side by side; inches
 LEAST = 20  # drafted tokens that a share must rest on to be drawn

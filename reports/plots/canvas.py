@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files.crash_safe import replacing
 from specbench_ss.reports.html.palette import Style
+from specbench_ss.storage import replacing
 
 FORMATS: dict[str, Mapping[str, Any]] = {  # by suffix: what the file would else say of the hour it was made in
     ".pdf": {"CreationDate": None},

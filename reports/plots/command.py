@@ -40,10 +40,10 @@ def command(
     ] = 0.0,
 ) -> None:
     """Draw one figure of a run for a paper: vector graphics with fixed fonts."""
-    from specbench_ss.runs.run_directory import read_run
+    from specbench_ss.runs.run_dir import read_run
 
     check_matplotlib()
-    from specbench_ss.method_spec import split_methods
+    from specbench_ss.options import split_methods
     from specbench_ss.reports.plots.kinds import write_plot
 
     done = read_run(run)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from specbench_ss.reports.plots import acceptance, pareto, ranking, roofline, waterfall
 from specbench_ss.reports.plots.canvas import draw
 from specbench_ss.reports.plots.numbers import Numbers, numbers_of
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 
 SHARE = 0.7  # height over width of a figure with one pair of axes
 

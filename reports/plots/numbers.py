@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.reports.html.palette import Style, styles
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.records import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from specbench_ss.errors import UserError
 from specbench_ss.reports.plots.canvas import GRID, INK, MUTED, marker, shown
 from specbench_ss.reports.plots.numbers import Numbers
-from specbench_ss.results.number_text import number, times
 from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.text import number, times
 
 ROW, FRAME = 0.2, 0.75  # inches
 TICKS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from specbench_ss.errors import UserError
 from specbench_ss.reports.plots.canvas import GRID, INK, MUTED, key, marker, shown
 from specbench_ss.reports.plots.numbers import Numbers
-from specbench_ss.results.roofline import points, roof_of
-from specbench_ss.results.work import pairs
+from specbench_ss.results.cost_model import pairs, points, roof_of
 
 
 def roofline(figure: Figure, numbers: Numbers) -> None:

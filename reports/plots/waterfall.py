@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 from specbench_ss.reports.plots.canvas import INK, MUTED, panels, shown
 from specbench_ss.reports.plots.numbers import Numbers
-from specbench_ss.results.waterfall import Waterfall, waterfalls
+from specbench_ss.results.cost_model import Waterfall, waterfalls
 
 COLUMNS, PANEL = 3, 1.5  # panels side by side; inches
 LESS, MORE = "#4B3F9E", "#A3324A"  # those of the page, which no method has

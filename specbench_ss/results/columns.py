@@ -1,8 +1,4 @@
-"""The columns of a run's frames. This is the one schema, which docs/api.md repeats; a test compares the two.
-
-Names and meanings are stable. A dtype is pandas' nullable one, so a missing value is `pandas.NA`; `object` columns hold
-tuples or lists.
-"""
+"""Columns of a run's frames: the schema with units and meanings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method or a served engine does with several requests at a time: throughput, waiting times, acceptance."""
+"""Concurrency results: throughput, latency and acceptance with several requests at a time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_ss.results.intervals import Comparison, Interval, compare
-from specbench_ss.results.latency import latencies
-from specbench_ss.results.paired_times import PairedTimes, over, paired, total
-from specbench_ss.results.served_counts import Counted, counted, served_tau
-from specbench_ss.runs.rows import Row, Run
+from specbench_ss.results.summary import Counted, PairedTimes, counted, latencies, over, paired, served_tau, total
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.stats import Comparison, Interval, compare
 
 
 @dataclass(frozen=True, slots=True)

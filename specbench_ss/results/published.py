@@ -1,8 +1,4 @@
-"""Published numbers of methods, and how far a run compares with each. published.csv has the numbers and their sources.
-
-tau depends on the model, the questions, how tokens are chosen and the drafter; hardly on the machine. A speedup depends
-on the machine as well.
-"""
+"""Published numbers of methods and how far a run compares with each."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from specbench_ss.method_spec import REFERENCE
+from specbench_ss.options import REFERENCE
 
 FILE = Path(__file__).with_suffix(".csv")
 NEAR = 0.05  # share by which the number of parameters may differ

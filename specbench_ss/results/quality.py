@@ -1,12 +1,12 @@
-"""Quality beside speed: means over questions, paired differences, and whether a method that changes the model is worse.
-
-Non-inferiority is judged as in clinical trials: by the interval of the paired difference against a margin stated
-beforehand.
-"""
+"""Quality beside speed: scores, paired differences, sampled output against the target's distribution."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
 from typing import Any, Literal
 
 import numpy as np
@@ -14,11 +14,170 @@ from scipy.special import betaincinv
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import plain_number
-from specbench_ss.results.intervals import Interval, mean_interval
 from specbench_ss.results.report import Report
-from specbench_ss.results.resampling import Floats
-from specbench_ss.runs.rows import Key, Row
-from specbench_ss.runs.suite import Question
+from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, Key, Row, Run, SampledTokens
+from specbench_ss.stats import Floats, Interval, mean_interval
+from specbench_ss.suite import Question
+
+BIASED = 1e-6  # the largest p at which a method is called biased; that of one false alarm in a million methods
+COARSE, COARSE_FILTERED = 1.0, 0.75  # mean near-tie bound / temperature, beyond which rounding counts: by simulation
+ROUNDING = 1e-4  # share of tokens that a filter may exclude by more than the rounding that is allowed for
+PRIOR = (*[8.0] * PIT_BINS, 0.1)  # Dirichlet: how unequal the alternatives' histograms are
+
+
+def acceptance(chance: float, accepted: bool) -> SampledTokens:
+    """Return the terms of one token for which something was drafted. chance: the probability that it is accepted."""
+    return SampledTokens(
+        offered=1,
+        accepted=int(accepted),
+        expected=chance,
+        accept_variance=chance * (1 - chance),
+        accept_ratios=[tilt * accepted - math.log1p(chance * math.expm1(tilt)) for tilt in ACCEPT_TILTS],
+    )
+
+
+def pool(answers: Iterable[SampledTokens]) -> SampledTokens:
+    """Return the sums over all these answers."""
+    return reduce(add, answers, SampledTokens())
+
+
+def bound(pooled: SampledTokens) -> float:
+    """Return the bound on the probability of this evidence, or more, where the tokens are not biased."""
+    return min(1.0, math.exp(-evidence(pooled)))
+
+
+def evidence(pooled: SampledTokens) -> float:
+    """Return the logarithm of the betting score: the mean of those of likelihoods, histogram and acceptance."""
+    parts = (_log_mean(pooled.log_ratios), _histogram(pooled.pit_counts), _log_mean(pooled.accept_ratios))
+    return _log_mean(parts)
+
+
+def too_coarse(pooled: SampledTokens, filtered: bool) -> bool:
+    """Return True if rounding of the logits alone may give evidence. filtered: by top-k or top-p."""
+    return pooled.rounding > (COARSE_FILTERED if filtered else COARSE) * pooled.tokens
+
+
+def _histogram(counts: Sequence[int]) -> float:
+    """Return the log likelihood ratio of a Dirichlet mixture of histograms to the uniform one."""
+    n, total = sum(counts), sum(PRIOR)
+    shares = (*[1 / PIT_BINS] * PIT_BINS, ROUNDING)
+    terms = (
+        math.lgamma(a + k) - math.lgamma(a) - k * math.log(share)
+        for a, k, share in zip(PRIOR, counts, shares, strict=True)
+    )
+    return math.fsum(terms) - math.lgamma(total + n) + math.lgamma(total)
+
+
+def _log_mean(logs: Sequence[float]) -> float:
+    largest = max(logs)
+    return largest + math.log(math.fsum(math.exp(x - largest) for x in logs) / len(logs))
+
+
+Bias = Literal["biased", "no bias found", "too few tokens", "not testable"]
+
+CONTROL = 1e-3  # the largest p of its reference at which a method is not testable
+ENOUGH = 600.0  # variance of the log-likelihood: sampling at two thirds of the temperature is found with p = 0.99
+ENOUGH_OFFERED = 150.0  # variance of the accepted tokens: accepting at e times the odds is found with p = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTest:
+    """Result of the sampling test of one method.
+
+    tokens: tokens that were compared. p: bound on the probability of such evidence without bias. surplus: mean of log
+    p(x) minus its expectation, in nats per token. outside: tokens that the sampling filters exclude. offered: tokens
+    for which something was drafted. accepted: of them, drafted ones. expected: as many as should have been accepted.
+    reason: why the method is not testable, where it is not; else ''.
+    """
+
+    bias: Bias
+    tokens: int
+    p: float
+    surplus: float
+    outside: int
+    offered: int
+    accepted: int
+    expected: float
+    reason: str = ""
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the summary."""
+        named = asdict(self)
+        return {"bias": named.pop("bias"), **{f"bias_{name}": value for name, value in named.items()}}
+
+
+def sampling_tests(run: Run) -> dict[str, SamplingTest]:
+    """Return the test of each method whose sampled tokens were compared, over all tasks."""
+    pooled = {label: pool(v.sampled for v in run.sameness if v.method == label and v.sampled) for label in run.labels}
+    p = {label: bound(of) for label, of in pooled.items()}
+    found = {}
+    for label, of in pooled.items():
+        if of.tokens:
+            control = min((p[other] for other in _controls(run, label)), default=1.0)
+            counts = (of.pit_counts[-1], of.offered, of.accepted, of.expected)
+            reason = _why_not(run, label, of, control)
+            bias = (
+                "not testable"
+                if reason
+                else _bias(of, p[label], drafts=any(row.drafted for row in run.rows if row.method == label and row.ok))
+            )
+            found[label] = SamplingTest(bias, of.tokens, p[label], of.surplus / of.tokens, *counts, reason)
+    return found
+
+
+def bias_found(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
+    """Report that a method that promises its reference's distribution draws from another one."""
+    test = tests.get(label)
+    if test is None or test.bias != "biased" or not _entry(run, label)["lossless"] or label == run.baseline:
+        return []
+    return [f"biased: {described(test)}"]
+
+
+def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[str]:
+    """Report that methods cannot be tested: rounding, or the baseline fails the test itself."""
+    held = [m["label"] for m in run.manifest["methods"] if m.get("reference", run.baseline) == label != m["label"]]
+    if test is None or not held or not (test.reason or test.p < CONTROL):
+        return []
+    return [f"untestable: {test.reason or f'its own {described(test)}'}; not tested: {', '.join(held)}"]
+
+
+def described(test: SamplingTest) -> str:
+    """Describe the evidence: '1,204 sampled tokens, p < 1e-06, 0.21 nats a token too probable'."""
+    p = f"p < {BIASED:g}" if test.p < BIASED else f"p = {test.p:.2g}"
+    side = "probable" if test.surplus > 0 else "improbable"
+    outside = f", {test.outside:,} of them excluded by the sampling filters" if test.outside else ""
+    drafted = f", {test.accepted:,} drafted ones for {test.expected:,.0f} expected" if test.offered else ""
+    return f"{test.tokens:,} sampled tokens, {p}, {abs(test.surplus):.3f} nats a token too {side}{drafted}{outside}"
+
+
+def _controls(run: Run, label: str) -> set[str]:
+    """Return the label of the method's reference, unless it is the method itself."""
+    return {_reference(run, label)} - {label}
+
+
+def _reference(run: Run, label: str) -> str:
+    return str(_entry(run, label).get("reference", run.baseline))
+
+
+def _entry(run: Run, label: str) -> dict[str, Any]:
+    return next(method for method in run.manifest["methods"] if method["label"] == label)
+
+
+def _why_not(run: Run, label: str, of: SampledTokens, control: float) -> str:
+    """Return why the tokens of a method cannot be tested; '' where they can."""
+    config = run.manifest["config"]
+    if too_coarse(of, filtered=bool(config["top_k"]) or config["top_p"] < 1):
+        return f"rounding of {run.manifest['model']['dtype']} at temperature {config['temperature']:g}"
+    return f"{_reference(run, label)} fails the test itself" if control < CONTROL else ""
+
+
+def _bias(of: SampledTokens, p: float, drafts: bool) -> Bias:
+    """Return the verdict on tokens that can be tested. drafts: the method drafted, so acceptance has to be tested."""
+    if p < BIASED:
+        return "biased"
+    enough = of.variance >= ENOUGH and (not drafts or of.accept_variance >= ENOUGH_OFFERED)
+    return "no bias found" if enough else "too few tokens"
+
 
 MARGIN = Report.quality_margin  # of a score from 0 to 1: how much worse still counts as no worse
 CHANGED = 0.01  # of a score from 0 to 1: from here on the outcome of a question is another one

@@ -1,15 +1,186 @@
-"""What the core knows of a report: something that turns a finished run into a file. No report is known by name."""
+"""Interfaces of reports and of experiments of the papers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.results.experiment import Experiment, Result
-from specbench_ss.runs.rows import Run
+from specbench_ss.runs.config import Recording, RunConfig
+from specbench_ss.runs.records import Run
+
+Value = str | float | int | None
+Form = Literal["text", "count", "number", "times", "percent", "scientific"]
+CLAIMS = "claims"  # name of the table of claims in a result
+VERDICTS = ("agrees", "tends to agree", "open", "tends not to", "does not agree")
+Mark = Literal["plain", "accepted", "rejected", "next"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked of an experiment. The names are those of `RunConfig`. limit: None takes the experiment's own.
+
+    settings: METHOD.OPTION=VALUE, as `ssbench run --set` takes them. published: draft as the papers print it.
+    """
+
+    model: str = "lab"
+    limit: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    data: str | None = None
+    chat_template: str | None = None
+    settings: tuple[str, ...] = ()
+    published: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row of an experiment. missing: says what the row lacks in order to run; '' where it can run."""
+
+    name: str
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a grid. form: how its numbers are written. digits: number of digits after the point."""
+
+    title: str
+    form: Form = "number"
+    digits: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: rows of raw values, with None for a missing one. name: becomes a file name, so plain characters only."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"grid {self.name!r}: a row of {len(row)} values, {len(self.columns)} columns")
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A Plotly figure. label: what a screen reader says instead. grid: the numbers that are drawn."""
+
+    name: str
+    title: str
+    label: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    grid: Grid
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of text and what became of it."""
+
+    text: str
+    mark: Mark = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a paper says, held against what was measured. holds: None where that cannot be told. found: what was.
+
+    sure: False where single values were compared, of which it is not known how far they are off.
+    """
+
+    says: str
+    holds: bool | None
+    found: str
+    sure: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """Return one of VERDICTS."""
+        if self.holds is None:
+            return "open"
+        if self.sure:
+            return "agrees" if self.holds else "does not agree"
+        return "tends to agree" if self.holds else "tends not to"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an experiment found. lines: lines of marked text, for what is read rather than tabulated."""
+
+    grids: tuple[Grid, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    lines: tuple[tuple[Span, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def with_claims(self, claims: Sequence[Claim]) -> Result:
+        """Return the same with a table of claims behind the others; itself where there are none."""
+        if not claims:
+            return self
+        columns = (Column("the paper says", "text"), Column("here", "text"), Column("found", "text"))
+        rows = tuple((claim.says, claim.verdict, claim.found) for claim in claims)
+        return replace(
+            self, grids=(*self.all_grids(), Grid(CLAIMS, columns, rows, "What the paper says, and what was found"))
+        )
+
+    def all_grids(self) -> list[Grid]:
+        """Return the tables, then the grids of those plots whose numbers are in no table."""
+        return [*self.grids, *(p.grid for p in self.plots if p.grid not in self.grids)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What an experiment works with while it runs.
+
+    measure(config, name): makes (or resumes) the run in the folder out/name, and reads it. target(): returns the loaded
+    model. folder: for what else the experiment leaves behind. log: takes progress messages for people.
+    """
+
+    request: Request
+    folder: Path
+    measure: Callable[[RunConfig, str], Run]
+    target: Callable[[], Target]
+    log: Callable[[str], None] = field(default=lambda text: None)
+
+
+class Experiment(ABC):
+    """One table or figure of a paper.
+
+    Experiments are found through the entry-point group `specbench_ss.experiments`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]  # the paper, and the table or figure in it
+    trains: ClassVar[bool] = False  # whether its runs decode with weights that it makes itself
+    recording: ClassVar[Recording] = Recording()  # what its runs record besides their samples
+    # of the request; others are refused
+    uses: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(Request) if f.name != "published")
+
+    @abstractmethod
+    def parts(self, request: Request) -> Sequence[Part]:
+        """Return every row with what it lacks for this request. Loads no model."""
+
+    def configs(self, request: Request) -> dict[str, RunConfig]:
+        """Return the runs that it would make, by the name of their folder; empty where it makes none."""
+        return {}
+
+    def claims(self, result: Result) -> Sequence[Claim]:
+        """Return what the paper says of this table or figure, held against the result; empty where it says nothing."""
+        return ()
+
+    @abstractmethod
+    def run(self, bench: Bench) -> Result:
+        """Make the table or figure. Raises UserError where no part of it can run."""
 
 
 class Report(ABC):

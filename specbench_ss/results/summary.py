@@ -1,30 +1,275 @@
-"""From a run's rows to the numbers in the tables. docs/metrics.md has every definition. No method is known by name.
-
-A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
-answered count, and n says how many those are. Intervals resample questions.
-"""
+"""Summary of a run: speedups, mean acceptance lengths, times and counts of each method."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from specbench_ss.method_spec import REFERENCE
-from specbench_ss.results import health
-from specbench_ss.results.intervals import Comparison, Interval, compare
-from specbench_ss.results.latency import latencies
-from specbench_ss.results.least_time import least_seconds
-from specbench_ss.results.outside_time import passed_seconds
-from specbench_ss.results.paired_times import PairedTimes, over, paired, total
-from specbench_ss.results.quality import MARGIN, NonInferiority, mean_score, non_inferiority
-from specbench_ss.results.remembering import remembering
-from specbench_ss.results.sampled_output import Bias, SamplingTest, bias_found, sampling_tests, unsuited_control
-from specbench_ss.results.served_counts import served_columns
-from specbench_ss.results.step_tally import tally
-from specbench_ss.runs.losses import unjudged, without_verdict
-from specbench_ss.runs.rows import Row, Run
+import numpy as np
+
+from specbench_ss.options import REFERENCE
+from specbench_ss.results import sample_checks
+from specbench_ss.results.quality import (
+    MARGIN,
+    Bias,
+    NonInferiority,
+    SamplingTest,
+    bias_found,
+    mean_score,
+    non_inferiority,
+    sampling_tests,
+    unsuited_control,
+)
+from specbench_ss.results.sample_checks import least_seconds, passed_seconds, remembering
+from specbench_ss.runs.records import DTYPES, Array, Row, Run, Steps
+from specbench_ss.runs.run_dir import unjudged, without_verdict
+from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
+
+QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+TIMES = ("ttft", "tpot", "latency")
+
+
+def latencies(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return ttft_s_p50 to latency_s_p99 of good samples, in seconds; None where no sample has such a time.
+
+    Time per output token is that of the steps over the tokens that they produced; the first token is prefill's.
+    """
+    times = {
+        "ttft": [row.prefill_s for row in rows if row.prefill_s is not None],
+        "tpot": [row.decode_s / later for row in rows if row.decode_s is not None and (later := _later(row)) > 0],
+        "latency": [row.wall_s for row in rows if row.wall_s is not None],
+    }
+    return {
+        f"{name}_s_{quantile}": float(np.quantile(times[name], share)) if times[name] else None
+        for name in TIMES
+        for quantile, share in QUANTILES.items()
+    }
+
+
+def _later(row: Row) -> int:
+    return (row.tokens or 0) - (row.prefill_tokens or 0)
+
+
+PARTS = ("draft_s", "verify_s", "accept_s", "host_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the steps of some samples add up to.
+
+    samples, steps: how many there are. sums: of each column, by name. reached: [depths, accepted + 1], how many steps
+    drafted so deep and accepted so many. tau_of: tokens per step of each sample that has steps.
+    """
+
+    samples: int
+    steps: int
+    sums: dict[str, Any]
+    reached: Array
+    tau_of: Array
+    draft_calls: int
+    overshoot: int
+
+    @property
+    def tau(self) -> float | None:
+        """Return all tokens that steps produced over all steps."""
+        return self._per_step("tokens")
+
+    @property
+    def step_s(self) -> float | None:
+        """Return the mean seconds of a step."""
+        return self._per_step("total_s")
+
+    def columns(self) -> dict[str, Any]:
+        """Return the part of a SummaryRow that is computed from the steps alone."""
+        step_s, parts = self.step_s, {name: self._per_step(name) for name in PARTS}
+        at, at_n, given, given_n = self.acceptance()
+        depth = self.sums["depth"]
+        return {
+            "tau_request_mean": float(self.tau_of.mean()) if len(self.tau_of) else None,
+            "acceptance_rate": self.sums["accepted"] / depth if depth else None,
+            "acceptance_at": at,
+            "acceptance_at_n": at_n,
+            "acceptance_given": given,
+            "acceptance_given_n": given_n,
+            "target_calls": self.steps / self.samples if self.samples else None,
+            "draft_calls": self.draft_calls / self.samples if self.samples else None,
+            "overshoot": self.overshoot,
+            "step_s": step_s,
+            **parts,
+            "parts_residual_s": None if step_s is None else step_s - sum(v or 0.0 for v in parts.values()),
+        }
+
+    def acceptance(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
+        """Return (at, n of at, given, n of given) by draft position, as far as any draft reached."""
+        at, at_n, given, given_n = [], [], [], []
+        for position in range(1, len(self.reached)):
+            of_accepted = self.reached[position:].sum(0)  # [accepted + 1], of the steps that drafted this position
+            drafted, taken = int(of_accepted.sum()), int(of_accepted[position:].sum())
+            at.append(taken / drafted)
+            at_n.append(drafted)
+            reached = int(of_accepted[position - 1 :].sum())
+            if reached:
+                given.append(taken / reached)
+                given_n.append(reached)
+        return tuple(at), tuple(at_n), tuple(given), tuple(given_n)
+
+    def _per_step(self, name: str) -> float | None:
+        return self.sums[name] / self.steps if self.steps else None
+
+
+def tally(rows: Sequence[Row], steps: Steps) -> Tally:
+    """Return the tally of these samples."""
+    places = steps.places(row.key for row in rows)
+    counts, totals = steps.counts[places], steps.totals.take(places)
+    return Tally(
+        samples=len(rows),
+        steps=int(counts.sum()),
+        sums={name: getattr(totals, name).sum().item() for name in DTYPES},
+        reached=_reached(steps, places),
+        tau_of=totals.tokens / counts,
+        draft_calls=sum(row.draft_calls or 0 for row in rows),
+        overshoot=sum(row.overshoot or 0 for row in rows),
+    )
+
+
+def _reached(steps: Steps, places: Array) -> Array:
+    """Return how many steps drafted each depth and accepted each number: [depths + 1, accepted + 1]."""
+    which = steps.steps_of(places)
+    depth, accepted = steps.columns.depth[which], steps.columns.accepted[which]
+    if not len(which):
+        return np.zeros((1, 1), np.int64)
+    wide = int(accepted.max()) + 1
+    counted = np.bincount(depth.astype(np.int64) * wide + accepted, minlength=(int(depth.max()) + 1) * wide)
+    return counted.reshape(-1, wide)
+
+
+def paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the samples of both that succeeded on both sides, in the same order."""
+
+    def good(rows: Sequence[Row]) -> dict[tuple[str, int, int], Row]:
+        return {r.prompt: r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
+
+    mine, theirs = good(own), good(ref)
+    both = [key for key in mine if key in theirs]
+    return [mine[key] for key in both], [theirs[key] for key in both]
+
+
+class PairedTimes:
+    """Paired times and tokens. own_s, own_tokens, ref_s, ref_tokens: [prompts], means over repeats."""
+
+    def __init__(self, own: Sequence[Row], ref: Sequence[Row]) -> None:
+        prompts = list(dict.fromkeys((r.question_id, r.turn) for r in own))
+        self.questions = list(dict.fromkeys(q for q, _ in prompts))
+        number = {q: i for i, q in enumerate(self.questions)}
+        self._question = np.array([number[q] for q, _ in prompts], dtype=np.int64)
+        place = {p: i for i, p in enumerate(prompts)}
+        self._at = at = np.array([place[r.question_id, r.turn] for r in own], dtype=np.int64)  # [samples], its prompt
+        self._wall_s = np.array([r.wall_s for r in own], dtype=np.float64)
+        self.own_s, self.own_tokens = _means(own, at, "wall_s"), _means(own, at, "tokens")
+        self.ref_s, self.ref_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
+
+    def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return each question's sums: reference seconds and tokens, own seconds and tokens, [questions] each."""
+        columns = (self.ref_s, self.ref_tokens, self.own_s, self.own_tokens)
+        a, b, c, d = (_grouped(self._question, x, len(self.questions)) for x in columns)
+        return a, b, c, d
+
+    def speedup(self) -> float | None:
+        """Return seconds per token, the reference's over the method's, each a ratio of sums."""
+        a, b, c, d = (float(x.sum()) for x in self.by_question())
+        return a / b / (c / d) if b and c and d else None
+
+    def interval(self) -> Interval | None:
+        """Return the 95% interval of `speedup`."""
+        return speedup_interval(*self.by_question())
+
+    def faster_than(self, other_s: Floats) -> Interval | None:
+        """Return the 95% interval of other seconds over the method's own. other_s: [samples], as `own` was given.
+
+        Where the estimate lies below 1, so does the lower end, and the interval is that one number.
+        """
+        other = _grouped(self._question[self._at], other_s, len(self.questions))
+        own = _grouped(self._question[self._at], self._wall_s, len(self.questions))
+        if len(own) < FEWEST:
+            return None
+        estimate = float(other.sum() / own.sum())
+        return (estimate, estimate) if estimate <= 1 else ratio_interval((other,), (own,), processes=1)
+
+    def geomean(self) -> float | None:
+        """Return the geometric mean over prompts of the ratio of seconds per token."""
+        if not len(self.own_s):
+            return None
+        return float(np.exp(np.log(self.ref_s / self.ref_tokens * self.own_tokens / self.own_s).mean()))
+
+    def specbench(self) -> float | None:
+        """Return Spec-Bench's speedup: the mean over questions of tokens per second, over the reference's mean."""
+        a, b, c, d = self.by_question()
+        return float((d / c).mean() / (b / a).mean()) if len(a) else None
+
+
+def _means(rows: Sequence[Row], at: Any, name: str) -> Floats:
+    values = np.array([getattr(r, name) for r in rows], dtype=np.float64)
+    return _grouped(at, values) / np.bincount(at)
+
+
+def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
+    """Return the sums of the values that have the same number in `at`."""
+    return np.bincount(at, values, groups).astype(np.float64)
+
+
+def total(rows: Sequence[Row], name: str) -> float:
+    """Return the sum of a field of the rows."""
+    return float(sum(getattr(r, name) for r in rows))
+
+
+def over(a: float | None, b: float | None) -> float | None:
+    """Return a / b; None where one of them is missing, or b is 0."""
+    return None if a is None or not b else a / b
+
+
+class Counted(Protocol):
+    """Whatever has a server's counts: a sample, or a level."""
+
+    drafts: int | None
+    drafted: int | None
+    accepted: int | None
+
+
+def served_columns(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what replaces the counts of steps in a summary of samples that a server made; nothing for others."""
+    if not any(row.counted for row in rows):
+        return {}
+    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in rows)
+    return {
+        "tau": served_tau(rows, later),
+        "acceptance_rate": over(counted(rows, "accepted"), counted(rows, "drafted")),
+        "target_calls": None,
+        "draft_calls": None,
+        "overshoot": None,
+    }
+
+
+def counted(of: Sequence[Counted], name: str) -> int | None:
+    """Return the sum of a count; None where one of them was not measured."""
+    values = [getattr(one, name) for one in of]
+    return None if not values or None in values else sum(values)
+
+
+def served_tau(of: Sequence[Counted], later: int) -> float | None:
+    """Return tokens per step: 1 + accepted / drafts, of the steps that had a draft.
+
+    Where the server does not count drafts: all tokens after the first of each answer (later) over those of them that no
+    draft brought, one a step.
+    """
+    drafts, accepted = counted(of, "drafts"), counted(of, "accepted")
+    if accepted is None or drafts == 0:
+        return None
+    if drafts is not None:
+        return 1 + accepted / drafts
+    return over(later, later - accepted) if later > accepted else None
+
 
 OVERALL = "overall"
 
@@ -154,8 +399,8 @@ def failing(summaries: Sequence[SummaryRow]) -> set[str]:
 
 def _void(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
     """Return the findings over all tasks for which a method's numbers must not be used."""
-    wrong = health.wrong_reference(run, label)
-    return [*health.changed_target(run), *wrong, *remembering(run, label), *bias_found(run, label, tests)]
+    wrong = sample_checks.wrong_reference(run, label)
+    return [*sample_checks.changed_target(run), *wrong, *remembering(run, label), *bias_found(run, label, tests)]
 
 
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
@@ -188,7 +433,7 @@ def _summary(
 ) -> SummaryRow:
     run, label = here.run, here.label
     disbelieved = here.disbelieved(void)
-    own, spread = here.own, health.spread(here.own, label == run.baseline)
+    own, spread = here.own, sample_checks.spread(here.own, label == run.baseline)
     return SummaryRow(
         category=category,
         method=label,
@@ -208,14 +453,14 @@ def _summary(
         **latencies(own),
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
         sameness=dict(here.verdicts),
-        within_tau=health.within_tau(here.excess),
-        unstable=health.unstable(spread),
+        within_tau=sample_checks.within_tau(here.excess),
+        unstable=sample_checks.unstable(spread),
         health=(
             *disbelieved,
-            *health.failures(here.all_own),
+            *sample_checks.failures(here.all_own),
             *here.differences(),
-            *health.unjudged(here.all_own, without),
-            *health.unsteady(spread),
+            *sample_checks.unjudged(here.all_own, without),
+            *sample_checks.unsteady(spread),
             *unsuited_control(run, label, test),
         ),
         baseline=run.baseline,
@@ -251,9 +496,9 @@ class _Compared:
 
     def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
         """Return the findings after which no speedup is told. void: what `remembering` found in the whole run."""
-        impossible = health.impossible(self.own, self.run.steps)
-        outside = health.outside_clock(self.passed)
-        return (*impossible, *void, *outside, *health.too_fast(self.excess, self.tau))
+        impossible = sample_checks.impossible(self.own, self.run.steps)
+        outside = sample_checks.outside_clock(self.passed)
+        return (*impossible, *void, *outside, *sample_checks.too_fast(self.excess, self.tau))
 
     def speedups(self, void: bool) -> dict[str, Any]:
         """Return the speedups with their intervals and what they say; nothing where the numbers are void."""
@@ -294,7 +539,7 @@ class _Compared:
         """Return what differs from the answers that must be equal."""
         named = f", {self.same_as}" if self.same_as != self.run.baseline else ""
         return tuple(
-            f"{line}{named}" for line in health.differences(self.verdicts, self.run.manifest["model"]["dtype"])
+            f"{line}{named}" for line in sample_checks.differences(self.verdicts, self.run.manifest["model"]["dtype"])
         )
 
 

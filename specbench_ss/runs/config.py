@@ -1,4 +1,4 @@
-"""Configuration of a run: what it measures, what it records, and where its results go."""
+"""Run configuration: what one run is asked to do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specbench_ss.method_spec import MethodSpec, PluginFile
-from specbench_ss.runs.endpoints import Endpoint
+from specbench_ss.options import MethodSpec, PluginFile
 from specbench_ss.runs.preset import Preset
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible server.
+
+    label: its name in the results. url: of its API, as `http://localhost:8000/v1`, without user and password. model:
+    its name there; None is the only one that the server has.
+    """
+
+    label: str
+    url: str
+    model: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the endpoint as JSON-ready data."""
+        return asdict(self)
+
 
 Engine = Literal["auto", "eager", "graph"]
 

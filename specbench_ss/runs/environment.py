@@ -1,7 +1,4 @@
-"""The environment of a run: versions, processor, memory, GPU and code revision.
-
-Reading it never fails: whatever cannot be found out is None.
-"""
+"""Environment of a run: time, versions, processor, memory, GPU and code revision."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +17,13 @@ import psutil
 import pynvml
 import torch
 
-from specbench_ss.models.processor_name import processor_name
+from specbench_ss.models.devices import processor_name
+
+
+def now() -> str:
+    """Return the current time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
 
 PACKAGES = ("specbench_ss", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas")
 CONDITIONS: dict[str, tuple[str, ...]] = {  # what must be the same for timings to compare, and where it stands

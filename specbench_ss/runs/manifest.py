@@ -1,23 +1,419 @@
-"""What a run directory says about its run: which methods were measured, on which model, questions and settings."""
+"""Manifest of a run directory: methods, model, questions and settings, and its comparison with a wanted run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
-from specbench_ss.decoding.cuda_settings import cuda_settings
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.references import references
-from specbench_ss.decoding.target import Target
-from specbench_ss.models.chat_templates import template_hash
-from specbench_ss.options import option_values
+from msgspec import Meta, Struct
+
+from specbench_ss import user_files
+from specbench_ss.engine.decoder import Decoder, references
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.timing import cuda_settings
+from specbench_ss.errors import UserError
+from specbench_ss.models.checkpoint import Learnt
+from specbench_ss.models.load import template_hash
+from specbench_ss.options import MethodSpec, option_values, value_text
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.environment import environment
-from specbench_ss.runs.manifest_reading import FORMAT
-from specbench_ss.runs.now import now as now
-from specbench_ss.runs.suite import SuiteData
+from specbench_ss.runs.environment import now as now
+from specbench_ss.runs.records import baseline_of
+from specbench_ss.suite import SuiteData
 from specbench_ss.version import __version__
+
+Amount = Annotated[float, Meta(ge=0)]
+
+
+class _Gpu(Struct):
+    name: str
+
+
+class _Revision(Struct):
+    commit: str
+    dirty: bool
+
+
+class _Environment(Struct):
+    python: str
+    platform: str
+    packages: dict[str, Any]
+    gpus: list[_Gpu]
+    cpu: dict[str, Any] | None = None
+    threads: dict[str, Any] | None = None
+    memory_bytes: float | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    revision: _Revision | None = None
+
+
+class AskedMethod(Struct):
+    """A method as the configuration of a run names it."""
+
+    name: str
+    options: dict[str, Any]
+    copy: int = 1
+
+
+class _PluginFile(Struct):
+    file: str
+    sha256: str
+
+
+class _Preset(Struct):
+    method: str
+
+
+class _Endpoint(Struct):
+    label: str
+    url: str
+    model: str | None = None
+
+
+class _Config(Struct):
+    temperature: float
+    top_p: float
+    top_k: int
+    repeats: int
+    stop: list[str] = []
+    methods: list[AskedMethod] = []
+    presets: list[_Preset] = []
+    plugin: list[_PluginFile] = []
+    endpoints: list[_Endpoint] = []
+    concurrency: list[int] = []
+    data: str | None = None
+    engine: str | None = None
+
+
+class _Suite(Struct):
+    name: str
+    edition: str
+    content_hash: str
+    size: int
+    prompts: int
+    notes: list[str]
+    max_new_tokens: int | None = None
+
+
+class _Gguf(Struct):
+    types: dict[str, Any] | None = None
+
+
+class _Origin(Struct):
+    gguf: _Gguf | None = None
+
+
+class _Model(Struct):
+    name: str
+    hash: str
+    parameters: int
+    dtype: str
+    device: str
+    context_length: int
+    chat_template: str | None = None
+    engine: str = ""
+    dtype_choice: str = ""
+    origin: _Origin | None = None
+    attention: str | None = None
+    computed: str | None = None
+    quantised: str = ""
+    layers_on: dict[str, list[Any]] = {}
+
+
+class _Served(Struct, frozen=True):
+    software: str | None = None
+    tokens: str | None = None
+    acceptance: str | None = None
+
+
+class _Method(Struct):
+    label: str
+    name: str
+    summary: str
+    paper: str
+    lossless: bool
+    options: dict[str, Any]
+    resolved: dict[str, Any] = {}
+    learnt: Learnt | None = None
+    advised: dict[str, Any] = {}
+    reference: str = ""
+    served: _Served = _Served()
+
+
+class _Worker(Struct):
+    machine: str
+    environment: _Environment
+
+
+class _Session(Struct):
+    started: str
+    environment: _Environment
+    workers: list[_Worker] = []
+    measures: bool = True
+
+
+class _Limits(Struct):
+    read_bytes_per_s: Amount | None = None
+    flops_per_s: dict[str, Amount] | None = None
+    launch_s: Amount | None = None
+    busy: str = ""
+
+
+class _Drafter(Struct):
+    weight_bytes: Amount
+    matrix_parameters: Amount
+
+
+class _OwnWork(Struct):
+    step: Amount = 0.0
+    node: Amount = 0.0
+    dropped: Amount = 0.0
+
+
+class Shape(Struct):
+    """Cost of a forward pass."""
+
+    weight_bytes: Amount
+    matrix_parameters: Amount
+    kv_bytes: Amount
+    attention_flops: Amount
+    windows: list[Amount | None]
+    drafter: _Drafter | None = None
+    own: _OwnWork | None = None
+
+
+class _Machine(Struct):
+    limits: _Limits | None = None
+    shapes: dict[str, dict[str, Any] | None] | None = None  # of those with a number of bytes, `Shape`
+
+
+class _Gaps(Struct):
+    number: Amount
+    mean_s: Amount
+    longest_s: Amount
+
+
+class Trace(Struct):
+    """Profile of one request."""
+
+    what: str
+    tokens: Amount
+    wall_s: Amount
+    busy_share: Amount
+    gaps: _Gaps
+    span_s: Amount
+    timeline: list[Amount]
+    launches_per_token: Amount | None
+
+
+class _Reached(Struct):
+    why: str
+
+
+class ManifestForm(Struct):
+    """The whole of manifest.json, as `specbench_ss.runs.manifest.manifest_for` makes it."""
+
+    format: int
+    version: str
+    command: list[str]
+    config: _Config
+    fingerprint: str
+    suite: _Suite
+    model: _Model
+    methods: list[_Method]
+    environment: _Environment
+    created: str
+    finished: str | None
+    status: str
+    warnings: list[str] = []
+    sessions: list[_Session] = []
+    repeats_made: int | None = None
+    baseline: str | None = None
+    machine: _Machine | None = None
+    traces: dict[str, dict[str, Any] | None] | None = None  # of those with a timeline, `Trace`
+    until_ci: _Reached | None = None
+
+
+class _ServedModel(Struct):
+    name: str
+    dtype: str
+    device: str
+
+
+class ServedForm(ManifestForm, kw_only=True):
+    """The same of a run of served engines, of whose model little is known."""
+
+    model: _ServedModel  # type: ignore[assignment]
+
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+IDENTITY = {  # besides configuration and methods, what must be the same for two sessions to share a directory
+    ("suite", "content_hash"): "suite content",
+    ("model", "hash"): "model hash",
+    ("model", "dtype"): "dtype",
+    ("model", "device"): "device",
+    ("model", "chat_template"): "chat template",
+}
+HASH_SHOWN = 16  # characters
+NOT_COMPARED = ("plugin", "engine")  # plugins by their content; of engines what counts is the one that was found
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the run directory `path`. Raises UserError where it cannot be read or is not whole."""
+    file = path / MANIFEST
+    try:
+        manifest = user_files.parse(file.read_bytes())
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise UserError(_unreadable(file, manifest))
+        _check_whole(manifest)
+    except OSError as e:
+        raise UserError(f"{path} is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
+    except ValueError as e:
+        raise UserError(f"{file} is damaged: {e}") from e
+    return manifest
+
+
+def _unreadable(file: Path, manifest: Any) -> str:
+    """Say why what was read is no manifest of this version."""
+    form = manifest.get("format") if isinstance(manifest, dict) else None
+    if isinstance(form, int) and form > FORMAT:
+        return f"{file} is of a newer version of ssbench: its format is {form}, and this version reads {FORMAT}"
+    return f"{file} is not the manifest of a run that this version can read"
+
+
+def _check_whole(manifest: dict[str, Any]) -> None:
+    """Raise ValueError where a field is missing or of another type, or where the methods do not fit together."""
+    served = isinstance(manifest.get("config"), dict) and manifest["config"].get("endpoints")
+    user_files.convert(manifest, ServedForm if served else ManifestForm)
+    _check_parts("machine.shapes", (manifest.get("machine") or {}).get("shapes"), "weight_bytes", Shape, required=True)
+    _check_parts("traces", manifest.get("traces"), "timeline", Trace)
+    labels = [method["label"] for method in manifest["methods"]]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError("it names no method, or one method twice")
+    if baseline_of(manifest) not in labels and manifest.get("baseline"):
+        raise ValueError(f"method {manifest['baseline']}, its baseline, is missing")
+    strangers = {method.get("reference", labels[0]) for method in manifest["methods"]} - set(labels)
+    if strangers:
+        raise ValueError(f"method {min(strangers)} is named as a reference, but is missing")
+
+
+def _check_parts(
+    place: str, parts: Mapping[str, Any] | None, mark: str, kind: type[Any], required: bool = False
+) -> None:
+    """Raise ValueError where a part that has a value of `mark` is not of the type.
+
+    parts: by name. required: every part must have an entry `mark`, which may be None.
+    """
+    for name, part in (parts or {}).items():
+        if part and part.get(mark) is not None:
+            try:
+                user_files.convert(part, kind)
+            except ValueError as error:
+                raise ValueError(f"in {place}.{name}, {error}") from None
+        elif part and required and mark not in part:
+            raise ValueError(f"in {place}.{name}, it lacks {mark}")
+
+
+def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare two `RunConfig`s as manifests hold them. Raises UserError with each differing field and both values."""
+    check_same_plugins(path, stored, wanted)
+    new = _plain(wanted)
+    fields = [name for name in new if name not in NOT_COMPARED and stored.get(name) != new[name]]
+    _refuse(path, [(name.replace("_", "-"), _text(stored.get(name)), _text(new[name])) for name in fields])
+
+
+def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare the files that methods are defined in, as `check_same_config` does: by content, not by path."""
+    old, new = ({file["sha256"]: file["file"] for file in config.get("plugin", ())} for config in (stored, wanted))
+    if set(old) != set(new):
+        told = [" ".join(f"--plugin {file} ({sha256[:12]})" for sha256, file in files.items()) for files in (old, new)]
+        raise UserError(
+            f"--resume: the run in {path} was begun with {told[0] or 'no plugin file'}, not with {told[1] or 'none'}"
+            f"{': give the same again' if old else ''}"
+        )
+
+
+def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored manifest with the new session added to it.
+
+    Raises UserError where the stored manifest does not describe the wanted run.
+    """
+    stored = read_manifest(path)
+    check_same_config(path, stored["config"], wanted["config"])
+    differing = [(name, _at(stored, keys), _at(wanted, keys)) for keys, name in IDENTITY.items()]
+    _refuse(path, [(name, str(old)[:HASH_SHOWN], str(new)[:HASH_SHOWN]) for name, old, new in differing if old != new])
+    _check_same_engine(path, engine_of(stored), engine_of(wanted))
+    _refuse(path, list(_differing_methods(stored, wanted)))
+    return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
+
+
+def engine_of(manifest: Mapping[str, Any]) -> str:
+    """Return the engine that made a run's steps, eager or graph: what `auto` came to. A served model has none: ''."""
+    return str(manifest["model"].get("engine", ""))
+
+
+def _check_same_engine(path: Path, begun: str, here: str) -> None:
+    """Raise UserError where a run would go on by another engine, so that its times would be those of two."""
+    if begun != here:
+        raise UserError(
+            f"--resume: the run in {path} was begun with engine {begun}, and this session has engine {here}: give "
+            f"--engine {begun}"
+        )
+
+
+def _refuse(path: Path, differing: list[tuple[str, str, str]]) -> None:
+    """Raise UserError if anything differs. differing: a name, its stored value and its wanted value, for each."""
+    if differing:
+        what = "; ".join(f"{name} {old}, not {new}" for name, old, new in differing)
+        raise UserError(f"--resume: the run in {path} has {what}")
+
+
+def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the weights and settings of methods that are not those that the run was begun with."""
+    old, new = _resolved(stored), _resolved(wanted)
+    if list(old) != list(new):
+        yield "methods", ", ".join(old), ", ".join(new)
+        return
+    for label in old:
+        for key in old[label] | new[label]:
+            a, b = old[label].get(key, "nothing"), new[label].get(key, "nothing")
+            if a != b:
+                yield f"method {label} with {key}", _text(a), _text(b)
+
+
+def _resolved(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {method["label"]: method.get("resolved", {}) for method in manifest["methods"]}
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration as it is read back from a file, where tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(config))
+    return plain
+
+
+def _text(value: Any) -> str:
+    """Return a value as text for people: methods by their labels, and texts with spaces in quotes."""
+    if isinstance(value, list):
+        return ",".join(_label(entry) for entry in value) or "none"
+    return (value if value.split() == [value] else repr(value)) if isinstance(value, str) else value_text(value)
+
+
+def _label(entry: Any) -> str:
+    try:
+        asked = user_files.convert(entry, AskedMethod)
+    except ValueError:
+        return _text(entry)
+    return MethodSpec(asked.name, asked.options, asked.copy).label
+
+
+def _at(data: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
 
 
 def manifest_for(

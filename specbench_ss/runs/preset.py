@@ -1,7 +1,4 @@
-"""Presets: files with a method's options, as chosen by measurement on one model and device.
-
-This module knows no method by name and imports nothing heavy.
-"""
+"""Presets: measured options of a method on one model and device."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from typing import Any
 import msgspec
 import yaml
 
+from specbench_ss import user_files
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files import records
-from specbench_ss.files.crash_safe import replacing
-from specbench_ss.files.user_files import mapping, read_bytes
 from specbench_ss.options import value_text
+from specbench_ss.storage import replacing
+from specbench_ss.user_files import mapping, read_bytes
 
 FORMAT = 1
 
@@ -89,7 +86,7 @@ def read_preset(path: Path) -> Preset:
 
 def _checked(data: Mapping[Any, Any]) -> _Content:
     """Check the content of a preset's file. Raises ValueError for what is no preset, or one of another format."""
-    content = records.convert({str(name): value for name, value in data.items()}, _Content)
+    content = user_files.convert({str(name): value for name, value in data.items()}, _Content)
     if content.preset != FORMAT:
         raise ValueError(f"its format is {content.preset}, this version reads {FORMAT}")
     listed = [name for name, value in content.options.items() if isinstance(value, (dict, list))]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from specbench_ss.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.trainee import Trainee
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.files import crash_safe, records
+from specbench_ss import storage, user_files
+from specbench_ss.engine.target import Target
 from specbench_ss.training.processes import Processes
 from specbench_ss.training.resumable import digest
 from specbench_ss.training.side_by_side import Budget, Outcome, Text, TogetherTrainer
@@ -77,7 +77,7 @@ class DrafterTraining(TogetherTrainer):
         self.logs = [place / LOG for place in trainees]
         for log in self.logs if processes.first else ():
             log.parent.mkdir(parents=True, exist_ok=True)
-            crash_safe.cut(log, records.decoder(_LogLine), lambda line: line.step <= self.step)
+            storage.cut(log, user_files.decoder(_LogLine), lambda line: line.step <= self.step)
         if not self.resumed:
             for trainee in self.trainees:
                 processes.alike(trainee.module)
@@ -106,7 +106,7 @@ class DrafterTraining(TogetherTrainer):
                 said += f"; held out: {whose}loss {held_out.loss:.3f}, estimated tau {tau:.2f}"
             if self.processes.first:
                 with log.open("ab", buffering=0) as file:
-                    crash_safe.append(file, [line])
+                    storage.append(file, [line])
         return said
 
     @torch.no_grad()

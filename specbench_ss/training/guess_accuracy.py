@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.side_by_side import Budget, Machine, Text
 from specbench_ss.training.trainee import BaseStates, base_states

@@ -7,7 +7,7 @@ import math
 import shlex
 from collections.abc import Callable
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.training.guess_accuracy import Guesser, mean_accuracies
 from specbench_ss.training.session import opened, training_text
 from specbench_ss.training.side_by_side import Budget

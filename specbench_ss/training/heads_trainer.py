@@ -14,7 +14,7 @@ from specbench_ss.training.drafter_trainer import DrafterTrainer, measured_accur
 from specbench_ss.training.trainer import TrainConfig
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.training.drafter_training import Trained
     from specbench_ss.training.guess_accuracy import Guesser
 
@@ -59,7 +59,7 @@ class HeadsTrainer(DrafterTrainer):
 
     def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
         """Write the heads and their accuracies."""
-        from specbench_ss.models.drafter_folder import write_checkpoint
+        from specbench_ss.models.checkpoint import write_checkpoint
 
         trainee: Any = training.trainee
         config = {**about, **trainee.config}

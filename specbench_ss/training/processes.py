@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor, nn
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.training.batches import Batch
 from specbench_ss.training.side_by_side import Machine

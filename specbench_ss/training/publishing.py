@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from specbench_ss import __version__
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.files.crash_safe import write_text
-from specbench_ss.models.drafter_folder import HUB_ID
+from specbench_ss.models.checkpoint import HUB_ID
 from specbench_ss.options import value_text
+from specbench_ss.storage import write_text
 from specbench_ss.training.drafter_recipe import DrafterRecipe
 from specbench_ss.training.drafter_training import LOG, Trained
 from specbench_ss.training.side_by_side import Budget

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files.crash_safe import replacing
+from specbench_ss.storage import replacing
 
 CHECKPOINT = "checkpoint.pt"
 KEPT = "checkpoint.pt.kept"

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files.folder_lock import locked
-from specbench_ss.models.chat_templates import check_template
 from specbench_ss.models.devices import check_one_device, resolve_device, resolve_dtype
-from specbench_ss.models.loading import load_target
-from specbench_ss.models.model_folder import check_model
+from specbench_ss.models.load import check_template, load_target
+from specbench_ss.models.resolve import check_model
 from specbench_ss.options import recorded_values, value_text
-from specbench_ss.runs.run_directory import check_place
+from specbench_ss.runs.run_dir import check_place
+from specbench_ss.storage import locked
 from specbench_ss.training.drafter_recipe import DrafterRecipe
 from specbench_ss.training.drafter_training import LOG, DrafterTraining, Trained
 from specbench_ss.training.processes import Processes

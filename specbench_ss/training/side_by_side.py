@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.training.batches import Batch, future_labels, pick_anchors
 from specbench_ss.training.resumable import Resumable, digest
 from specbench_ss.training.trainee import BaseStates, Trainee, base_states

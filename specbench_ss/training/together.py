@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from specbench_ss import registry
 from specbench_ss.errors import UserError
-from specbench_ss.files.crash_safe import write_json
-from specbench_ss.method_spec import MethodSpec, split_methods
-from specbench_ss.options import Bounded, parse_options
+from specbench_ss.options import Bounded, MethodSpec, parse_options, split_methods
+from specbench_ss.storage import write_json
 from specbench_ss.training.drafter_recipe import DrafterRecipe
 from specbench_ss.training.trainer import TrainConfig, Trainer
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.target import AnyCache, Target
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.training.batches import Anchors, Batch, Documents
 
 

@@ -1,25 +1,117 @@
-"""One tuning session: search on one half of the prompts, then compare the winner with the default on the other half.
-
-The winner of many noisy comparisons looks better than it is; only prompts that it was not chosen on show by how much.
-So nothing is chosen that was not confirmed, and the search leaves time to confirm.
-"""
+"""Tuning session: search on half of the prompts, comparison with the default on the rest, preset."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from specbench_ss import __version__, registry
+from specbench_ss.bench.timed_sample import quiet_collector, tries
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE, MethodSpec
-from specbench_ss.results.intervals import FEWEST
-from specbench_ss.tuning.blocks import Bench, Blocks, Watch
-from specbench_ss.tuning.measurements import Book, Comparison
-from specbench_ss.tuning.search import CUTS, Search
+from specbench_ss.options import REFERENCE, MethodSpec, value_text
+from specbench_ss.results.text import interval, times
+from specbench_ss.runs.manifest import now, plain
+from specbench_ss.stats import FEWEST, Interval
+from specbench_ss.suite import SuiteData
+from specbench_ss.tuning.search import CUTS, Bench, Blocks, Book, Comparison, Cost, Search, Watch
+
+WARM_TOKENS = 32
+HEAVY_S = 0.05  # a variant that takes longer to load has weights of its own
+
+
+class DecoderBench:
+    """A `Bench` that decodes greedily.
+
+    default: the configuration that the user gave; the options given there are never changed. prompts: token ids of
+    each.
+
+    Decoders are made when they are first measured. Where making one loads weights again, only one such decoder is kept
+    besides the default's: it is loaded and warmed up again whenever its turn comes.
+    """
+
+    def __init__(
+        self, default: MethodSpec, loaded: Decoder, reference: Decoder, prompts: Sequence[list[int]], limits: Limits
+    ) -> None:
+        self.default, self.prompts, self.limits = default, prompts, limits
+        self._loaded = loaded
+        self._kept = {default.label: loaded, REFERENCE: reference}
+        self._same = {_identity(loaded): default}  # what a configuration comes down to -> the first that did
+        self._heavy = False
+
+    def options(self, at: MethodSpec) -> list[str]:
+        """Return the options that the method declares tunable, except those that the user has settled."""
+        return [name for name in self.decoder(at).tunable() if name not in self.default.options]
+
+    def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
+        """Return the configurations with another value of the option.
+
+        Values that the method cannot take here are left out, and so are those that lead to the same settings as `at`.
+        """
+        given = {name: value for name, value in at.options.items() if name != option}
+        found: dict[str, MethodSpec] = {}
+        for value in self.decoder(at).tunable().get(option, ()):
+            spec = self._first_alike(MethodSpec(at.name, {**given, option: value_text(value)}))
+            if spec is not None and spec.label != at.label:
+                found[spec.label] = spec
+        return list(found.values())
+
+    def warm_up(self, spec: MethodSpec, prompt: int) -> None:
+        """Answer a prompt shortly, without measuring."""
+        self._answer(spec, prompt, replace(self.limits, max_new_tokens=min(WARM_TOKENS, self.limits.max_new_tokens)))
+
+    def measure(self, spec: MethodSpec, prompt: int) -> Cost:
+        """Answer a prompt in full and return what it cost, once no pass is recorded meanwhile, to be replayed later."""
+        if spec.label not in self._kept:
+            self.warm_up(spec, prompt)
+        for _ in tries(self.decoder(spec).target, self.decoder(spec).remembers):
+            cost = self._answer(spec, prompt, self.limits)
+        return cost
+
+    def keep(self, labels: Collection[str]) -> None:
+        """Forget the decoders of all other configurations, except the default's and the reference's."""
+        wanted = {*labels, self.default.label, REFERENCE}
+        self._kept = {label: decoder for label, decoder in self._kept.items() if label in wanted}
+
+    def decoder(self, spec: MethodSpec) -> Decoder:
+        """Return the decoder of a configuration. Raises UserError where the method cannot take it."""
+        if spec.label not in self._kept:
+            if self._heavy:
+                self.keep(())
+            self._kept[spec.label] = self._made(spec)
+        return self._kept[spec.label]
+
+    def _made(self, spec: MethodSpec) -> Decoder:
+        started = time.perf_counter()
+        made = self._loaded.variant(registry.method_options(spec))
+        reloads = type(self._loaded).variant is Decoder.variant
+        self._heavy |= reloads and time.perf_counter() - started > HEAVY_S
+        return made
+
+    def _answer(self, spec: MethodSpec, prompt: int, limits: Limits) -> Cost:
+        decoder = self.decoder(spec)
+        with quiet_collector():
+            done = generate(decoder, self.prompts[prompt], limits, Sampling())
+        return Cost(done.wall_s, len(done.tokens))
+
+    def _first_alike(self, spec: MethodSpec) -> MethodSpec | None:
+        try:
+            return self._same.setdefault(_identity(self._kept.get(spec.label) or self._made(spec)), spec)
+        except UserError:
+            return None
+
+
+def _identity(decoder: Decoder) -> str:
+    return json.dumps(decoder.described(), sort_keys=True, default=str)
+
 
 SEARCH_SHARE = 0.6  # of the budget; the rest confirms
 PASSES = 3  # over the prompts of the confirmation, at most
@@ -206,3 +298,105 @@ def _tell_of_single_prompts(categories: Sequence[str], watch: Watch) -> None:
             f"{single} of {len(counts)} categories have only one prompt, which is used either to choose or to "
             "confirm: give more prompts of each, so that the choice holds for all"
         )
+
+
+def sentence(tuned: Tuned) -> str:
+    """Say whether anything is better than the default, by how much, and what there was no time to try."""
+    return f"{_found(tuned)}{_untried(tuned)}"
+
+
+def _untried(tuned: Tuned) -> str:
+    if not tuned.untried:
+        return ""
+    options = ", ".join(
+        f"{name} ({n} {'value' if n == 1 else 'values'})" if n else name for name, n in tuned.untried.items()
+    )
+    return f"; not tried, or not on enough prompts, for lack of time: {options}: give a longer --budget"
+
+
+def _found(tuned: Tuned) -> str:
+    """Compare with the default on prompts that were not used for choosing."""
+    over, finalist = tuned.over_default, tuned.finalist.label
+    measured = f"{times(over.speedup)}, interval {interval(over.interval)}, {over.prompts} prompts"
+    if tuned.outcome == "faster":
+        return f"{finalist} is faster than the default ({measured})"
+    if tuned.outcome == "not confirmed":
+        had = f"{over.prompts} of at least {FEWEST}"
+        needs = f"tune again with a --budget that leaves {tuned.to_confirm:.0f} s more for that"
+        return (
+            f"the default is kept: {finalist} led the search, but was not confirmed on other prompts ({had}): {needs}"
+        )
+    if tuned.outcome in ("slower", "not distinguishable"):
+        return f"the default is best within noise ({finalist}, which looked best, over it: {measured})"
+    if not tuned.search.labels():
+        return "the default is kept: nothing else was tried"
+    return "the default is best within noise: nothing that was tried looked better on enough prompts"
+
+
+def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], asked: SuiteData, **how: Any) -> Any:
+    """Return the preset of the chosen configuration, for `preset.write_preset`.
+
+    resolved: the settings that its options lead to. made_for: the conditions from
+    `preset_conditions.conditions`. asked: the calibration questions. how: further facts about the measurement.
+    """
+    found = {
+        "method": tuned.chosen.name,
+        "options": {name: _value(text) for name, text in tuned.chosen.options.items()},
+        "verdict": sentence(tuned),
+        **({"candidate": tuned.finalist.label} if tuned.outcome == "not confirmed" else {}),
+        "made_for": {**made_for, "specbench_ss": __version__, "date": now()},
+        "resolved": resolved,
+        "measured": {
+            "seconds": round(tuned.seconds, 1),
+            "interrupted": tuned.interrupted,
+            "untried": tuned.untried,
+            **how,
+            "confirmation": _confirmation(tuned),
+            "search": _search(tuned),
+        },
+        "calibration": {
+            "suite": asked.name,
+            "edition": asked.edition,
+            "content_hash": asked.content_hash,
+            "notes": list(asked.notes),
+            "prompts": [question.mark for question in asked.questions],
+        },
+    }
+    return plain(found)
+
+
+def _confirmation(tuned: Tuned) -> list[dict[str, Any]]:
+    """Return the reference, the default and the finalist as measured on the second half of the prompts."""
+    book, rows = tuned.confirmation, []
+    for label in tuned.entrants:
+        of_ar = book.compare(label, REFERENCE)
+        counts = {"prompts": of_ar.prompts, "tokens_per_s": _short(of_ar.tokens_per_s)}
+        of_default = _speedup(book.compare(label, tuned.default.label), "over_default")
+        rows.append({"configuration": label, **counts, **_speedup(of_ar, "over_ar"), **of_default})
+    return rows
+
+
+def _search(tuned: Tuned) -> list[dict[str, Any]]:
+    """Return everything that was tried on the first half, compared with the default on the same prompts."""
+    book, rows = tuned.search, list[dict[str, Any]]()
+    for label in book.labels():
+        found = book.compare(label, tuned.default.label)
+        rows.append({"configuration": label, "prompts": found.prompts, **_speedup(found, "over_default")})
+    return rows + [{"configuration": label, "failed": why} for label, why in tuned.failed.items()]
+
+
+def _speedup(found: Comparison, name: str) -> dict[str, Any]:
+    return {name: _short(found.speedup), f"{name}_interval": _pair(found.interval)}
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _pair(bounds: Interval | None) -> list[float] | None:
+    return None if bounds is None else [round(bound, 4) for bound in bounds]
+
+
+def _value(text: str) -> int | str:
+    """Return whole numbers as such, so that the file shows them without quotes."""
+    return int(text) if text.lstrip("-").isdecimal() else text

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from specbench_ss import Decoder, DraftTree, State
-from specbench_ss.decoding.target import Output
-from specbench_ss.decoding.verify import Verdict
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.engine.target import Output
+from specbench_ss.engine.verify import Verdict
+from specbench_ss.options import MethodSpec
 
 
 class Honest(Decoder):

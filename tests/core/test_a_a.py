@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.benchmark.asked import method_specs
+from specbench_ss.bench.build_config import method_specs
 from specbench_ss.errors import UserError
-from specbench_ss.results.intervals import FEWEST
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Row, Run
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.stats import FEWEST
 
 RECORDED = Path(__file__).parent / "a_a_timings.csv"  # of runs with --methods ar,ar
 

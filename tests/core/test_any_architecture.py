@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench_ss.cli import main
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.model_shape import model_shape
-from specbench_ss.decoding.own_arguments import Tables
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.cli.main import main
+from specbench_ss.conformance import check_decoder
+from specbench_ss.engine.costs import model_shape
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.generic_model import Tables
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.pld import PromptLookup
-from specbench_ss.models.loading import load_target, outline_of
-from specbench_ss.results.counted_cost import counted
-from specbench_ss.testing import check_decoder
-from specbench_ss.testing.tiny import WHOLE
+from specbench_ss.models.load import load_target, outline_of
+from specbench_ss.models.tiny import WHOLE
+from specbench_ss.results.cost_model import counted
 from tests.architectures import AT_LOAD, BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_model
 from tests.cli import failing
 from tests.laws import plain
@@ -104,8 +104,8 @@ def test_windows_are_seen_and_not_looked_up() -> None:
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "granite"])
 def test_tables_grow_past_what_they_were_made_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specbench_ss.decoding.own_arguments.CHUNK", 5)
-    monkeypatch.setattr("specbench_ss.decoding.own_arguments.AT_FIRST", 7)
+    monkeypatch.setattr("specbench_ss.engine.generic_model.CHUNK", 5)
+    monkeypatch.setattr("specbench_ss.engine.generic_model.AT_FIRST", 7)
     model = random_model(DRIVEN[kind])
     long = [(5 * i + 2) % VOCAB for i in range(40)]
     with torch.inference_mode():

@@ -16,9 +16,9 @@ import torch
 
 import specbench_ss
 from specbench_ss import Decoder, Target, UserError, check_decoder, generate, load_method, load_model
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.testing import LAWS, LawBroken
+from specbench_ss.conformance import LAWS, LawBroken
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.tree import DraftTree
 from tests.tiny import tiny_model
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from specbench_ss import Target, UserError, load_method, load_model, load_run, run
-from specbench_ss.cli import main
+from specbench_ss.cli.main import main
 from specbench_ss.runs.config import RunConfig
 from tests.tiny import tiny_model
 
@@ -162,7 +162,7 @@ def test_every_option_of_the_command_is_one_of_the_function() -> None:
 
     import typer
 
-    from specbench_ss.commands.run import command as run_command
+    from specbench_ss.cli.run import command as run_command
 
     app = typer.Typer()
     app.command()(run_command)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import run
-from specbench_ss.benchmark import levels_together
+from specbench_ss.bench import concurrency as levels_together
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
-from specbench_ss.results.run_results import RunResults
-from specbench_ss.results.served_health import served_findings
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results.analysis import RunResults
+from specbench_ss.results.checks import served_findings
+from specbench_ss.runs.run_dir import read_run
 
 QUESTIONS = [
     {"question_id": 1, "category": "a", "turns": ["What is 3 plus 4?", "And plus 5?"]},

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
 
-from specbench_ss.commands.train import _own_options
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.cli.train import _own_options
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded, describe_options, options_problem, parse_options
 from specbench_ss.training.trainer import TrainConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.results.budgets import Budget, budgets, trained, unequal
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results.analysis import Budget, budgets, trained, unequal
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 

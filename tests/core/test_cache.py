@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_ss.decoding.cache import Cache
+from specbench_ss.engine.kv_cache import Cache
 
 ROWS = 9
 

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from specbench_ss.benchmark import measure, preflight
-from specbench_ss.cli import main
+from specbench_ss.bench import preflight, runner
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
-from specbench_ss.models import loading
-from specbench_ss.models.chat_templates import NAMES, check_template, template_hash, template_text
+from specbench_ss.models import load
+from specbench_ss.models.load import NAMES, check_template, template_hash, template_text
 from tests.tiny import tiny_model
 
 TALK = [
@@ -81,9 +81,9 @@ def test_templates_are_told_apart() -> None:
 def test_loading_sets_the_template(tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    plain = loading.load_target(str(tmp_path), device="cpu", chat_template="plain")
+    plain = load.load_target(str(tmp_path), device="cpu", chat_template="plain")
     assert plain.tokenizer.chat_template == template_text("plain")
-    assert loading.load_target(str(tmp_path), device="cpu").tokenizer.chat_template is None
+    assert load.load_target(str(tmp_path), device="cpu").tokenizer.chat_template is None
 
 
 def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
@@ -91,7 +91,7 @@ def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
 ) -> None:
     bare = SimpleNamespace(tokenizer=tokenizer(), name="org/base")
     monkeypatch.setattr(preflight, "outline_of", lambda *_, **__: bare)
-    monkeypatch.setattr(measure, "load_target", None)  # found before
+    monkeypatch.setattr(runner, "load_target", None)  # found before
     out = tmp_path / "run"
     assert main(["run", "--methods", "ar", "--out", str(out)]) == 2
     line = "the tokenizer of org/base has no chat template; give one with --chat-template plain|vicuna|llama-2|FILE"
@@ -108,7 +108,7 @@ def test_a_model_that_does_not_fit_the_device_is_one_line(error: Exception, said
         raise error
 
     with pytest.raises(UserError, match=f"model 'm' {said} device 'cuda': [^\n]*$"):
-        loading._placed(SimpleNamespace(to=refuse), "m", "cuda")
+        load._placed(SimpleNamespace(to=refuse), "m", "cuda")
 
 
 def test_a_template_that_leaves_the_question_out_is_refused() -> None:

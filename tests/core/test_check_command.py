@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.cli import main
-from specbench_ss.commands import check
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.testing import Law
+from specbench_ss.cli import check
+from specbench_ss.cli.main import main
+from specbench_ss.conformance import Law
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.options import MethodSpec
 from tests.cli import failing
 from tests.core import test_conformance as broken
 
@@ -36,7 +36,7 @@ METHODS: dict[str, type[Decoder]] = {
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch, few_laws: tuple[Law, ...]) -> None:
     """One architecture, quick laws, made-up methods."""
-    monkeypatch.setattr("specbench_ss.commands.check.FEW", ("llama",))
+    monkeypatch.setattr("specbench_ss.cli.check.FEW", ("llama",))
     monkeypatch.setattr(registry, "load", lambda group, name: METHODS[name])
     monkeypatch.setattr(registry, "load_all", lambda group: METHODS)
 

@@ -16,14 +16,13 @@ import pytest
 import typer
 from rich.console import Console
 
-from specbench_ss.benchmark.asked import method_specs
-from specbench_ss.benchmark.build_config import default_out
-from specbench_ss.benchmark.progress import Progress
-from specbench_ss.cli import COMMANDS, main
-from specbench_ss.commands import run_output
+from specbench_ss.bench.build_config import default_out, method_specs
+from specbench_ss.cli import run_output
+from specbench_ss.cli.main import COMMANDS, main
+from specbench_ss.cli.run_output import Progress
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
-from specbench_ss.runs.run_directory import MANIFEST, ROWS, read_run
+from specbench_ss.runs.run_dir import MANIFEST, ROWS, read_run
 from tests.cli import failing
 
 MakeRun = Callable[..., Path]

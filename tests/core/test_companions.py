@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import UserError, load_method, load_model
-from specbench_ss.models import model_folder
-from specbench_ss.models.loading import outline_of
-from specbench_ss.models.model_folder import LAB, ORIGIN, companions
+from specbench_ss.models import resolve
+from specbench_ss.models.load import outline_of
+from specbench_ss.models.resolve import LAB, ORIGIN, companions
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(LAB / "base", folder)
     (folder / ORIGIN).write_text(json.dumps({"name": "smollm2"}))
     shutil.copytree(LAB / "medusa", tmp_path / "drafters" / "smollm2" / "medusa")
-    monkeypatch.setattr(model_folder, "DRAFTERS", tmp_path / "drafters")
+    monkeypatch.setattr(resolve, "DRAFTERS", tmp_path / "drafters")
     return folder
 
 
@@ -45,7 +45,7 @@ def test_a_name_that_no_package_has_gives_none(fetched: Path, name: object) -> N
 
 
 def test_drafters_of_other_weights_are_refused(fetched: Path) -> None:
-    config = model_folder.DRAFTERS / "smollm2" / "medusa" / "config.json"
+    config = resolve.DRAFTERS / "smollm2" / "medusa" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_hash": "0" * 16}))
     with pytest.raises(UserError, match="trained for another base"):
         load_method("medusa", load_model(str(fetched)))

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from specbench_ss import UserError, compare, load_run
-from specbench_ss.cli import main
+from specbench_ss.cli.main import main
 from specbench_ss.results.columns import COMPARISON, DIFFERENCES
-from specbench_ss.results.comparison import ComparedRow, compared
-from specbench_ss.results.intervals import ratio_interval, speedup_interval
-from specbench_ss.results.regression import METRICS
+from specbench_ss.results.compare import METRICS, ComparedRow, compared
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.stats import ratio_interval, speedup_interval
 from tests.cli import failing
 from tests.conftest import MakeRun
 from tests.core.test_a_a import recorded

@@ -13,15 +13,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict, verify, verify_greedy
+from specbench_ss.conformance import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
+from specbench_ss.conformance.harness import Case, Law, Subject, holds
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict, verify, verify_greedy
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.testing import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
-from specbench_ss.testing.law import Case, Law, Subject
-from specbench_ss.testing.shrink import holds
+from specbench_ss.options import MethodSpec
 from tests.laws import laws
 from tests.planted_samplers import EXACT, PLANTED, Chain
 

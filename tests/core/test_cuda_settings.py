@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss.decoding import target as targets
-from specbench_ss.decoding.cuda_settings import cuda_settings, settle_cuda
+from specbench_ss.engine import target as targets
+from specbench_ss.engine.timing import cuda_settings, settle_cuda
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.results.run_differences import differences
+from specbench_ss.models.tiny import tiny_target
+from specbench_ss.results.compare import differences
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.runs.suite import SuiteData
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.suite import SuiteData
 from tests.conftest import MakeRun
 
 MATMUL = torch.backends.cuda.matmul

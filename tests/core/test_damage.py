@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.decoding.generation import Step
+from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError
-from specbench_ss.results.health import unfinished
-from specbench_ss.results.run_results import load_run
+from specbench_ss.results.analysis import load_run
+from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.runs.config import RunTarget
-from specbench_ss.runs.rows import Row, Sameness
-from specbench_ss.runs.run_directory import MANIFEST, QUESTIONS, ROWS, SAMENESS, STEPS, RunDir, read_run
-from specbench_ss.runs.suite import SuiteData
+from specbench_ss.runs.records import Row, Sameness
+from specbench_ss.runs.run_dir import MANIFEST, QUESTIONS, ROWS, SAMENESS, STEPS, RunDir, read_run
+from specbench_ss.suite import SuiteData
 from tests import conftest
 from tests.core import test_rundir
 from tests.core.test_rundir import put

@@ -13,15 +13,14 @@ import transformers
 from accelerate import dispatch_model
 
 import specbench_ss as api
-from specbench_ss.decoding.engines import check_engine
-from specbench_ss.decoding.step_clock import Clock
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.engines import check_engine
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.timing import Clock
 from specbench_ss.errors import UserError
-from specbench_ss.models.devices import KNOWN, check_one_device, resolve_device, resolve_dtype
-from specbench_ss.models.dividing import divided, in_order
-from specbench_ss.models.loading import load_model
-from specbench_ss.models.quantising import check_quantize
-from specbench_ss.testing.tiny import ARCHITECTURES, WHOLE, tiny_model
+from specbench_ss.models.devices import KNOWN, check_one_device, divided, in_order, resolve_device, resolve_dtype
+from specbench_ss.models.load import load_model
+from specbench_ss.models.quantize import check_quantize
+from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model
 from tests.cli import failing
 
 TWO = "cuda:0,cuda:1"

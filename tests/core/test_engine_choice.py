@@ -11,28 +11,27 @@ from typing import Any
 import pytest
 
 from specbench_ss import load_model, load_run, run
-from specbench_ss.benchmark import measure, runner
-from specbench_ss.benchmark.preset_conditions import changed, conditions
-from specbench_ss.cli import main
-from specbench_ss.commands import tune_work
-from specbench_ss.decoding.loop import Limits
-from specbench_ss.decoding.replaying import called
-from specbench_ss.decoding.static_passes import StaticPasses
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.together import check_together, set_aside
+from specbench_ss.bench import runner
+from specbench_ss.bench import runner as measure
+from specbench_ss.bench.preflight import changed, conditions
+from specbench_ss.cli import tune as tune_work
+from specbench_ss.cli.main import main
+from specbench_ss.engine.batching import check_together, set_aside
+from specbench_ss.engine.cuda_graphs import StaticPasses, called
+from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import REFERENCE, MethodSpec
 from specbench_ss.methods._shared.fine_tuned import fine_tuned
+from specbench_ss.models.tiny import tiny_target
+from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.runs.config import RunConfig, RunTarget
-from specbench_ss.runs.manifest_reading import engine_of
+from specbench_ss.runs.manifest import engine_of
 from specbench_ss.runs.preset import read_preset
-from specbench_ss.runs.run_directory import RunDir
-from specbench_ss.runs.suite import SuiteData
-from specbench_ss.testing.tiny import tiny_target
-from specbench_ss.tuning.bench import DecoderBench
-from specbench_ss.tuning.measurements import Book, Cost
-from specbench_ss.tuning.session import Tuned
+from specbench_ss.runs.run_dir import RunDir
+from specbench_ss.suite import SuiteData
+from specbench_ss.tuning.search import Book, Cost
+from specbench_ss.tuning.session import DecoderBench, Tuned
 from tests import conftest
 
 

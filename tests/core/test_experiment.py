@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from specbench_ss.errors import UserError
-from specbench_ss.results.experiment import Column, Grid, Part, Result, Span
-from specbench_ss.results.experiment_output import cell, marked, print_result, status, write_result
+from specbench_ss.results.report import Column, Grid, Part, Result, Span
+from specbench_ss.results.terminal import cell, marked, print_result, status, write_result
 
 GRID = Grid("found", (Column("method", "text"), Column("speedup", "times"), Column("n", "count")),
             (("ss[k=1]", 1.234, 1200), ("medusa", None, 3)))  # fmt: skip

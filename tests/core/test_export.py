@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 
 from specbench_ss import load_run
-from specbench_ss.cli import main
-from specbench_ss.results.markdown_table import table
-from specbench_ss.results.rescoring import RescoredRow, cannot_tell, rescored
-from specbench_ss.results.specbench_files import file_names
+from specbench_ss.cli.main import main
+from specbench_ss.results.exchange import RescoredRow, cannot_tell, file_names, rescored
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results.text import table
+from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.conftest import MakeRun
 

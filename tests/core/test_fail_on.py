@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import typer
 
-from specbench_ss.cli import main
-from specbench_ss.commands import run_output
-from specbench_ss.commands.fail_on import NAMES
-from specbench_ss.results.run_health import FOUND
+from specbench_ss.cli import run_output
+from specbench_ss.cli.main import main
+from specbench_ss.cli.shared import NAMES
+from specbench_ss.results.checks import FOUND
 from tests.cli import failing
 from tests.conftest import MakeRun
 

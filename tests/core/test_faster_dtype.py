@@ -13,11 +13,10 @@ import torch
 from transformers import LlamaConfig
 
 from specbench_ss import load_run
-from specbench_ss.cli import main
-from specbench_ss.decoding import products
-from specbench_ss.models import faster_dtype
-from specbench_ss.models.faster_dtype import Choice, chosen_dtype
-from specbench_ss.models.layer_times import Sizes, few_layers, pass_ms
+from specbench_ss.cli.main import main
+from specbench_ss.engine import cpu_kernels
+from specbench_ss.models import cpu_dtype
+from specbench_ss.models.cpu_dtype import Choice, Sizes, chosen_dtype, few_layers, pass_ms
 from tests.architectures import random_model
 from tests.methods.train.tokenizers_made import made_tokenizer
 
@@ -32,9 +31,9 @@ def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     """A processor with products in all formats; how long its passes take, by format."""
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     made = {"float32": 40.0, "bfloat16": 21.0, "float16-weights": 30.0}
-    monkeypatch.setattr(faster_dtype, "has_bfloat16", lambda: True)
-    monkeypatch.setattr(faster_dtype, "may_halve", lambda: True)
-    monkeypatch.setattr(faster_dtype, "pass_ms", lambda form, *_: {"1": made[form], "16": made[form] + 4})
+    monkeypatch.setattr(cpu_dtype, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu_dtype, "may_halve", lambda: True)
+    monkeypatch.setattr(cpu_dtype, "pass_ms", lambda form, *_: {"1": made[form], "16": made[form] + 4})
     return made
 
 
@@ -69,7 +68,7 @@ def test_the_faster_dtype_is_chosen_and_told_in_words(times: dict[str, float]) -
 def test_what_rounds_less_is_taken_where_it_is_nearly_as_fast(ms: tuple[int, int, int], taken: str) -> None:
     float32, halved, bfloat16 = ms
     times = {"float32": float32, "bfloat16": bfloat16, "float16-weights": halved}
-    assert faster_dtype._clearly_fastest(times) == taken
+    assert cpu_dtype._clearly_fastest(times) == taken
 
 
 def test_float32_stays_where_nothing_is_clearly_faster(times: dict[str, float]) -> None:
@@ -99,7 +98,7 @@ def test_weights_are_not_rounded_where_there_is_no_room_for_a_copy(
 ) -> None:
     times["bfloat16"] = 200.0
     assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)[0] == "float16-weights"
-    monkeypatch.setattr(faster_dtype, "has_room", lambda weights_bytes: False)
+    monkeypatch.setattr(cpu_dtype, "has_room", lambda weights_bytes: False)
     assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)[0] == "float32"
 
 
@@ -122,8 +121,8 @@ def test_nothing_is_measured_where_there_is_no_choice(times: dict[str, float]) -
 
 
 def test_a_processor_without_such_products_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faster_dtype, "has_bfloat16", lambda: False)
-    monkeypatch.setattr(faster_dtype, "may_halve", lambda: False)
+    monkeypatch.setattr(cpu_dtype, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(cpu_dtype, "may_halve", lambda: False)
     assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == ("float32", "")
 
 
@@ -136,7 +135,7 @@ def test_passes_are_measured_for_real() -> None:
     for form in FORMS:
         ms = pass_ms(form, SIZES, 2048, (1, 16))
         assert set(ms) == {"1", "16"} and min(ms.values()) > 0
-    assert faster_dtype.has_bfloat16() in (True, False)
+    assert cpu_dtype.has_bfloat16() in (True, False)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -153,12 +152,12 @@ def test_what_is_measured_are_layers_of_these_sizes_in_that_format(form: str, dt
 
 def test_a_large_model_is_measured_by_a_few_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Sizes(4096, 11008, 32, 32, 128, 32).measured == 1 and Sizes(576, 1536, 9, 3, 64, 30).measured == 18
-    monkeypatch.setattr(products, "_memory", lambda: 10**9)
+    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**9)
     assert few_layers(SIZES, "float32", 10**9).packs == "", "the whole has no room for copies"
-    monkeypatch.setattr(products, "_memory", lambda: 10**10)
-    monkeypatch.setattr(products, "_works", lambda dtype: True)
-    monkeypatch.setattr(products, "bfloat16_gains", lambda: True)
-    monkeypatch.setattr(products, "TINY", 10**9)  # so that no copy is made: not every processor can, in bfloat16
+    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**10)
+    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: True)
+    monkeypatch.setattr(cpu_kernels, "bfloat16_gains", lambda: True)
+    monkeypatch.setattr(cpu_kernels, "TINY", 10**9)  # so that no copy is made: not every processor can, in bfloat16
     rooms = [few_layers(SIZES, form, 4 * 10**9).packs for form in ("float32", "bfloat16")]
     assert rooms == ["", "whole"], "bfloat16 takes half of the memory"
     assert few_layers(replace(SIZES, lean=False), "bfloat16", 2048).packs == ""
@@ -175,16 +174,16 @@ def test_a_large_model_is_measured_by_a_few_of_its_layers(monkeypatch: pytest.Mo
 )
 def test_sizes_are_those_of_the_configuration(given: dict[str, Any], sizes: Sizes) -> None:
     """As far as layers can be made of them: heads divide the hidden size, and those of keys divide those of queries."""
-    found = faster_dtype._shape(SimpleNamespace(**vars(CONFIG) | given))
+    found = cpu_dtype._shape(SimpleNamespace(**vars(CONFIG) | given))
     assert found == sizes
     assert few_layers(found, "float32", 2048).n_layers == found.measured
 
 
 def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[str, float]) -> None:
     chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
-    for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
+    for file in (cpu_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.write_text("{")
-    found = faster_dtype.faster_dtype(FORMS, Sizes(64, 128, 1, 1, 64, 2), 1 << 20)
+    found = cpu_dtype.faster_dtype(FORMS, Sizes(64, 128, 1, 1, 64, 2), 1 << 20)
     assert found == Choice("bfloat16", {form: {"1": times[form], "16": times[form] + 4} for form in FORMS})
 
 
@@ -204,7 +203,7 @@ def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
     assert model["dtype"] == "bfloat16" and "takes bfloat16" in model["dtype_choice"]
     assert not [said for said in load_run(out).manifest.get("warnings", []) if "dtype" in said]
     assert model["dtype_choice"] in html.unescape((out / "report.html").read_text())
-    for file in (faster_dtype.cache_folder() / "limits").glob("dtype-*.json"):
+    for file in (cpu_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.unlink()
     times["bfloat16"] = 100.0
     assert main([*command, "--resume"]) == 0

@@ -19,9 +19,11 @@ import transformers
 from safetensors import SafetensorError
 
 from specbench_ss import load_model
-from specbench_ss.cli import main
-from specbench_ss.files.digest import file_sha256
-from specbench_ss.models import fetching, package_file, packages
+from specbench_ss.cli.main import main
+from specbench_ss.models import fetch as fetching
+from specbench_ss.models import fetch as package_file
+from specbench_ss.models import resolve
+from specbench_ss.storage import file_sha256
 from tests import gguf_made
 
 NAME = "smalltalk"
@@ -30,7 +32,7 @@ WHEEL = "small_talk-1.2.3-py3-none-any.whl"
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, packages.PackagedModel, Any]:
+def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, resolve.PackagedModel, Any]:
     """A folder with one wheel, which pip can install from, what is known of it, and the model in it."""
     folder = tmp_path_factory.mktemp("index")
     inside = folder / "Small.Q8_0.gguf"
@@ -46,7 +48,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, packages.Pack
             wheel.writestr(name, data)
         wheel.writestr(f"{about}/RECORD", "".join(f"{n},sha256={_short(d)},{len(d)}\n" for n, d in files.items()))
     inside.unlink()
-    model = packages.PackagedModel(
+    model = resolve.PackagedModel(
         NAME, "a tiny model", "small-talk", "1.2.3", WHEEL, file_sha256(folder / WHEEL),
         (folder / WHEEL).stat().st_size, MEMBER, hashlib.sha256(content).hexdigest(), len(content), 1_000_000,
         "Apache-2.0", "eight bits", "https://example.org/small",
@@ -60,10 +62,10 @@ def _short(data: bytes) -> str:
 
 @pytest.fixture
 def model(
-    index: tuple[Path, packages.PackagedModel, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[packages.PackagedModel]:
+    index: tuple[Path, resolve.PackagedModel, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[resolve.PackagedModel]:
     """Known by name, while the cache is empty and pip knows no other place than the folder."""
-    monkeypatch.setattr(packages, "SMOLLM2", index[1])
+    monkeypatch.setattr(resolve, "SMOLLM2", index[1])
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(index[0]), "CONFIG_FILE": os.devnull}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
@@ -82,7 +84,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int 
 
 def left() -> list[str]:
     """The names in the folder of models, but for the lock."""
-    folder = packages.models_folder()
+    folder = resolve.models_folder()
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.is_dir() else []
 
 
@@ -100,7 +102,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def test_from_an_empty_cache_to_a_model(
-    index: tuple[Path, packages.PackagedModel, Any], model: packages.PackagedModel, capsys: pytest.CaptureFixture[str]
+    index: tuple[Path, resolve.PackagedModel, Any], model: resolve.PackagedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By pip, without what the package depends on."""
     assert main(["models"]) == 0
@@ -124,8 +126,8 @@ def test_from_an_empty_cache_to_a_model(
 
 
 def test_a_file_that_is_there_is_taken_and_stays(
-    index: tuple[Path, packages.PackagedModel, Any],
-    model: packages.PackagedModel,
+    index: tuple[Path, resolve.PackagedModel, Any],
+    model: resolve.PackagedModel,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -139,8 +141,8 @@ def test_a_file_that_is_there_is_taken_and_stays(
 
 
 def test_another_package_is_not_used(
-    index: tuple[Path, packages.PackagedModel, Any],
-    model: packages.PackagedModel,
+    index: tuple[Path, resolve.PackagedModel, Any],
+    model: resolve.PackagedModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -151,29 +153,29 @@ def test_another_package_is_not_used(
     said = refused([NAME, "--from", str(other)], capsys)
     assert f"{WHEEL} has sha256 {file_sha256(other)}, expected {model.sha256}" in said and left() == []
     assert "there is no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
-    monkeypatch.setattr(packages, "SMOLLM2", replace(model, sha256="0" * 64))
+    monkeypatch.setattr(resolve, "SMOLLM2", replace(model, sha256="0" * 64))
     assert f"has sha256 {model.sha256}, expected 000" in refused([NAME], capsys) and left() == []
-    monkeypatch.setattr(packages, "SMOLLM2", replace(model, member_sha256="0" * 64))
+    monkeypatch.setattr(resolve, "SMOLLM2", replace(model, member_sha256="0" * 64))
     assert "Small.Q8_0.gguf has sha256" in refused([NAME, "--from", str(index[0] / WHEEL)], capsys) and left() == []
-    monkeypatch.setattr(packages, "SMOLLM2", replace(model, member="small_talk/other.gguf"))
+    monkeypatch.setattr(resolve, "SMOLLM2", replace(model, member="small_talk/other.gguf"))
     assert "it has no small_talk/other.gguf" in refused([NAME, "--from", str(index[0] / WHEEL)], capsys)
-    monkeypatch.setattr(packages, "SMOLLM2", model)
-    (packages.models_folder() / WHEEL).write_bytes(b"half of it")
+    monkeypatch.setattr(resolve, "SMOLLM2", model)
+    (resolve.models_folder() / WHEEL).write_bytes(b"half of it")
     assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
 
 
 def test_too_little_room_is_said_before_anything_is_written(
-    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_pip(monkeypatch)
     few = shutil.disk_usage("/")._replace(free=5_000_000)
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: few)
     said = refused([NAME], capsys)
-    assert f"too little room in {packages.models_folder()}" in said and "5 MB are free" in said and left() == []
+    assert f"too little room in {resolve.models_folder()}" in said and "5 MB are free" in said and left() == []
 
 
 def test_a_disk_that_fills_up_leaves_nothing_half_made(
-    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was there before is there still, and the package need not be downloaded again."""
     assert main(["models", "fetch", NAME]) == 0
@@ -193,7 +195,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_made(
 
 
 def test_an_interrupted_fetch_leaves_no_model_and_goes_on(
-    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(_: Path, folder: Path) -> None:
         folder.mkdir()
@@ -211,7 +213,7 @@ def test_an_interrupted_fetch_leaves_no_model_and_goes_on(
 
 
 def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
-    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def killed(_: Path, folder: Path) -> None:
         folder.mkdir()
@@ -232,7 +234,7 @@ def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
 
 
 def test_what_pip_cannot_do_is_said(
-    model: packages.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: resolve.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     said = refused([NAME], capsys)
@@ -242,7 +244,7 @@ def test_what_pip_cannot_do_is_said(
 
 
 def test_one_fetch_at_a_time(
-    model: packages.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_pip(monkeypatch)
     with fetching._alone(model):
@@ -254,7 +256,7 @@ def test_a_name_that_no_package_has(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_folder_of_the_same_name_is_told_apart(
-    model: packages.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: resolve.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir()

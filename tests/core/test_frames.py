@@ -15,11 +15,11 @@ import pytest
 
 import specbench_ss
 from specbench_ss import load_run
-from specbench_ss.decoding.generation import Step
+from specbench_ss.engine.decoder import Step
 from specbench_ss.results.columns import LEVELS, MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
 from specbench_ss.results.frames import OF_SAMPLED
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.runs.rows import Row, Sameness, SampledTokens
+from specbench_ss.runs.records import Row, Sameness, SampledTokens
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 MakeRun = Callable[..., Path]
@@ -96,9 +96,9 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
 ) -> None:
     from rich.console import Console
 
-    from specbench_ss.registry import load_report
-    from specbench_ss.results.terminal_table import print_tables
-    from specbench_ss.runs.run_directory import read_run
+    from specbench_ss.registry import REPORTS, load
+    from specbench_ss.results.terminal import print_tables
+    from specbench_ss.runs.run_dir import read_run
 
     path = make_run(labels=("ar", "ss"))
     read = read_run(path)
@@ -108,7 +108,7 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
     print_tables(read, Console())
     shown = capsys.readouterr().out
     assert f"{row['speedup']:.2f}×" in shown and f"{row['tau']:.2f}" in shown and f"{row['tokens_per_s']:.1f}" in shown
-    load_report("html").write(read, tmp_path / "report.html")
+    load(REPORTS, "html")().write(read, tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     others = html.partition('id="others-table"')[2].partition("</table>")[0]
     for name, unit in (("speedup_geomean", "×"), ("speedup_specbench", "×"), ("tau_request_mean", "")):

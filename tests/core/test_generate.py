@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Cutter, Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict, verify
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Cutter, Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict, verify
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.models.model_folder import find_folder
+from specbench_ss.models.resolve import find_folder
 from tests.tiny import ARCHITECTURES, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -171,9 +171,9 @@ def test_each_part_of_a_step_is_timed_as_what_it_is(target: Target, monkeypatch:
     decoder: Any = oracle(target)
     for seconds, part in ((1.0, "propose"), (10.0, "forward"), (100.0, "observe")):
         setattr(decoder, part, lasting(seconds, getattr(decoder, part)))
-    for place in ("decoder", "loop"):  # of a step, of the prompt
-        monkeypatch.setattr(f"specbench_ss.decoding.{place}.verify", lasting(1000.0, verify))
-    monkeypatch.setattr("specbench_ss.decoding.step_clock.time", SimpleNamespace(perf_counter=lambda: now))
+    for place in ("decoder", "generate"):  # of a step, of the prompt
+        monkeypatch.setattr(f"specbench_ss.engine.{place}.verify", lasting(1000.0, verify))
+    monkeypatch.setattr("specbench_ss.engine.timing.time", SimpleNamespace(perf_counter=lambda: now))
     result = generate(decoder, PROMPT, Limits(9), Sampling())
     parts = [(s.draft_s, s.verify_s, s.accept_s, s.host_s, s.total_s) for s in result.steps]
     # the last step ends the answer, so nothing is left to observe

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from specbench_ss import UserError, generate, load_method, load_model, load_run
-from specbench_ss.models import loading
-from specbench_ss.models.gguf_files import gguf_facts, gguf_origin
+from specbench_ss.models import load
+from specbench_ss.models.gguf import gguf_facts, gguf_origin
 from tests import gguf_made
 from tests.cli import failing
 
@@ -48,7 +48,7 @@ def test_it_loads_as_the_model_whose_rounded_weights_it_holds(tmp_path: Path, ki
 
 def test_text_becomes_the_tokens_that_the_file_means(written: tuple[Path, Any]) -> None:
     path, _ = written
-    outline, meant = loading.outline_of(str(path)), gguf_made.tokenizer_of("smollm")
+    outline, meant = load.outline_of(str(path)), gguf_made.tokenizer_of("smollm")
     plain = gguf_made.tokenizer_of("gpt-2")
     assert any(plain(text)["input_ids"] != meant(text)["input_ids"] for text in TEXTS)  # or it would show nothing
     for text in TEXTS:
@@ -67,7 +67,7 @@ def test_what_lies_beside_the_file_is_not_read(tmp_path: Path, written: tuple[Pa
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("nothing")
-    outline = loading.outline_of(str(beside))
+    outline = load.outline_of(str(beside))
     assert outline.tokenizer.chat_template == gguf_made.tokenizer_of().chat_template
     assert outline.tokenizer(TEXTS[0])["input_ids"] == gguf_made.tokenizer_of()(TEXTS[0])["input_ids"]
 
@@ -113,7 +113,7 @@ def test_a_run_keeps_what_was_dequantised(written: tuple[Path, Any], tmp_path: P
 
 @pytest.fixture
 def run_cli(capfd: pytest.CaptureFixture[str]) -> Any:
-    from specbench_ss.cli import main
+    from specbench_ss.cli.main import main
 
     def run(*words: object) -> None:
         assert main([str(word) for word in words]) == 0, capfd.readouterr().err
@@ -197,4 +197,4 @@ def test_a_file_that_has_changed_is_looked_at_again(tmp_path: Path) -> None:
 
 def test_it_is_not_held_in_four_bits(written: tuple[Path, Any]) -> None:
     with pytest.raises(UserError, match="is not loaded in 4 bits"):
-        loading.load_model(str(written[0]), torch.float32, "cpu", nf4=True)
+        load.load_model(str(written[0]), torch.float32, "cpu", nf4=True)

@@ -10,16 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.decoding import attention_ways, grouped_attention
-from specbench_ss.decoding.attention_ways import IN_FLOAT32, KERNEL, ONE, PRODUCTS, SEVERAL, Heads
-from specbench_ss.decoding.grouped_attention import MOST_ROWS
+from specbench_ss.engine import attention
+from specbench_ss.engine.attention import IN_FLOAT32, KERNEL, MOST_ROWS, ONE, PRODUCTS, SEVERAL, Heads
 
 HEADS = Heads("cpu", torch.bfloat16, 4, 2, 16)
 MODULE = cast("Any", SimpleNamespace(training=False, is_causal=False, num_key_value_groups=3))
 OFF = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-@pytest.mark.parametrize("way", attention_ways.WAYS)
+@pytest.mark.parametrize("way", attention.WAYS)
 @pytest.mark.parametrize("kind", ["none", "additive", "bool", "of each"])
 @pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -29,7 +28,7 @@ def test_few_rows_attend_as_torch_has_it(
     """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
     if kind == "none" and rows > 1:
         return
-    monkeypatch.setattr(attention_ways, "way_of", lambda of, one_row, masked, keys, sequences: way)
+    monkeypatch.setattr(attention, "way_of", lambda of, one_row, masked, keys, sequences: way)
     monkeypatch.setattr(Heads, "ways", property(lambda of: (way,)))  # as where something is measured
     rng, keys = torch.Generator().manual_seed(rows), rows + 20
     query, key, value = (torch.randn(2, n, r, 16, generator=rng) for n, r in ((6, rows), (2, keys), (2, keys)))
@@ -38,7 +37,7 @@ def test_few_rows_attend_as_torch_has_it(
     mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
     given = {"none": None, "bool": seen}.get(kind, mask)
     with torch.inference_mode():
-        out, _ = grouped_attention.grouped_attention(
+        out, _ = attention.grouped_attention(
             MODULE, query.to(dtype), key.to(dtype), value.to(dtype), given, scaling=0.25, dropout=0.0
         )
         wide = [x.to(dtype).double() for x in (query, key, value)]
@@ -53,21 +52,21 @@ def test_few_rows_attend_as_torch_has_it(
 def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in HEADS.ways:
         seconds = 0 if name == fast else 0.02
-        monkeypatch.setitem(attention_ways.WAYS, name, lambda *given, seconds=seconds: time.sleep(seconds))
-    assert attention_ways.fastest.__wrapped__(HEADS, case, count, 1) == fast
+        monkeypatch.setitem(attention.WAYS, name, lambda *given, seconds=seconds: time.sleep(seconds))
+    assert attention.fastest.__wrapped__(HEADS, case, count, 1) == fast
 
 
 def test_on_cuda_and_in_float32_nothing_is_measured() -> None:
     for heads in (HEADS._replace(device="cuda:0"), HEADS._replace(dtype=torch.float32), HEADS._replace(device="meta")):
-        assert heads.ways == () and attention_ways.in_words(heads) == ""
+        assert heads.ways == () and attention.in_words(heads) == ""
 
 
 def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_ways, "fastest", lambda of, case, count, threads: IN_FLOAT32)
-    assert [attention_ways.way_of(HEADS, True, False, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
+    monkeypatch.setattr(attention, "fastest", lambda of, case, count, threads: IN_FLOAT32)
+    assert [attention.way_of(HEADS, True, False, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
 
 
 def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_ways, "fastest", lambda of, case, count, threads: PRODUCTS if count > 256 else KERNEL)
-    assert [attention_ways.way_of(HEADS, False, True, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
-    assert attention_ways.in_words(HEADS).endswith(f"of few by {KERNEL} ({PRODUCTS} from 512 keys)")
+    monkeypatch.setattr(attention, "fastest", lambda of, case, count, threads: PRODUCTS if count > 256 else KERNEL)
+    assert [attention.way_of(HEADS, False, True, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
+    assert attention.in_words(HEADS).endswith(f"of few by {KERNEL} ({PRODUCTS} from 512 keys)")

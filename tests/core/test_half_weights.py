@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from specbench_ss import load_model, load_run
-from specbench_ss.cli import main
-from specbench_ss.decoding import products
-from specbench_ss.decoding.lean_layers import LeanBlock
-from specbench_ss.decoding.target import Target
+from specbench_ss.cli.main import main
+from specbench_ss.engine import cpu_kernels
+from specbench_ss.engine.cpu_kernels import LeanBlock
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import resolve_dtype
+from specbench_ss.models.tiny import tiny_model
 from specbench_ss.registry import method_class
-from specbench_ss.testing.tiny import tiny_model
 
-needs_halves = pytest.mark.skipif(not products.may_halve(), reason="this build of torch has no float16 weights")
+needs_halves = pytest.mark.skipif(not cpu_kernels.may_halve(), reason="this build of torch has no float16 weights")
 
 
 def test_matrices_are_rounded_and_vectors_are_not() -> None:
     model = tiny_model("llama")
     model.model.norm.weight.data.fill_(1.0001)
     target = Target(model, rounded=True)
-    assert all(products.is_half(p) for p in model.parameters() if p.ndim > 1)
+    assert all(cpu_kernels.is_half(p) for p in model.parameters() if p.ndim > 1)
     assert float(model.model.norm.weight[0]) == pytest.approx(1.0001, abs=1e-7)
     assert (target.number_format, target.dtype) == ("float16-weights", torch.float32)
 
@@ -47,7 +47,7 @@ def test_a_target_of_other_weights_keeps_the_form() -> None:
     target = Target(tiny_model("llama"), name="one", rounded=True)
     other = target.with_model(copy.deepcopy(tiny_model("llama")), "hash")
     assert (other.rounded, other.name, other.weights_hash) == (True, "one", "hash")
-    assert all(products.is_half(p) for p in other.model.parameters() if p.ndim > 1)
+    assert all(cpu_kernels.is_half(p) for p in other.model.parameters() if p.ndim > 1)
 
 
 def test_a_number_that_float16_does_not_hold_is_named_before_anything_changes() -> None:
@@ -90,7 +90,7 @@ def test_a_drafter_is_rounded_whole_and_read_as_the_model_is() -> None:
     target = Target(tiny_model("llama"), rounded=True)
     decoder = next(iter(method_class("eagle").examples(target).values()))()
     drafter = decoder.drafter
-    assert all(products.is_half(p) for p in drafter.parameters() if p.ndim > 1)
+    assert all(cpu_kernels.is_half(p) for p in drafter.parameters() if p.ndim > 1)
     assert isinstance(drafter.layer.block, LeanBlock) and all(p.half for p in drafter.layer.block.joined.products())
     large = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(large.weight, 1e5)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specbench_ss.results import intervals
-from specbench_ss.results.intervals import bca
-from specbench_ss.results.number_text import interval
-from specbench_ss.results.resampling import LISTED, Floats, drawn, listed, resamples
+from specbench_ss import stats as intervals
+from specbench_ss.results.text import interval
+from specbench_ss.stats import LISTED, Floats, bca, drawn, listed, resamples
 
 
 def log_ratio(sums: Floats) -> Floats:

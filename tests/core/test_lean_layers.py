@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.decoding import products
-from specbench_ss.decoding.architectures import family_of
-from specbench_ss.decoding.lean_layers import LeanBlock
-from specbench_ss.decoding.products import MOST_ROWS, Product
-from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine import cpu_kernels
+from specbench_ss.engine.architectures import family_of
+from specbench_ss.engine.cpu_kernels import MOST_ROWS, LeanBlock, Product
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.engine.tree import DraftTree
 from tests.tiny import ARCHITECTURES, tiny_model
 
 LEAN = [kind for kind in ARCHITECTURES if kind not in ("opt", "gpt_neox", "gpt_neox-serial")]
@@ -24,7 +23,7 @@ PROMPT, TREE = torch.arange(1, 14)[None], [-1, 0, 0, 1, 3, 2]
 @pytest.fixture(autouse=True)
 def copies_of_tiny_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of these tests are so small that no copy of them would be made."""
-    monkeypatch.setattr(products, "TINY", 0)
+    monkeypatch.setattr(cpu_kernels, "TINY", 0)
 
 
 def is_lean(target: Target) -> bool:
@@ -119,17 +118,17 @@ def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
 
 
 needs_packing = pytest.mark.skipif(
-    not products._works(torch.float32), reason="this build of torch has no packed products"
+    not cpu_kernels._works(torch.float32), reason="this build of torch has no packed products"
 )
 
 
 @needs_packing
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, MOST_ROWS, MOST_ROWS + 1])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", products.PACKED)
+@pytest.mark.parametrize("dtype", cpu_kernels.PACKED)
 def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bool) -> None:
     """Against float64, with sums as large as those of a layer."""
-    if not products._works(dtype):
+    if not cpu_kernels._works(dtype):
         pytest.skip(f"this build of torch has no packed products in {dtype}")
     torch.manual_seed(rows)
     x, weight = torch.randn(1, rows, 48, dtype=dtype), torch.randn(80, 48, dtype=dtype)
@@ -145,15 +144,15 @@ def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bo
 
 @needs_packing
 def test_weights_that_gain_nothing_have_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "TINY", 80 * 48)
+    monkeypatch.setattr(cpu_kernels, "TINY", 80 * 48)
     assert Product(torch.randn(80, 48), None, pack="whole").packed is not None
     assert Product(torch.randn(79, 48), None, pack="whole").packed is None
 
 
 @needs_packing
 def test_a_single_row_goes_through_a_large_packed_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "LARGE", 80 * 48)
-    monkeypatch.setattr(products, "_one_row", {})
+    monkeypatch.setattr(cpu_kernels, "LARGE", 80 * 48)
+    monkeypatch.setattr(cpu_kernels, "_one_row", {})
     x, large, small = torch.randn(1, 1, 48), torch.randn(80, 48), torch.randn(79, 48)
     with torch.inference_mode():
         assert torch.allclose(Product(large, None, pack="whole")(x), F.linear(x, large), atol=1e-4)
@@ -165,23 +164,23 @@ def test_a_single_row_goes_through_a_large_packed_product(monkeypatch: pytest.Mo
 def test_one_row_takes_the_way_that_is_clearly_faster(
     monkeypatch: pytest.MonkeyPatch, usual: int, seconds: float, least: int
 ) -> None:
-    monkeypatch.setattr(products, "LARGE", 80 * 48 if usual == 1 else 80 * 48 + 1)
-    monkeypatch.setattr(products, "_one_row", {})
-    monkeypatch.setattr(products, "_seconds", lambda same, way: 1.0 if way == usual else seconds)
+    monkeypatch.setattr(cpu_kernels, "LARGE", 80 * 48 if usual == 1 else 80 * 48 + 1)
+    monkeypatch.setattr(cpu_kernels, "_one_row", {})
+    monkeypatch.setattr(cpu_kernels, "_seconds", lambda same, way: 1.0 if way == usual else seconds)
     made = [Product(torch.randn(80, 48), None, pack="whole") for _ in range(3)]
-    products.measure_one_row(made)
+    cpu_kernels.measure_one_row(made)
     assert [product.least for product in made] == [least] * 3
-    monkeypatch.setattr(products, "_seconds", None)  # not measured again
-    products.measure_one_row(made)
+    monkeypatch.setattr(cpu_kernels, "_seconds", None)  # not measured again
+    cpu_kernels.measure_one_row(made)
     assert Product(torch.randn(80, 48), None, pack="whole").least == least, "another model's, of the same shape"
 
 
 @needs_packing
 def test_measuring_one_row_leaves_every_product_on_one_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_one_row", {})
+    monkeypatch.setattr(cpu_kernels, "_one_row", {})
     x, made = torch.randn(1, 1, 48), [Product(torch.randn(80, 48), None, pack="whole") for _ in range(2)]
-    products.measure_one_row(made)
-    assert made[0].least == made[1].least and made[0].least in (1, products.LEAST_ROWS)
+    cpu_kernels.measure_one_row(made)
+    assert made[0].least == made[1].least and made[0].least in (1, cpu_kernels.LEAST_ROWS)
     with torch.inference_mode():
         assert torch.allclose(made[0](x), F.linear(x, made[0].weight), atol=1e-4)
 
@@ -189,43 +188,43 @@ def test_measuring_one_row_leaves_every_product_on_one_of_both_ways(monkeypatch:
 @needs_packing
 def test_only_weights_that_gain_and_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(4, 4)
-    assert products.packing(weight, 1000, False) == "whole"
-    assert not products.packing(weight.half(), 1000, False)
+    assert cpu_kernels.packing(weight, 1000, False) == "whole"
+    assert not cpu_kernels.packing(weight.half(), 1000, False)
     for gains in (False, True):
-        monkeypatch.setattr(products, "bfloat16_gains", lambda gains=gains: gains)
-        assert products.packing(weight.bfloat16(), 1000, False) == (
-            "whole" if gains and products._works(torch.bfloat16) else ""
+        monkeypatch.setattr(cpu_kernels, "bfloat16_gains", lambda gains=gains: gains)
+        assert cpu_kernels.packing(weight.bfloat16(), 1000, False) == (
+            "whole" if gains and cpu_kernels._works(torch.bfloat16) else ""
         )
-    monkeypatch.setattr(products, "_memory", lambda: 3999)
-    assert not products.packing(weight, 1000, False)
-    monkeypatch.setattr(products, "_memory", lambda: 10**12)
-    monkeypatch.setattr(products, "_works", lambda dtype: False)
-    monkeypatch.setattr(products, "may_halve", lambda: True)
-    assert products.packing(weight, 1000, True) == "half"
-    monkeypatch.setattr(products, "may_halve", lambda: False)
-    assert not products.packing(weight, 1000, False), "a build of torch without these operators"
+    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 3999)
+    assert not cpu_kernels.packing(weight, 1000, False)
+    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**12)
+    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
+    monkeypatch.setattr(cpu_kernels, "may_halve", lambda: True)
+    assert cpu_kernels.packing(weight, 1000, True) == "half"
+    monkeypatch.setattr(cpu_kernels, "may_halve", lambda: False)
+    assert not cpu_kernels.packing(weight, 1000, False), "a build of torch without these operators"
 
 
 def test_a_build_without_an_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_packed", _missing)
-    monkeypatch.setattr(products, "_packed_half", lambda *_: _missing(_))
-    assert not products._works.__wrapped__(torch.float32) and not products.may_halve.__wrapped__()
+    monkeypatch.setattr(cpu_kernels, "_packed", _missing)
+    monkeypatch.setattr(cpu_kernels, "_packed_half", lambda *_: _missing(_))
+    assert not cpu_kernels._works.__wrapped__(torch.float32) and not cpu_kernels.may_halve.__wrapped__()
 
 
 @pytest.mark.parametrize("copy", ["slow", "fast"])
 def test_bfloat16_is_packed_where_that_is_faster(copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_works", lambda dtype: True)
-    monkeypatch.setattr(products, "_packed", lambda weight: weight)
+    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: True)
+    monkeypatch.setattr(cpu_kernels, "_packed", lambda weight: weight)
     taken = {True: 1.0 if copy == "fast" else 2.0, False: 1.9}  # seconds, with a copy and without
-    monkeypatch.setattr(products, "_seconds", lambda same, least, rows: taken[same[0].packed is not None])
-    assert products.bfloat16_gains.__wrapped__() == (copy == "fast")
+    monkeypatch.setattr(cpu_kernels, "_seconds", lambda same, least, rows: taken[same[0].packed is not None])
+    assert cpu_kernels.bfloat16_gains.__wrapped__() == (copy == "fast")
 
 
-needs_halves = pytest.mark.skipif(not products.may_halve(), reason="this build of torch has no float16 weights")
+needs_halves = pytest.mark.skipif(not cpu_kernels.may_halve(), reason="this build of torch has no float16 weights")
 
 
 @needs_halves
-@pytest.mark.parametrize("rows", [1, 6, 7, 40, products.MOST_ROWS_HALF + 1])
+@pytest.mark.parametrize("rows", [1, 6, 7, 40, cpu_kernels.MOST_ROWS_HALF + 1])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_product_with_float16_numbers_is_the_product(rows: int, bias: bool) -> None:
     torch.manual_seed(rows)
@@ -251,20 +250,20 @@ def test_the_number_format_decides_and_not_how_a_weight_happens_to_be() -> None:
 def test_bytes_are_counted_as_they_are_read() -> None:
     halved, whole = torch.randn(8, 16).half().float(), torch.randn(8, 16)
     kept = [Product(halved, pack="half"), Product(whole, pack="whole")]
-    assert products.bytes_read([halved, whole]) == 2 * 128 + 4 * 128
-    assert products.bytes_read([halved[2:4]]) == 2 * 32, "a part of a joined matrix"
+    assert cpu_kernels.bytes_read([halved, whole]) == 2 * 128 + 4 * 128
+    assert cpu_kernels.bytes_read([halved[2:4]]) == 2 * 32, "a part of a joined matrix"
     again = Product(halved, pack="half")
     del again
-    assert products.bytes_read([halved]) == 2 * 128, "another product of the same weight is still there"
+    assert cpu_kernels.bytes_read([halved]) == 2 * 128, "another product of the same weight is still there"
     del kept
-    assert products.bytes_read([halved]) == 4 * 128
+    assert cpu_kernels.bytes_read([halved]) == 4 * 128
 
 
 @needs_halves
 def test_bytes_of_weights_that_were_copied_into_one_product() -> None:
     parts = [torch.randn(4, 16).half().float() for _ in range(2)]
     product = Product(torch.cat(parts), pack="half", parts=parts)
-    assert product.half and products.bytes_read(parts) == 2 * 128
+    assert product.half and cpu_kernels.bytes_read(parts) == 2 * 128
 
 
 @needs_halves

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.results.loops import loops, repeats_itself
-from specbench_ss.results.run_health import checks
+from specbench_ss.results.checks import checks, loops, repeats_itself
 from specbench_ss.results.summary import summarise
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 

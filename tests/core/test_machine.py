@@ -13,22 +13,21 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from specbench_ss import Decoder, load_method, load_model, load_run
-from specbench_ss.benchmark.measure import machine_of
-from specbench_ss.cli import main
-from specbench_ss.commands import doctor
-from specbench_ss.decoding import products
-from specbench_ss.decoding.model_shape import drafter_shape, model_shape
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.models import machine_limits
-from specbench_ss.models.machine_limits import MachineLimits
+from specbench_ss.bench.runner import machine_of
+from specbench_ss.cli import doctor
+from specbench_ss.cli.main import main
+from specbench_ss.engine import cpu_kernels
+from specbench_ss.engine.costs import drafter_shape, model_shape
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.models import limits as machine_limits
+from specbench_ss.models.limits import MachineLimits
 from specbench_ss.reports.html.report import page
-from specbench_ss.results.counted_cost import counted
-from specbench_ss.results.machine import machine_rows
-from specbench_ss.results.machine_text import machine_lines
+from specbench_ss.results.cost_model import counted, machine_rows
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.runs.rows import Row, Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results.terminal import machine_lines
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.run_dir import read_run
 from tests.tiny import ARCHITECTURES, tiny_model
 
 LIMITS = {"read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e11}, "launch_s": 1e-6}
@@ -46,7 +45,7 @@ def lines_of(run: Run) -> list[str]:
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_counted_flops_are_those_that_torch_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one pass over 5 nodes; torch counts none for attention on a CPU, and none for products of packed weights."""
-    monkeypatch.setattr(products, "_works", lambda dtype: False)
+    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
     target = Target(tiny_model(kind))
     shape = model_shape(target)
     cache = target.new_cache(32)

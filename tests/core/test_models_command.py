@@ -13,10 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specbench_ss.cli import main
-from specbench_ss.models.drafter_folder import read_shapes, read_tensors
-from specbench_ss.models.hub_headers import fetch
-from specbench_ss.models.model_folder import LAB
+from specbench_ss.cli.main import main
+from specbench_ss.models.checkpoint import fetch, read_shapes, read_tensors
+from specbench_ss.models.resolve import LAB
 
 
 class Hub(http.server.SimpleHTTPRequestHandler):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.models.checkpoint import write_checkpoint
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])

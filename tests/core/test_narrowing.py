@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.benchmark import narrowing
-from specbench_ss.benchmark.build_config import FLOOR, goal_of
-from specbench_ss.benchmark.narrowing import repeats_share, why_stop, widest
-from specbench_ss.benchmark.schedule import method_order, plan
+from specbench_ss.bench import stopping
+from specbench_ss.bench.build_config import FLOOR, goal_of
+from specbench_ss.bench.schedule import method_order, plan
+from specbench_ss.bench.stopping import repeats_share, why_stop, widest
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.results.health import unfinished
-from specbench_ss.results.intervals import TIMING_FLOOR
-from specbench_ss.results.paired_times import paired
+from specbench_ss.options import MethodSpec
+from specbench_ss.results.sample_checks import unfinished
+from specbench_ss.results.summary import paired
 from specbench_ss.runs.config import Goal, RunConfig
-from specbench_ss.runs.rows import Row
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Row
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.stats import TIMING_FLOOR
 from tests.cli import failing
 from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
 
@@ -77,7 +77,7 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
     seconds = sum(row.wall_s or 0.0 for row in rows)
     assert "(--budget)" in why_stop(rows, LABELS, 4, Goal(0.012, budget=1.2 * seconds))
     assert why_stop(rows, LABELS, 4, Goal(0.012, budget=1.3 * seconds)) == ""
-    monkeypatch.setattr(narrowing, "repeats_share", lambda own, ref: None)
+    monkeypatch.setattr(stopping, "repeats_share", lambda own, ref: None)
     for row in rows:
         if row.repeat > 1:  # two repeats that add nothing: the first two again
             row.wall_s = next(
@@ -110,7 +110,7 @@ class Repeating(Bench):
 
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrowing, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
+    monkeypatch.setattr(stopping, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
 
 
 def test_a_run_grows_by_whole_repeats_and_says_what_it_reached(tmp_path: Path, three: None) -> None:

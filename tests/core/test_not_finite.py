@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specbench_ss import generate, load_method, load_model, run
-from specbench_ss.cli import main
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.finite import NotFinite
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict, verify_sampled
+from specbench_ss.cli.main import main
+from specbench_ss.conformance import tiny_target
+from specbench_ss.engine.checks import NotFinite
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict, verify_sampled
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
-from specbench_ss.models.model_folder import LAB
-from specbench_ss.testing import tiny_target
+from specbench_ss.models.resolve import LAB
 from tests.cli import failing
 
 PROMPT = [3, 4, 5, 3, 4, 6, 3, 4]

@@ -15,13 +15,12 @@ import torch
 import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 
-from specbench_ss import load_model, registry
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss import load_model, registry, user_files
+from specbench_ss.conformance import tiny_tokenizer
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.files import user_files
-from specbench_ss.models.model_folder import LAB
-from specbench_ss.testing import tiny_tokenizer
+from specbench_ss.models.resolve import LAB
 from tests.cli import failing
 
 RUN = ["run", "--methods", "pld", "--limit", "1"]

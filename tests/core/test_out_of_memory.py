@@ -10,17 +10,16 @@ import pytest
 import torch
 
 from specbench_ss import load_model, registry, run
-from specbench_ss.benchmark.answering import Answering, Request
-from specbench_ss.benchmark.out_of_memory import OutOfMemory, ran_out, told
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.together import Together
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.bench.timed_sample import Answering, OutOfMemory, Request, ran_out, told
+from specbench_ss.engine.batching import Together
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.models.tiny import tiny_target
+from specbench_ss.runs.run_dir import read_run
 
 TORCHS = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."

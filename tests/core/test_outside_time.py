@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.conformance import tiny_target
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.results.summary import OVERALL, disbelieved, summarise
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.testing import tiny_target
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 
@@ -91,6 +91,6 @@ class Asks(Decoder):
 def test_what_a_method_does_before_its_first_token_is_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that this work alone moves on."""
     clock: Any = type("clock", (), {"perf_counter": staticmethod(lambda: Asks.seconds)})
-    monkeypatch.setattr("specbench_ss.decoding.step_clock.time", clock)
+    monkeypatch.setattr("specbench_ss.engine.timing.time", clock)
     made = generate(Asks(tiny_target("llama")), [3, 4], Limits(4), Sampling())
     assert made.prefill_s == Asks.seconds > 0

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.benchmark.asked import method_specs
-from specbench_ss.cli import main
+from specbench_ss.bench.build_config import method_specs
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html import assets
 from specbench_ss.reports.html.experiment_page import NOT_DRAWN
-from specbench_ss.results.experiment import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Span
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Span
 from specbench_ss.runs.config import RunConfig
 from tests.cli import failing
 

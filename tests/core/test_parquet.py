@@ -11,12 +11,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from specbench_ss.results import parquet_files
-from specbench_ss.results.parquet_files import write_parquet
-from specbench_ss.results.run_results import load_run
-from specbench_ss.runs import stored_steps
-from specbench_ss.runs.run_directory import ROWS, STEPS, read_run
-from specbench_ss.runs.stored_steps import PARQUET, STEPS_PARQUET, checksum
+from specbench_ss.results import frames as parquet_files
+from specbench_ss.results.analysis import load_run
+from specbench_ss.results.frames import write_parquet
+from specbench_ss.runs import step_files
+from specbench_ss.runs.run_dir import ROWS, STEPS, read_run
+from specbench_ss.runs.step_files import PARQUET, STEPS_PARQUET, checksum
 
 MakeRun = Callable[..., Path]
 
@@ -29,7 +29,7 @@ def path(make_run: MakeRun) -> Path:
 
 
 def _from_parquet(path: Path) -> bool:
-    return stored_steps.stored_steps(path, (path / ROWS, path / STEPS)) is not None
+    return step_files.stored_steps(path, (path / ROWS, path / STEPS)) is not None
 
 
 def test_they_hold_the_frames(path: Path) -> None:

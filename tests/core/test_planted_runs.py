@@ -15,16 +15,14 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import UserError, registry, run
-from specbench_ss.benchmark import quiet_timing
-from specbench_ss.cli import main
-from specbench_ss.results.finding import finding
-from specbench_ss.results.run_health import checks
-from specbench_ss.results.standings import standings
+from specbench_ss.bench import timed_sample
+from specbench_ss.cli.main import main
+from specbench_ss.conformance import tiny_target
+from specbench_ss.results.checks import checks
+from specbench_ss.results.ranking import finding, output, speedup, standings
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.results.verdict_text import output, speedup
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.testing import tiny_target
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 
 LIES = Path(__file__).with_name("planted_lies.py")
 REFUSED = {
@@ -86,7 +84,7 @@ def made(methods: str, questions: Path, out: Path, warmup: int = 1) -> Run:
 def lied(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One run of all the lies that leave the others alone."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(quiet_timing, "EXTRA_ROUNDS", 0)
+        patched.setattr(timed_sample, "EXTRA_ROUNDS", 0)
         return made(
             ",".join([*NO_FINDING, COMPARED_WITH_A_LIAR, *SAID]), questions, tmp_path_factory.mktemp("lied") / "run"
         )

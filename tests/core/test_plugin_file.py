@@ -11,22 +11,23 @@ import pytest
 import yaml
 
 from specbench_ss import registry
-from specbench_ss.cli import main
-from specbench_ss.commands import run_output, tune_work
+from specbench_ss.cli import run_output
+from specbench_ss.cli import tune as tune_work
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec, PluginFile
-from specbench_ss.plugin_file import load_plugin
+from specbench_ss.options import MethodSpec, PluginFile
+from specbench_ss.registry import load_plugin
 from specbench_ss.runs.config import RunConfig, TuneConfig
-from specbench_ss.runs.manifest_reading import MANIFEST, check_same_config
+from specbench_ss.runs.manifest import MANIFEST, check_same_config
 from specbench_ss.runs.preset import read_preset, write_preset
-from specbench_ss.runs.run_directory import RunTarget
+from specbench_ss.runs.run_dir import RunTarget
 from tests.cli import failing
 
 BODY = """
 from dataclasses import dataclass, field
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ def test_tuning_takes_it(plugin: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     ("content", "said"),
     [
         (None, "no such file"),
-        ("x = 1\n", "defines no method: no subclass of specbench_ss.decoding.decoder.Decoder"),
-        ("from specbench_ss.decoding.decoder import Decoder\n", "defines no method"),
+        ("x = 1\n", "defines no method: no subclass of specbench_ss.engine.decoder.Decoder"),
+        ("from specbench_ss.engine.decoder import Decoder\n", "defines no method"),
         ("import nowhere\n", "does not load: ModuleNotFoundError: No module named 'nowhere'"),
         ("def f(:\n", "does not load: SyntaxError"),
         ("raise SystemExit(3)\n", "does not load: SystemExit: 3"),

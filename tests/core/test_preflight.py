@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.benchmark import measure
-from specbench_ss.cli import main
-from specbench_ss.models.model_folder import LAB
+from specbench_ss.bench import runner
+from specbench_ss.cli.main import main
+from specbench_ss.models.resolve import LAB
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.manifest_reading import MANIFEST
-from specbench_ss.runs.run_directory import QUESTIONS, ROWS, RunDir, RunTarget
-from specbench_ss.runs.suite import SuiteData
+from specbench_ss.runs.manifest import MANIFEST
+from specbench_ss.runs.run_dir import QUESTIONS, ROWS, RunDir, RunTarget
+from specbench_ss.suite import SuiteData
 from tests import conftest
 from tests.cli import failing
 
@@ -57,7 +57,7 @@ def test_mistakes_are_found_without_a_model(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measure, "load_target", None)
+    monkeypatch.setattr(runner, "load_target", None)
     assert words in failing([*RUN, *arguments, *dry], capsys)
 
 
@@ -99,7 +99,7 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
     manifest["config"] = RunConfig(methods=(), limit=1, categories=("qa",)).as_dict()
     manifest["config"]["methods"] = [{"name": "ar", "options": {}}]
     RunDir.open(RunTarget(tmp_path), manifest).close()
-    monkeypatch.setattr(measure, "load_target", None)
+    monkeypatch.setattr(runner, "load_target", None)
     before = (tmp_path / MANIFEST).read_bytes()
     arguments = [*RUN, "--out", str(tmp_path), "--resume"]
     told = failing([*arguments, "--seed", "1", "--top-k", "5"], capsys)
@@ -125,7 +125,7 @@ def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: p
 def test_damaged_weights_of_a_method_are_found_without_the_model(
     dry: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "load_target", None)
+    monkeypatch.setattr(runner, "load_target", None)
     for method in ("ss", "medusa"):
         shutil.copytree(LAB / method, tmp_path / method)
         file = next((tmp_path / method).glob("*.safetensors"))
@@ -138,7 +138,7 @@ def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And before questions that only other models need: the folder is no lab model, and there are none here."""
-    monkeypatch.setattr(measure, "load_target", None)
+    monkeypatch.setattr(runner, "load_target", None)
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "nowhere"))
     model = tmp_path / "model"
     shutil.copytree(LAB / "base", model)
@@ -176,7 +176,7 @@ def test_settings_of_an_experiment_are_checked_at_once(
 def test_a_prompt_too_long_for_the_model_is_one_line_before_its_weights_are_loaded(
     dry: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "load_target", None)
+    monkeypatch.setattr(runner, "load_target", None)
     data, out = tmp_path / "questions.jsonl", tmp_path / "run"
     asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000, 3000))]
     data.write_text("\n".join(map(json.dumps, asked)))

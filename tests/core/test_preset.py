@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.benchmark.asked import method_specs
-from specbench_ss.benchmark.preset_conditions import changed, preset_notes
-from specbench_ss.cli import main
-from specbench_ss.commands import run_output
+from lab import text
+from specbench_ss.bench.build_config import method_specs
+from specbench_ss.bench.preflight import changed, preset_notes
+from specbench_ss.cli import run_output
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import Preset, check_writable, read_preset, write_preset
-from specbench_ss.runs.suite import Question, SuiteData
-from specbench_ss.suites.lab_text import catalog
+from specbench_ss.suite import Question, SuiteData
 from tests.cli import failing
 
 HERE = {
@@ -96,7 +96,7 @@ def test_set_and_brackets_win_over_a_preset() -> None:
 def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr."""
     file, out = tmp_path / "ss.yaml", tmp_path / "run"
-    asked = catalog.questions(("qa",), "eval", 1)[0]
+    asked = text.questions(("qa",), "eval", 1)[0]
     made_for = {"device": "cuda", "dtype": "bfloat16", "model": "lab", "decoding": "greedy"}
     write_preset(
         file,
@@ -163,7 +163,7 @@ def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.Mon
         def described(self) -> dict[str, Any]:
             return {"k": 3, "weights": "new"}
 
-    monkeypatch.setattr("specbench_ss.benchmark.preset_conditions.conditions", lambda target, decoded: HERE)
+    monkeypatch.setattr("specbench_ss.bench.preflight.conditions", lambda target, decoded: HERE)
     preset = Preset("p", "", "ss", {"k": "3"}, HERE, {"k": 3, "weights": "old"})
     data = SuiteData("s", "e", (Question("q", "c", ("hi",)),))
     config = RunConfig(method_specs("ss", [], [preset]), presets=(preset,))

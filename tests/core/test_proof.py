@@ -11,9 +11,9 @@ import transformers
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2DecoderLayer
 
-from specbench_ss.decoding.grouped_attention import NAME
-from specbench_ss.decoding.outline import Outline
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.attention import NAME
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from tests.architectures import AT_LOAD, BY_CONFIGURATION, DRIVEN, random_model
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specbench_ss.results.published import beside, comparable, marks, published
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 SAME: dict[str, Any] = {

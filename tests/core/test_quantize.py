@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from specbench_ss import load_method, load_model, load_run, registry
-from specbench_ss.cli import main
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.model_shape import model_shape
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.cli.main import main
+from specbench_ss.engine.costs import model_shape
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.models import loading, quantising
-from specbench_ss.models.quantising import PACKAGES, quantise
-from specbench_ss.testing.tiny import tiny_model
+from specbench_ss.models import load
+from specbench_ss.models import quantize as quantising
+from specbench_ss.models.quantize import PACKAGES, quantise
+from specbench_ss.models.tiny import tiny_model
 from tests.cli import failing
 from tests.quantised import needs, quantised_target, small_model
 
@@ -101,7 +102,7 @@ def test_a_run_says_how_weights_were_held_and_others_say_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(quantising, "find_spec", lambda name: True)
-    monkeypatch.setattr(loading, "quantise", lambda model, how: "" if how == "none" else f"{how}: as a test has it")
+    monkeypatch.setattr(load, "quantise", lambda model, how: "" if how == "none" else f"{how}: as a test has it")
     asked = ["run", "--methods", "pld", "--limit", "1", "--categories", "math_reasoning", "--max-new-tokens", "8"]
     for how in ("none", "int8"):
         assert main([*asked, "--warmup", "0", "--quantize", how, "--out", str(tmp_path / how)]) == 0
@@ -139,7 +140,7 @@ def test_what_torchao_logs_when_it_is_imported_is_not_passed_on(script: str) -> 
 
 
 def test_what_torchao_logs_otherwise_is_passed_on() -> None:
-    later = "import specbench_ss.decoding.target, logging; logging.getLogger('torchao').warning('a real warning')"
+    later = "import specbench_ss.engine.target, logging; logging.getLogger('torchao').warning('a real warning')"
     assert stderr_of(later) == "a real warning\n"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from specbench_ss.files import records
+from specbench_ss import user_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Whole(msgspec.Struct):
     ],
 )
 def test_data_is_held_against_a_type_and_the_field_is_named(data: Any, kind: Any, problem: str) -> None:
-    for read in (lambda: records.convert(data, kind), lambda: records.decoder(kind)(json.dumps(data).encode())):
+    for read in (lambda: user_files.convert(data, kind), lambda: user_files.decoder(kind)(json.dumps(data).encode())):
         try:
             read()
         except ValueError as error:
@@ -73,18 +73,18 @@ def test_data_is_held_against_a_type_and_the_field_is_named(data: Any, kind: Any
     ],
 )
 def test_what_is_no_json_is_refused(text: str) -> None:
-    for read in (records.decoder(Whole), records.parse):
+    for read in (user_files.decoder(Whole), user_files.parse):
         with pytest.raises(ValueError, match="^it is not JSON$"):
             read(text.encode("latin-1"))
 
 
 def test_a_number_too_large_is_refused_and_named() -> None:
     with pytest.raises(ValueError, match="^number: "):
-        records.decoder(Whole)(b'{"number": 1e999}')
+        user_files.decoder(Whole)(b'{"number": 1e999}')
 
 
 def test_half_of_a_surrogate_pair_is_read_as_python_writes_it() -> None:
     written = json.dumps({"a": "caf\udce9", "b": 1}).encode()
-    assert records.decoder(dict[str, Any])(written) == {"a": "caf\udce9", "b": 1}
-    assert records.decoder(Part)(written) == Part(1)
-    assert records.parse(written)["a"] == "caf\udce9"
+    assert user_files.decoder(dict[str, Any])(written) == {"a": "caf\udce9", "b": 1}
+    assert user_files.decoder(Part)(written) == Part(1)
+    assert user_files.parse(written)["a"] == "caf\udce9"

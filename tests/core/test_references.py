@@ -6,18 +6,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specbench_ss.benchmark.preflight import with_references
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.references import references
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.bench.preflight import with_references
+from specbench_ss.conformance import tiny_target
+from specbench_ss.engine.decoder import Decoder, State, references
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.sameness import judge_alone
-from specbench_ss.testing import tiny_target
+from specbench_ss.runs.output_match import judge_alone
 from tests.core.test_stats import make, step
 
 

@@ -10,12 +10,11 @@ from typing import Any, Literal
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.cli import main
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.cli.main import main
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.options import describe_options, options_text, parse_options
+from specbench_ss.options import MethodSpec, describe_options, options_text, parse_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +252,7 @@ def test_no_command_is_stopped_by_a_broken_plugin(
         return [*real(group=group), *own, EntryPoint("broken", "nowhere:Nothing", group)]
 
     monkeypatch.setattr(registry, "entry_points", with_broken)
-    monkeypatch.setattr("specbench_ss.commands.check._holds", lambda *_: True)
+    monkeypatch.setattr("specbench_ss.cli.check._holds", lambda *_: True)
     load = EntryPoint.load
     monkeypatch.setattr(EntryPoint, "load", lambda self: Plain if self.name == "plain" else load(self))
     assert main(command) == 0

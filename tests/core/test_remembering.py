@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from specbench_ss import run
-from specbench_ss.results.remembering import remembering
+from specbench_ss.results.ranking import speedup
+from specbench_ss.results.sample_checks import remembering
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.results.verdict_text import speedup
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.core.test_stats import make, step
 
 PLUGIN = """

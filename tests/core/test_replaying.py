@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss.decoding import replaying
-from specbench_ss.decoding.engines import agree, off
-from specbench_ss.decoding.replaying import CannotReplay, Graphs, recorded, same
-from specbench_ss.decoding.static_passes import StaticPasses
+from specbench_ss.engine import cuda_graphs
+from specbench_ss.engine.cuda_graphs import CannotReplay, Graphs, StaticPasses, recorded, same
+from specbench_ss.engine.engines import agree, off
 from specbench_ss.time_limit import TimeIsOver, alarm_held_back, time_limit
 
 
@@ -87,7 +86,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     made = FakeCuda()
     low = SimpleNamespace(_cuda_endAllocateToPool=made.end, _cuda_releasePool=made.release)
     fake = SimpleNamespace(cuda=made, _C=low, OutOfMemoryError=torch.OutOfMemoryError)
-    monkeypatch.setattr(replaying, "torch", fake)
+    monkeypatch.setattr(cuda_graphs, "torch", fake)
     return made
 
 

@@ -13,11 +13,11 @@ import transformers
 from torch import Tensor, nn
 
 from specbench_ss import load_model
-from specbench_ss.decoding.engines import replay_steps
-from specbench_ss.decoding.replaying import Pass, called
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.cuda_graphs import Pass, called
+from specbench_ss.engine.engines import replay_steps
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.models.packages import packaged_model
+from specbench_ss.models.resolve import packaged_model
 from tests.frozen import frozen
 
 

@@ -12,21 +12,17 @@ import pytest
 from rich.console import Console
 
 from specbench_ss import UserError, load_run
-from specbench_ss.benchmark import quiet_timing
+from specbench_ss.bench import timed_sample
 from specbench_ss.reports.html.report import page as page_of
-from specbench_ss.results.disturbances import often_disturbed
-from specbench_ss.results.finding import finding
-from specbench_ss.results.health import spread, unstable
-from specbench_ss.results.intervals import compare
-from specbench_ss.results.remembering import comparable
-from specbench_ss.results.run_health import Check, checks
-from specbench_ss.results.standings import standings
+from specbench_ss.results.checks import Check, checks, often_disturbed
+from specbench_ss.results.ranking import finding, standings
+from specbench_ss.results.sample_checks import comparable, spread, unstable
 from specbench_ss.results.summary import summarise
-from specbench_ss.results.terminal_table import print_tables
+from specbench_ss.results.terminal import print_tables
 from specbench_ss.runs.environment import is_of_times
-from specbench_ss.runs.losses import without_verdict
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run, without_verdict
+from specbench_ss.stats import compare
 from tests.conftest import MakeRun
 
 STEADY: dict[str, Any] = {"labels": ("ar", "ss"), "categories": ("qa",), "questions": 8}
@@ -198,7 +194,7 @@ def test_a_warning_of_something_else_says_nothing_of_timing(steady: Run) -> None
 def test_warnings_of_times_are_known_where_they_are_made() -> None:
     said: list[str] = []
     times, none = itertools.count(), cast(Any, None)
-    quiet_timing.warm_up(["m"], [[1]], lambda label, prompt, most: float(2 ** next(times)), said.append, none)
+    timed_sample.warm_up(["m"], [[1]], lambda label, prompt, most: float(2 ** next(times)), said.append, none)
     assert said and all(map(is_of_times, said))
     assert is_of_times("earlier sessions of this run had other conditions: torch; times do not compare")
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.decoding.generation import Generation, Step
+from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.errors import UserError
-from specbench_ss.results.health import unfinished
+from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.runs.config import RunTarget
-from specbench_ss.runs.rows import Row, Sameness
-from specbench_ss.runs.run_directory import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
-from specbench_ss.runs.run_directory import QUESTIONS as QUESTIONS_FILE
-from specbench_ss.runs.suite import Question, SuiteData
+from specbench_ss.runs.records import Row, Sameness
+from specbench_ss.runs.run_dir import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
+from specbench_ss.runs.run_dir import QUESTIONS as QUESTIONS_FILE
+from specbench_ss.suite import Question, SuiteData
 from tests import conftest
 
 QUESTIONS = (Question("q0", "c", ("é\u2028?", "two"), (("yes",), ()), "rouge_l"),)
@@ -271,9 +271,9 @@ WRITER = """
     import sys
     from pathlib import Path
     from specbench_ss.runs.config import RunTarget
-    from specbench_ss.decoding.generation import Generation, Step
-    from specbench_ss.runs.rows import Row
-    from specbench_ss.runs.run_directory import RunDir
+    from specbench_ss.engine.decoder import Generation, Step
+    from specbench_ss.runs.records import Row
+    from specbench_ss.runs.run_dir import RunDir
     manifest = {manifest!r}
     with RunDir.open(RunTarget(Path(sys.argv[1])), manifest) as run:
         for i in range(100000):

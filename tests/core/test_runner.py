@@ -14,25 +14,24 @@ from typing import Any, ClassVar, cast
 import pytest
 import torch
 
-from specbench_ss.benchmark import runner, session
-from specbench_ss.benchmark.quiet_timing import EXTRA_ROUNDS, warm_up
-from specbench_ss.benchmark.requests import check_room
-from specbench_ss.benchmark.runner import run
-from specbench_ss.benchmark.warm_prompts import warm_prompts
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.generation import Generation, Step
-from specbench_ss.decoding.loop import Limits
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss import storage
+from specbench_ss.bench import run_loop, runner
+from specbench_ss.bench.preflight import check_room
+from specbench_ss.bench.runner import run
+from specbench_ss.bench.schedule import warm_prompts
+from specbench_ss.bench.timed_sample import EXTRA_ROUNDS, warm_up
+from specbench_ss.engine.decoder import Decoder, Generation, Step
+from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.files import crash_safe
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.options import MethodSpec
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs import environment
 from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.rows import Row, Run, StepRow
-from specbench_ss.runs.run_directory import RunDir, read_run
-from specbench_ss.runs.suite import Question, Suite, SuiteData
+from specbench_ss.runs.records import Row, Run, StepRow
+from specbench_ss.runs.run_dir import RunDir, read_run
+from specbench_ss.suite import Question, Suite, SuiteData
 
 ASKED = (Question("a", "x", ("hi", "more", "last")), Question("b", "y", ("go",)), Question("c", "y", ("c",)))
 DATA = SuiteData("fake", "generated", ASKED)
@@ -41,7 +40,7 @@ DATA = SuiteData("fake", "generated", ASKED)
 @pytest.fixture(autouse=True)
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is never busy, and the versions of packages are looked up once."""
-    monkeypatch.setattr(session, "busy", lambda: "")
+    monkeypatch.setattr(run_loop, "busy", lambda: "")
     monkeypatch.setattr(environment, "_version", version_of)
 
 
@@ -271,7 +270,7 @@ def test_killed_while_a_failed_sample_is_made_again(tmp_path: Path) -> None:
     good, bad = next(r for r in done.rows if r.ok), next(r for r in done.rows if not r.ok)
     half = [StepRow(*bad.key, index=0, step=done.steps_by_sample[good.key][0]).as_dict()]
     with (tmp_path / "steps.jsonl").open("ab", buffering=0) as file:
-        crash_safe.append(file, half)
+        storage.append(file, half)
     assert not read_run(tmp_path).steps_by_sample[bad.key]
     whole = Bench(tmp_path).run(resume=True)
     assert len(whole.steps_by_sample[bad.key]) == next(r.steps for r in whole.rows if r.key == bad.key)
@@ -601,7 +600,7 @@ def test_warnings_that_matter_for_reading_the_results_are_kept(tmp_path: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(runner, "warm_up", unsettled)
-        patched.setattr(session, "busy", lambda: "the machine is busy")
+        patched.setattr(run_loop, "busy", lambda: "the machine is busy")
         for resume in (False, True):
             with pytest.raises(KeyboardInterrupt):
                 bench.run(resume)
@@ -611,7 +610,7 @@ def test_warnings_that_matter_for_reading_the_results_are_kept(tmp_path: Path, m
     assert kept[0] in bench.events.warnings
     bench.run(resume=True)
     assert read_run(tmp_path).manifest["warnings"] == kept
-    monkeypatch.setattr(session, "busy", lambda: "busy again")  # with nothing left to measure
+    monkeypatch.setattr(run_loop, "busy", lambda: "busy again")  # with nothing left to measure
     bench.run(resume=True)
     assert read_run(tmp_path).manifest["warnings"] == kept
 

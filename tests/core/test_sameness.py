@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from specbench_ss.decoding.near_ties import near_tie_drop
+from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.runs.rows import Row
-from specbench_ss.runs.sameness import first_difference, judge
+from specbench_ss.runs.output_match import first_difference, judge
+from specbench_ss.runs.records import Row
 
 
 class LogitTarget:

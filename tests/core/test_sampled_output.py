@@ -13,34 +13,32 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from specbench_ss.benchmark.runner import run
-from specbench_ss.benchmark.sampled_tokens import _seed, compare, judge_sampled, positions
-from specbench_ss.benchmark.schedule import Sample
-from specbench_ss.commands.fail_on import found
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.generation import Offer
-from specbench_ss.decoding.loop import candidates, offers
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.bench.ray import Collected, shards
+from specbench_ss.bench.runner import run
+from specbench_ss.bench.sampled_tokens import _seed, compare, judge_sampled, positions
+from specbench_ss.bench.schedule import Sample
+from specbench_ss.cli.shared import found
+from specbench_ss.engine.decoder import Decoder, Offer
+from specbench_ss.engine.generate import candidates, offers
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.options import MethodSpec
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.summary_files import MarkdownReport
-from specbench_ss.results import frames, verdict_text
-from specbench_ss.results.parquet_files import write_parquet
-from specbench_ss.results.run_health import checks
-from specbench_ss.results.sampled_output import ENOUGH, sampling_tests
+from specbench_ss.results import frames
+from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results.checks import checks
+from specbench_ss.results.frames import write_parquet
+from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.results.terminal_table import print_tables
-from specbench_ss.runs.betting_score import BIASED, bound, pool
-from specbench_ss.runs.collected import Collected
+from specbench_ss.results.terminal import print_tables
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.rows import OUTSIDE, PIT_BINS, Run, Sameness, SampledTokens
-from specbench_ss.runs.run_directory import RunDir, read_run
-from specbench_ss.runs.suite import Question, Suite, SuiteData
-from specbench_ss.sharded.shard import shards
+from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, Sameness, SampledTokens
+from specbench_ss.runs.run_dir import RunDir, read_run
+from specbench_ss.suite import Question, Suite, SuiteData
 from tests.core.test_runner import Recorder
 from tests.planted_samplers import RULES, Drafting, bigram_target
 

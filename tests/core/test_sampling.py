@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
 
 P = [0.25, 0.5, 0.1, 0.15]

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from specbench_ss.benchmark.schedule import method_order, plan, sample_seed, tasks_in_turn, williams
-from specbench_ss.runs.suite import Question
+from specbench_ss.bench.schedule import method_order, plan, sample_seed, tasks_in_turn, williams
+from specbench_ss.suite import Question
 
 QUESTIONS = [Question(f"q{i}", "c", ("one", "two")[: 1 + i % 2]) for i in range(7)]
 

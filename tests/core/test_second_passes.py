@@ -15,15 +15,22 @@ import torch
 from torch.autograd import DeviceType
 
 from specbench_ss import DraftTree, UserError, load_run, run
-from specbench_ss.benchmark import drafts
-from specbench_ss.benchmark.build_config import recording_of
-from specbench_ss.benchmark.drafts import chosen, draft_step, places
-from specbench_ss.benchmark.schedule import plan
-from specbench_ss.benchmark.tracing import merged, summary, timeline, trace_file
-from specbench_ss.decoding.generation import Generation, Step
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.verify import verify_greedy
-from specbench_ss.runs.suite import Question
+from specbench_ss.bench import draft_recording
+from specbench_ss.bench.build_config import recording_of
+from specbench_ss.bench.draft_recording import (
+    draft_step,
+    merged,
+    places,
+    samples_to_record,
+    summary,
+    timeline,
+    trace_file,
+)
+from specbench_ss.bench.schedule import plan
+from specbench_ss.engine.decoder import Generation, Step
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.verify import verify_greedy
+from specbench_ss.suite import Question
 
 QUESTIONS = [Question(f"{task}-{i}", task, ("one", "two"), ((), ()), None) for task in ("x", "y") for i in range(5)]
 FEW: dict[str, Any] = {"limit": 1, "categories": "qa,math_reasoning", "max_new_tokens": 12, "warmup": 0}
@@ -38,12 +45,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_chosen_answers_are_first_turns_of_some_questions() -> None:
     samples = list(plan(QUESTIONS, ("ar", "m"), 2, seed=0))
-    first = chosen(samples, "first", 0)
+    first = samples_to_record(samples, "first", 0)
     assert {s.question.id for s in first} == {"x-0", "y-0"} and len(first) == 4
     assert {(s.turn, s.repeat) for s in first} == {(0, 0)}
-    half = chosen(samples, "0.5", 0)
-    assert len(half) == 10 and half == chosen(samples, "0.5", 0) and not chosen(samples, "0", 0)
-    assert len(chosen(samples, "1", 0)) == 20
+    half = samples_to_record(samples, "0.5", 0)
+    assert len(half) == 10 and half == samples_to_record(samples, "0.5", 0) and not samples_to_record(samples, "0", 0)
+    assert len(samples_to_record(samples, "1", 0)) == 20
 
 
 @pytest.mark.parametrize("share", ["second", "1.5", "-1", "nan", None])
@@ -87,7 +94,7 @@ def test_recorded_drafts_tell_the_answer_again(made: Path) -> None:
     assert len(results.drafts) == len(samples)
     for one in results.drafts:
         if one.method.startswith("suffix"):
-            assert one.reason == drafts.REMEMBERS and not one.steps
+            assert one.reason == draft_recording.REMEMBERS and not one.steps
             continue
         assert one.same_answer and not one.reason
         answer = samples.loc[(one.method, one.question_id), "token_ids"]
@@ -150,7 +157,7 @@ class Hopeless(Decoder):
 
 def test_the_profiler_says_nothing_on_its_own(tmp_path: Path) -> None:
     script = (
-        "import sys, torch, pathlib; from specbench_ss.benchmark.tracing import traced\n"
+        "import sys, torch, pathlib; from specbench_ss.bench.draft_recording import traced\n"
         "traced(lambda: len(torch.ones(3) + 1), torch.device('cpu'), pathlib.Path(sys.argv[1], 'trace.json.gz'))"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -163,13 +170,13 @@ def test_an_answer_in_vain_is_recorded_and_traced_once(tmp_path: Path) -> None:
     file, asked = tmp_path / "hopeless.py", list[tuple[str, int]]()
     file.write_text(HOPELESS)
 
-    class Noted(drafts.Recorder):
+    class Noted(draft_recording.Recorder):
         def propose(self, state: Any) -> DraftTree:
             asked.append((self.inner.name, len(state.ids)))
             return super().propose(state)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(drafts, "Recorder", Noted)
+        patched.setattr(draft_recording, "Recorder", Noted)
         run("hopeless", plugin=file, out=tmp_path / "run", device="cpu", trace=True, **(FEW | {"max_new_tokens": 6}))
     results = load_run(tmp_path / "run")
     own = [one for one in results.drafts if one.method == "hopeless"]
@@ -180,7 +187,9 @@ def test_an_answer_in_vain_is_recorded_and_traced_once(tmp_path: Path) -> None:
     assert results.manifest["traces"]["hopeless"]["tokens"] == 6
     recorder: Any = SimpleNamespace(steps=[None] * 4)
     with pytest.raises(RuntimeError, match="4 steps were recorded of an answer of 3"):
-        drafts.recorded(chosen(list(plan(QUESTIONS, ("ar",), 1, 0)), "first", 0)[0], recorder, answer_of(3), [])
+        draft_recording.recorded(
+            samples_to_record(list(plan(QUESTIONS, ("ar",), 1, 0)), "first", 0)[0], recorder, answer_of(3), []
+        )
 
 
 def answer_of(steps: int) -> Generation:

@@ -12,10 +12,10 @@ import sentencepiece
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.models.loading import load_target
+from specbench_ss.models.load import load_target
 
 TEXT = "A chat between a curious user and an artificial intelligence assistant. USER: Hello ASSISTANT: "
 

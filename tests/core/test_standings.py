@@ -8,13 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specbench_ss.results.finding import finding
-from specbench_ss.results.intervals import compare, pairwise, speedup_interval
-from specbench_ss.results.paired_times import PairedTimes, paired
-from specbench_ss.results.standings import Standing, standings
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results.ranking import Standing, finding, standings
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, summarise
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.stats import compare, pairwise, speedup_interval
 from tests.conftest import MakeRun
 
 LABELS = ("ar", "ss", "medusa", "ar[n=1]")

@@ -14,26 +14,23 @@ import pytest
 import torch
 
 from specbench_ss import load_model, registry, run
-from specbench_ss.benchmark.answering import Answering, Request
-from specbench_ss.decoding import engines, static_passes
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.engines import replay_draft, replay_steps, use_engine
-from specbench_ss.decoding.finite import NotFinite
-from specbench_ss.decoding.generation import Generation
-from specbench_ss.decoding.held import _held_by
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.replaying import SOMETHING_ELSE, Pass, Replay, called
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.static_passes import BLOCK, NO_ROOM, Buffers, StaticPasses
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.bench.timed_sample import Answering, Request
+from specbench_ss.engine import cuda_graphs, engines
+from specbench_ss.engine.checks import NotFinite
+from specbench_ss.engine.cuda_graphs import BLOCK, NO_ROOM, SOMETHING_ELSE, Buffers, Pass, Replay, StaticPasses, called
+from specbench_ss.engine.decoder import Decoder, Generation, State, _held_by
+from specbench_ss.engine.engines import replay_draft, replay_steps, use_engine
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_pass import SEE_DIFFERENTLY
-from specbench_ss.results.run_health import checks
+from specbench_ss.models.tiny import CONTEXT, tiny_target
+from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import summarise
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.testing.tiny import CONTEXT, tiny_target
+from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.frozen import frozen
 
@@ -81,7 +78,7 @@ def test_every_method_drafts_and_answers_as_before(
     name: str, replay: Replay, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every shape where what the host decided is frozen, as in a graph; the first one over the blocks of a real run."""
-    monkeypatch.setattr(static_passes, "BLOCK", block)
+    monkeypatch.setattr(cuda_graphs, "BLOCK", block)
     target = tiny_target("llama", words=61)
     shapes = list(registry.method_class(name).examples(target).items())
     for label, make in shapes if replay is frozen else shapes[:1]:
@@ -162,7 +159,7 @@ def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
 
 @torch.inference_mode()
 def test_recordings_over_memory_that_a_cache_has_no_longer_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_passes, "BLOCK", 8)
+    monkeypatch.setattr(cuda_graphs, "BLOCK", 8)
     target = tiny_target("llama", words=61)
     passes = target.passes = StaticPasses(called, (1, 4))
     cache = target.request_cache(20, grows=True)

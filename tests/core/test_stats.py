@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbench_ss.decoding.generation import Generation, Step
-from specbench_ss.results import health
-from specbench_ss.results.intervals import FEWEST, compare, mean_interval, speedup_interval, widening
+from specbench_ss.engine.decoder import Generation, Step
+from specbench_ss.results import sample_checks
 from specbench_ss.results.quality import cautious, non_inferiority
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.runs.rows import Row, Run, Sameness, StepRow
+from specbench_ss.runs.records import Row, Run, Sameness, StepRow
+from specbench_ss.stats import FEWEST, compare, mean_interval, speedup_interval, widening
 
 RNG = np.random.default_rng
 
@@ -258,8 +258,8 @@ def test_answers_that_took_less_than_their_steps_can_are_told_once_that_is_beyon
     row = overall(make(quick(1.0, 0.1)))
     assert any("impossible: at least 1." in h and "with 1.00 tokens per step" in h for h in row.health)
     assert row.within_tau is False and row.speedup is None
-    assert health.too_fast((0.9, 1.4), 1.0) == []
-    assert health.within_tau((0.9, 1.4)) is True
+    assert sample_checks.too_fast((0.9, 1.4), 1.0) == []
+    assert sample_checks.within_tau((0.9, 1.4)) is True
 
 
 def test_only_a_method_that_drafts_may_have_cheaper_passes() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from specbench_ss.benchmark.requests import limits, special_tokens
-from specbench_ss.decoding.loop import Cutter, Limits
+from specbench_ss.bench.preflight import limits, special_tokens
+from specbench_ss.engine.generate import Cutter, Limits
 from specbench_ss.errors import UserError
-from specbench_ss.models.model_folder import find_folder
+from specbench_ss.models.resolve import find_folder
 from tests.cli import failing
 
 

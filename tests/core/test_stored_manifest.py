@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.cli import main
-from specbench_ss.commands import report
+from specbench_ss.cli import report
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html import assets
 from specbench_ss.runs import environment
 from specbench_ss.runs.config import RunConfig, RunTarget
-from specbench_ss.runs.manifest_reading import MANIFEST
-from specbench_ss.runs.run_directory import RunDir
-from specbench_ss.runs.suite import SuiteData
+from specbench_ss.runs.manifest import MANIFEST
+from specbench_ss.runs.run_dir import RunDir
+from specbench_ss.suite import SuiteData
 from tests import conftest
 from tests.cli import failing
 from tests.conftest import MakeRun

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from specbench_ss.reports.html import speed
 from specbench_ss.reports.html.palette import styles
+from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise
-from specbench_ss.results.terminal_table import DISPENSABLE, print_tables
-from specbench_ss.results.verdict_text import config_of, quality
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results.terminal import DISPENSABLE, print_tables
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
-from specbench_ss.decoding import grouped_attention
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine import attention as grouped_attention
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from tests.tiny import ARCHITECTURES, paths, tiny_model

@@ -15,15 +15,11 @@ import pytest
 import torch
 
 from specbench_ss import load_run
-from specbench_ss.benchmark.telemetry import disturbance
-from specbench_ss.benchmark.telemetry import record as telemetry_record
-from specbench_ss.benchmark.telemetry.disturbance import GIVE_UP, Tries, disturbed_by
-from specbench_ss.benchmark.telemetry.host import Host
-from specbench_ss.benchmark.telemetry.nvml import Nvml
-from specbench_ss.benchmark.telemetry.sampler import Sampler, sampler_for
-from specbench_ss.benchmark.telemetry.seen import Seen
+from specbench_ss.bench import telemetry as disturbance
+from specbench_ss.bench import telemetry as telemetry_record
+from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, Sampler, Seen, Tries, disturbed_by, sampler_for
 from specbench_ss.runs.config import Recording
-from specbench_ss.runs.run_directory import RunDir
+from specbench_ss.runs.run_dir import RunDir
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import run, time_limit
-from specbench_ss.cli import main
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 
 PLUGIN = """
 import ctypes, time
 import torch
 from specbench_ss import Decoder, DraftTree, State
-from specbench_ss.decoding.loop import generate
+from specbench_ss.engine.generate import generate
 
 class {kind}(Decoder):
     name, summary = "{name}", "misbehaves"

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from specbench_ss import registry
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.together import Answered, Asked, Together, next_step, side_by_side, wait_for
+from specbench_ss.engine.batching import Answered, Asked, Together, next_step, side_by_side, wait_for
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.models.tiny import tiny_target
 
 
 def together(decoder: Decoder, asked: list[Asked], most: int) -> list[Answered]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specbench_ss import DraftTree
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.tree_shape import DeviceShape, told
-from specbench_ss.decoding.verify import verify
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.tree import DeviceShape, told
+from specbench_ss.engine.verify import verify
 
 
 def test_a_tree_of_lists_is_that_of_tensors() -> None:

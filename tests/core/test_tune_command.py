@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from specbench_ss.cli import main
-from specbench_ss.commands import tune_work
-from specbench_ss.commands.tune_work import default_out
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.models.loading import outline_of
-from specbench_ss.models.model_folder import LAB
+from lab import text
+from specbench_ss.cli import tune as tune_work
+from specbench_ss.cli.main import main
+from specbench_ss.cli.tune import default_out
+from specbench_ss.models.load import outline_of
+from specbench_ss.models.resolve import LAB
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import TuneConfig
 from specbench_ss.runs.preset import read_preset
-from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
-from specbench_ss.suites.lab_text import catalog
-from specbench_ss.tuning.measurements import Book, Cost
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.tuning.search import Book, Cost
 from specbench_ss.tuning.session import Tuned
 from tests.cli import failing
 
@@ -48,14 +48,14 @@ from tests.cli import failing
 def test_mistakes_are_one_line_before_the_model_is_loaded(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.commands.tune_work.load_target", None)
+    monkeypatch.setattr("specbench_ss.cli.tune.load_target", None)
     assert words in failing(arguments, capsys)
 
 
 def test_template_and_room_are_checked_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_ss.commands.tune_work.load_target", None)
+    monkeypatch.setattr("specbench_ss.cli.tune.load_target", None)
     data, model = tmp_path / "questions.jsonl", tmp_path / "model"
     asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000))]
     data.write_text("\n".join(map(json.dumps, asked)))
@@ -105,7 +105,7 @@ def test_what_is_faster_is_written_and_named_last(tune: Any) -> None:
     assert preset.options == {"k": "2"}
     assert (preset.made_for["model"], preset.made_for["dtype"], preset.made_for["device"]) == ("lab", "float32", "cpu")
     assert preset.resolved["k"] == 2 and preset.resolved["streams_hash"]
-    calibration = catalog.questions(("math", "qa"), "calibration", 4)
+    calibration = text.questions(("math", "qa"), "calibration", 4)
     assert preset.prompts == tuple(question.mark for question in calibration)
     assert told.out.splitlines()[-1] == f"use it: ssbench run --methods ss --preset {preset.file}"
     for words in ("ss[k=2] is faster than the default (1.25×", "1.75×", "RuntimeError: [no] room", "ss (default)"):

@@ -9,12 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.results.intervals import FEWEST
-from specbench_ss.tuning.measurements import Book, Cost
-from specbench_ss.tuning.preset_content import sentence
-from specbench_ss.tuning.search import CUTS, FIRST_LOOK
-from specbench_ss.tuning.session import Tuned, halves, tune
+from specbench_ss.options import MethodSpec
+from specbench_ss.stats import FEWEST
+from specbench_ss.tuning.search import CUTS, FIRST_LOOK, Book, Cost
+from specbench_ss.tuning.session import Tuned, halves, sentence, tune
 
 Pace = Callable[[dict[str, str], int], float]  # options, prompt -> seconds per token
 GRID = {"size": ["4", "8", "16", "32"], "depth": ["1", "2", "3"]}

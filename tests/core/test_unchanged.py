@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from specbench_ss import UserError, load_run, run
-from specbench_ss.decoding import products
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.finite import NotFinite, own_logits
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.unchanged import difference
+from specbench_ss.engine import cpu_kernels
+from specbench_ss.engine.checks import NotFinite, difference, own_logits
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from tests.tiny import tiny_model
 
 PLUGIN = """
@@ -60,8 +59,8 @@ def test_a_target_that_changed_during_the_run_makes_all_of_it_void(tmp_path: Pat
 @pytest.mark.parametrize("kind", ["llama", "opt", "gpt2"])
 def test_any_weight_that_changes_is_noticed(kind: str, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where products use a copy of the weights, and where a module was given other weights in their place."""
-    monkeypatch.setattr(products, "_works", lambda dtype: packs)
-    monkeypatch.setattr(products, "TINY", 0)
+    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: packs)
+    monkeypatch.setattr(cpu_kernels, "TINY", 0)
     target = Target(tiny_model(kind))
     before = own_logits(target)
     assert difference(target, before) == 0

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench_ss.benchmark import runner
-from specbench_ss.cli import main
-from specbench_ss.models import unseen_gpu
+from specbench_ss.bench import runner
+from specbench_ss.cli.main import main
+from specbench_ss.models import devices
 from specbench_ss.models.devices import resolve_device
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
@@ -34,8 +34,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    unseen_gpu.unseen_gpu.cache_clear()
-    unseen_gpu.warn_of_unseen_gpu.cache_clear()
+    devices.unseen_gpu.cache_clear()
+    devices.warn_of_unseen_gpu.cache_clear()
 
 
 def warned(device: str = "auto") -> list[str]:

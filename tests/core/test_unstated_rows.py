@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.conformance import check_decoder
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.testing import check_decoder
 from tests.laws import laws
 from tests.tiny import tiny_model
 

@@ -10,9 +10,9 @@ import torch
 from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench_ss.decoding.sampling import Sampling, sample_categorical
-from specbench_ss.decoding.tree import DraftTree, shape_of
-from specbench_ss.decoding.verify import Reached, verify_greedy, verify_sampled
+from specbench_ss.engine.sampling import Sampling, sample_categorical
+from specbench_ss.engine.tree import DraftTree, shape_of
+from specbench_ss.engine.verify import Reached, verify_greedy, verify_sampled
 
 P = torch.tensor([0.05, 0.5, 0.2, 0.25])
 

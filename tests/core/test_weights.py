@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from specbench_ss.errors import UserError
-from specbench_ss.models import hub_reach, loading, weight_hash
-from specbench_ss.models.loading import load_target
-from specbench_ss.models.model_folder import check_model
-from specbench_ss.models.weight_files import check_folder
-from specbench_ss.models.weight_hash import hash_weights
+from specbench_ss.models import load as loading
+from specbench_ss.models import load as weight_hash
+from specbench_ss.models import resolve
+from specbench_ss.models.load import hash_weights, load_target
+from specbench_ss.models.resolve import check_folder, check_model
 
 TENSORS = {"a": torch.arange(64.0), "b": torch.ones(3, 5)}
 
@@ -122,7 +122,7 @@ def test_a_damaged_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
-    for module in (loading, hub_reach):
+    for module in (loading, resolve):
         monkeypatch.setattr(module, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
     with pytest.raises(UserError, match="^cannot load model 'some/model': OSError: something is wrong$"):
         load_target("some/model", device="cpu")

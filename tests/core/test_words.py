@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.results.number_text import counted, interval
+from specbench_ss.results.text import counted, interval
 
 
 def test_one_is_no_plural() -> None:

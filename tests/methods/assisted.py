@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers.generation import candidate_generator
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
 
 GENERATORS = (candidate_generator.AssistedCandidateGenerator, candidate_generator.PromptLookupCandidateGenerator)
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from scipy.stats import chisquare
 
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.generation import Generation
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, Generation
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
 
 Joint = dict[tuple[int, ...], float]
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from specbench_ss.cli import main
-from specbench_ss.testing.tiny import tiny_model, tiny_tokenizer
+from specbench_ss.cli.main import main
+from specbench_ss.models.tiny import tiny_model, tiny_tokenizer
 from tests.cli import failing
 
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.mask_token import mask_token
 from specbench_ss.methods._shared.place_drafts import best_nodes
@@ -27,8 +27,8 @@ from specbench_ss.methods.dflash.new_weights import new_drafter, published_layer
 from specbench_ss.methods.dflash.options import DFlashOptions
 from specbench_ss.methods.dflash.published_files import config_of, read_drafter, speculators_config_of
 from specbench_ss.methods.dflash.sight import Sight
-from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
+from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.refused_runs import check_refused_run, check_warned
 from tests.tiny import tiny_model

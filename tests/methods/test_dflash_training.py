@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.dflash import training
 from specbench_ss.methods.dflash.decoding import DFlash
@@ -25,7 +25,7 @@ from specbench_ss.methods.dflash.published_files import config_of
 from specbench_ss.methods.dflash.sight import Sight
 from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.medusa.training import MedusaTrainee
-from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batches import Anchors, Batch, Documents
 from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates, base_states

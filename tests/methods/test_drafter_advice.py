@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from specbench_ss import load_model
-from specbench_ss.cli import main
-from specbench_ss.decoding.target import Target
+from specbench_ss.cli.main import main
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.tree_advice import with_advice
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
@@ -24,12 +23,12 @@ from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
-from specbench_ss.models.drafter_advice import Advice, read_advice
-from specbench_ss.models.loading import outline_of
-from specbench_ss.models.model_folder import LAB
-from specbench_ss.options import describe_options
+from specbench_ss.models.checkpoint import Advice, read_advice
+from specbench_ss.models.load import outline_of
+from specbench_ss.models.resolve import LAB
+from specbench_ss.options import MethodSpec, describe_options
 from specbench_ss.registry import method_options
-from specbench_ss.runs.manifest_reading import read_manifest
+from specbench_ss.runs.manifest import read_manifest
 from tests.cli import failing
 
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import FINAL, Target
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.rotary import Rotary
 from specbench_ss.methods._shared.tree_advice import with_advice

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.dflash.decoding import DFlash
@@ -29,8 +29,8 @@ from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, E
 from specbench_ss.methods.eagle.feature_layers import input_levels
 from specbench_ss.methods.eagle.trainer import Eagle3Trainer, Eagle3TrainOptions
 from specbench_ss.methods.eagle.training import Eagle3Trainee
-from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
+from specbench_ss.models.tiny import randomise
 from tests.methods import oracles
 from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model

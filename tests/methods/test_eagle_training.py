@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from scipy.stats import kstest
 from torch import Tensor
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.dynamic import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.static import Eagle, EagleOptions
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee, FeatureTrainee
-from specbench_ss.models.drafter_folder import write_checkpoint
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.checkpoint import write_checkpoint
+from specbench_ss.models.tiny import randomise
 from specbench_ss.training.batches import Anchors, Batch, Documents
 from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates, base_states

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from specbench_ss import __version__, registry
-from specbench_ss.decoding.static_passes import StaticPasses
-from specbench_ss.decoding.target import Target
-from specbench_ss.models.loading import load_target
-from specbench_ss.runs.rows import Row, Sameness
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.engine.cuda_graphs import StaticPasses
+from specbench_ss.engine.target import Target
+from specbench_ss.models.load import load_target
+from specbench_ss.models.tiny import tiny_target
+from specbench_ss.runs.records import Row, Sameness
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import FINAL, Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.ar import Autoregressive
@@ -25,7 +25,7 @@ from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.hydra.heads import Prefix
 from specbench_ss.methods.hydra.options import HydraOptions
 from specbench_ss.methods.hydra.training import HydraTrainee
-from specbench_ss.testing.tiny import randomise
+from specbench_ss.models.tiny import randomise
 from specbench_ss.training.batches import Anchors, Batch, Documents
 from specbench_ss.training.trainee import base_states
 from tests.methods.exactness import PROMPTS

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab import cards, pipeline
+from lab.base import BaseSize, train_tokenizer
+from lab.lab_training import LabTraining, training_rows
+from lab.pipeline import Stage, train
 from specbench_ss.errors import UserError
-from specbench_ss.methods._lab import cards, pipeline
-from specbench_ss.methods._lab.base_training import BaseSize
-from specbench_ss.methods._lab.lab_training import LabTraining, training_rows
-from specbench_ss.methods._lab.pipeline import Stage, train
-from specbench_ss.methods._lab.tokenizer import train_tokenizer
 
 Toy = list[str]
 CUT = "cpu:9"  # where the second stage is cut off

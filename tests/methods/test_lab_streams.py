@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import load_model
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
-from specbench_ss.runs.suite import Question
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
+from specbench_ss.suite import Question
 
 AS_IN_THE_PAPERS, ALL_THAT_HELPS = "ss[k=3,n_draft=8,prune=off]", "ss[parent=on,k=3,n_draft=8,prune=off]"
 

@@ -11,15 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
+from lab import cards, drafters
+from lab.base import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
+from lab.lab_training import LabTraining, answers_by_category
+from lab.pipeline import STAGES, train
+from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.methods._lab import cards, drafters
-from specbench_ss.methods._lab.base_training import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
-from specbench_ss.methods._lab.lab_training import LabTraining, answers_by_category
-from specbench_ss.methods._lab.pipeline import STAGES, train
-from specbench_ss.methods._lab.tokenizer import special_ids
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.dynamic import Eagle2, Eagle3
 from specbench_ss.methods.eagle.static import Eagle
@@ -28,12 +27,12 @@ from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.rest.datastore import SEPARATOR, open_datastore
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.models.loading import load_target
+from specbench_ss.models.load import load_target
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
-from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, SPECBENCH_CATEGORIES
-from specbench_ss.suites.lab_text.training_text import completion_mask, pack
 from specbench_ss.training.batches import future_labels, pick_anchors
 from specbench_ss.training.side_by_side import Machine
+from specbench_ss.training.text.lab_text import completion_mask, pack, special_ids
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 
@@ -131,11 +130,11 @@ def of_the_applications(out: Path) -> None:
 
 
 def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
     from specbench_ss.methods.ss.stream_config import StreamConfig
     from specbench_ss.methods.ss.streams import Streams
-    from specbench_ss.models.drafter_folder import write_checkpoint
-    from specbench_ss.models.weight_hash import hash_weights
+    from specbench_ss.models.checkpoint import write_checkpoint
+    from specbench_ss.models.load import hash_weights
     from tests.tiny import tiny_model
 
     target = Target(tiny_model("llama"))

@@ -8,18 +8,17 @@ import pytest
 import torch
 
 from specbench_ss import registry
-from specbench_ss.commands.check import references_of
-from specbench_ss.decoding import static_passes
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.replaying import called
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.static_passes import StaticPasses
-from specbench_ss.decoding.target import Target
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.cli.check import references_of
+from specbench_ss.conformance import ARCHITECTURES, check_decoder, kit, tiny_target
+from specbench_ss.engine import cuda_graphs
+from specbench_ss.engine.cuda_graphs import StaticPasses, called
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.examples import shapes
-from specbench_ss.testing import ARCHITECTURES, check_decoder, kit, tiny_target
+from specbench_ss.options import MethodSpec
 from tests.laws import architectures, plain, statistical
 from tests.tiny import tiny_model
 
@@ -57,7 +56,7 @@ def test_every_method_obeys_the_laws_where_steps_are_replayed(name: str, monkeyp
         return target
 
     monkeypatch.setattr(kit, "tiny_target", replayed)
-    monkeypatch.setattr(static_passes, "BLOCK", 8)  # the laws' caches are small
+    monkeypatch.setattr(cuda_graphs, "BLOCK", 8)  # the laws' caches are small
     turn, own_model = METHODS.index(name), name in references_of([MethodSpec(name)])
     kind, laws = REPLAYED[turn % len(REPLAYED)], plain(turn, thorough=False)
     check_decoder(registry.method_class(name), architectures=(kind,), laws=laws, own_model=own_model)

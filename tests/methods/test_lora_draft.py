@@ -16,24 +16,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench_ss.benchmark import preflight
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from lab.text import APP_CATEGORIES, APP_WEIGHTS, conversations, questions
+from specbench_ss.bench import preflight
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.lora import ADAPTER, ADAPTER_CONFIG, lora_parameters, save_lora
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.methods.sd.training import TunedDraft
-from specbench_ss.models import hub_reach
-from specbench_ss.models.drafter_folder import belongs_to, write_config
-from specbench_ss.models.loading import load_target
-from specbench_ss.models.model_folder import LAB
+from specbench_ss.models import resolve
+from specbench_ss.models.checkpoint import belongs_to, write_config
+from specbench_ss.models.load import load_target
+from specbench_ss.models.resolve import LAB
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.suites.lab_text.catalog import APP_CATEGORIES, questions
-from specbench_ss.suites.lab_text.training_text import APP_WEIGHTS, conversations
 from specbench_ss.training.batches import Batch, future_labels, pick_anchors
 from specbench_ss.training.trainee import BaseStates
 from tests.cli import failing
@@ -164,7 +163,7 @@ def test_a_lora_that_names_a_hub_model_is_told_where_there_is_no_hub(
         raise OSError("no network")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub_reach, "get_session", nowhere)
+    monkeypatch.setattr(resolve, "get_session", nowhere)
     say(lora, base_model_name_or_path="someone/nothing-here")
     line = said_of(lora, capsys)
     assert "is for the model 'someone/nothing-here', as its adapter_config.json says" in line

@@ -7,12 +7,12 @@ import copy
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.decoding import attention_ways
-from specbench_ss.decoding.attention_ways import KERNEL, Heads
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.testing.tiny import tiny_model
+from specbench_ss.engine import attention as attention_ways
+from specbench_ss.engine.attention import KERNEL, Heads
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.models.tiny import tiny_model
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file, save_model
 
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import MOST_NODES
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fused_head import MOST_FUSED
 from specbench_ss.methods._shared.static_trees import PUBLISHED, best_tree, read_tree, tree_of

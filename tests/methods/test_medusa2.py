@@ -11,13 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specbench_ss.benchmark import preflight
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.bench import preflight
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.medusa.joint_decoding import (
@@ -28,8 +27,9 @@ from specbench_ss.methods.medusa.joint_decoding import (
 )
 from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
 from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.models.tiny import randomise
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.testing.tiny import randomise
 from specbench_ss.training.trainee import BaseStates
 from tests.methods.batches import answers_of
 from tests.methods.test_medusa import layout

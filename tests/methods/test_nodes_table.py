@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.models.loading import load_target
+from specbench_ss.engine.target import Target
+from specbench_ss.models.load import load_target
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
-from specbench_ss.runs.suite import Question
+from specbench_ss.suite import Question
 
 BENCH: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "nodes.py"))
 

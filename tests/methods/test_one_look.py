@@ -14,23 +14,20 @@ import pytest
 import torch
 
 from specbench_ss import registry
-from specbench_ss.decoding import replaying, static_passes
-from specbench_ss.decoding.cache import Cache
-from specbench_ss.decoding.decoder import Decoder, State
-from specbench_ss.decoding.held import _held_by, models_of
-from specbench_ss.decoding.loop import Limits, generate, taken
-from specbench_ss.decoding.replaying import Replay, called
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.static_passes import StaticPasses, Tensors
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.tree_shape import DeviceShape
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine import cuda_graphs
+from specbench_ss.engine.cuda_graphs import Replay, StaticPasses, Tensors, called
+from specbench_ss.engine.decoder import Decoder, State, _held_by, models_of
+from specbench_ss.engine.generate import Limits, generate, taken
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DeviceShape, DraftTree
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods.dflash import new_weights as dflash_weights
 from specbench_ss.methods.peagle import new_weights as peagle_weights
 from specbench_ss.methods.peagle.decoding import PEagle, PEagleOptions
-from specbench_ss.testing.tiny import tiny_model, tiny_target
+from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.core.test_static_passes import DECLINED
 
 META = torch.device("meta")
@@ -117,8 +114,8 @@ def test_no_step_looks_at_the_device_before_it_verifies(
     name: str, replay: Replay | None, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Static steps are made without the proof of each, which looks at numbers once."""
-    monkeypatch.setattr(replaying, "same", lambda *given: True)
-    monkeypatch.setattr(static_passes, "same", lambda *given: True)
+    monkeypatch.setattr(cuda_graphs, "same", lambda *given: True)
+    monkeypatch.setattr(cuda_graphs, "same", lambda *given: True)
     for label, make in shapes(name, target).items():
         decoder = make()
         passes = decoder.target.passes = StaticPasses(replay) if replay else None

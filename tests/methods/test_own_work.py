@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from specbench_ss.benchmark.measure import machine_of
-from specbench_ss.decoding import products
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, Session
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.bench.runner import machine_of
+from specbench_ss.engine import cpu_kernels
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, Session
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.lookahead import Lookahead
 from specbench_ss.methods.space.decoding import SPACE
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.registry import method_class
-from specbench_ss.results.counted_cost import counted
-from specbench_ss.runs.rows import Row
+from specbench_ss.results.cost_model import counted
+from specbench_ss.runs.records import Row
 from tests.tiny import tiny_model
 
 SHAPES: list[tuple[type[Decoder], str]] = [
@@ -47,7 +47,7 @@ def test_counted_operations_are_those_that_torch_counts(
     method: type[Decoder], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch counts none for attention on a CPU, and none for products of packed weights."""
-    monkeypatch.setattr(products, "_works", lambda dtype: False)
+    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
     monkeypatch.setattr(SpeculativeStreaming, "most_fused", 0)  # a product with the streams of a draft is drafting too
     target = Target(tiny_model("llama"))
     examples = method.examples(target)

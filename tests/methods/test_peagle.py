@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.peagle.decoding import PEagle
@@ -24,8 +24,8 @@ from specbench_ss.methods.peagle.feature_layers import feature_layers
 from specbench_ss.methods.peagle.new_weights import new_drafter, random_drafter
 from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.methods.peagle.published_files import config_of, read_drafter, speculators_config_of
-from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
+from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.peagle.decoding import PEagle
 from specbench_ss.methods.peagle.new_weights import new_drafter, random_drafter
 from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.methods.peagle.published_files import config_of
 from specbench_ss.methods.peagle.training import PEagleTrainee
-from specbench_ss.models.drafter_folder import write_checkpoint
+from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batches import Batch, Documents
 from specbench_ss.training.side_by_side import Budget, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates, base_states

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.cli import main
-from specbench_ss.commands.new_method import write_package
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.method_spec import MethodSpec
+from specbench_ss.cli.main import main
+from specbench_ss.cli.methods import write_package
+from specbench_ss.conformance import Law, check_decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.testing import Law, check_decoder
-from specbench_ss.tuning.bench import DecoderBench
+from specbench_ss.options import MethodSpec
+from specbench_ss.tuning.session import DecoderBench
 from tests.laws import laws
 from tests.tiny import tiny_model
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from specbench_ss import load_method, load_model
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.held_weights import HeldWeights, holds_numbers
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.cpu_kernels import HeldWeights, holds_numbers
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import target_beside
 from specbench_ss.methods._shared.lora import lora_parameters, merged_target, save_lora, with_lora
-from specbench_ss.models.quantising import quantise
+from specbench_ss.models.quantize import quantise
 from tests.quantised import needs, quantised_target, small_model
 
 PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]

@@ -15,20 +15,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from specbench_ss.benchmark import preflight
-from specbench_ss.cli import main
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.bench import preflight
+from specbench_ss.cli.main import main
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.rest.build import build, in_memory
 from specbench_ss.methods.rest.datastore import SEPARATOR, Datastore, open_datastore
 from specbench_ss.methods.rest.decoding import REST, RESTOptions, draft_tree
 from specbench_ss.methods.rest.search import best_prefixes, retrieve
-from specbench_ss.models.loading import load_target, outline_of
+from specbench_ss.models.load import load_target, outline_of
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.text.loading import load_rows
 from specbench_ss.training.text.own_answers import OwnAnswers

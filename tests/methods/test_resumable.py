@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.crash_safe import replacing
+from specbench_ss.storage import replacing
 from specbench_ss.training.resumable import Resumable
 
 

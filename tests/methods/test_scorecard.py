@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_ss.decoding import verify as verifying
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.tree import DraftTree, shape_of
-from specbench_ss.decoding.verify import Verdict, verify, verify_sampled
+from specbench_ss.engine import verify as verifying
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.tree import DraftTree, shape_of
+from specbench_ss.engine.verify import Verdict, verify, verify_sampled
 from specbench_ss.methods._shared import lossy_acceptance
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
 

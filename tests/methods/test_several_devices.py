@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from specbench_ss import registry
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.placement import Given
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.together import Answered, Asked, Together
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.batching import Answered, Asked, Together
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.device_map import Given
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams
-from specbench_ss.testing.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
+from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
 from tests.second_device import SECOND, second_device, send_layers, to_device
 
 WORDS = 61
@@ -199,7 +199,7 @@ def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatc
 
 
 def test_a_full_gpu_is_named() -> None:
-    from specbench_ss.benchmark.out_of_memory import told
+    from specbench_ss.bench.timed_sample import told
 
     model = tiny_model("llama", vocab=WORDS)
     decoder = Autoregressive(Target(model))

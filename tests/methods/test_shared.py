@@ -10,14 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench_ss.benchmark import preflight
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.bench import preflight
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.lora import ADAPTER
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
@@ -25,6 +24,7 @@ from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of, save_shared
 from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates

@@ -9,11 +9,10 @@ import pytest
 
 import specbench_ss
 from specbench_ss import load_method, load_model
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.models.drafter_folder import read_tensors
-from specbench_ss.models.model_folder import DRAFTERS
-from specbench_ss.models.packages import packaged_model
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.models.checkpoint import read_tensors
+from specbench_ss.models.resolve import DRAFTERS, packaged_model
 
 FOLDER = DRAFTERS / "smollm2"
 TRAINED = ("ss", "ss-root", "ss-parent", "medusa", "eagle")

@@ -10,14 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Output, Target
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.space.decoding import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
 from specbench_ss.methods.space.masks import MaskToken
@@ -25,7 +24,8 @@ from specbench_ss.methods.space.model import save
 from specbench_ss.methods.space.rows import rows_of
 from specbench_ss.methods.space.trainer import MaskOptions, SPACETrainer
 from specbench_ss.methods.space.training import SPACETrainee
-from specbench_ss.models.loading import load_target
+from specbench_ss.models.load import load_target
+from specbench_ss.options import MethodSpec
 from specbench_ss.training.batches import Anchors, Batch, Documents
 from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates

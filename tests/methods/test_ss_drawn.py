@@ -7,13 +7,13 @@ from collections import Counter
 import torch
 from scipy.stats import chisquare
 
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.verify import verify_sampled
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.verify import verify_sampled
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.drafting import draft_tree, drawn_tree
 from specbench_ss.methods.ss.examples import TWO_LAYERS, streaming
 from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.models.tiny import tiny_target
 from tests.methods.exactness import p_value
 
 ROOT = torch.tensor([4])

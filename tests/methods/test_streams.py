@@ -9,15 +9,15 @@ from itertools import product
 import pytest
 import torch
 
-from specbench_ss.decoding import grouped_attention
-from specbench_ss.decoding.cache import StreamCache
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.together import Answered, Asked, Together
-from specbench_ss.decoding.tree import DraftTree
-from specbench_ss.decoding.verify import Verdict
+from specbench_ss.engine import attention
+from specbench_ss.engine.batching import Answered, Asked, Together
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss import drafting
 from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
@@ -354,7 +354,7 @@ def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
         assert torch.equal(logits, found[0][0])
     torch.testing.assert_close(found[1][1], found[0][1], atol=2e-5, rtol=1e-4)
     assert not torch.allclose(found[2][1], found[0][1], atol=1e-3)
-    assert target.config._attn_implementation == grouped_attention.NAME
+    assert target.config._attn_implementation == attention.NAME
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 40])

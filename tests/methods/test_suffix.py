@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.suffix.automaton import SuffixAutomaton
 from specbench_ss.methods.suffix.decoding import Past, Suffix, SuffixOptions

@@ -11,20 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench_ss.decoding.generation import Generation
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from lab.text import SPECBENCH_CATEGORIES, questions
+from specbench_ss.engine.decoder import Generation
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.methods.sd.text import Bridge, added, extended, following
 from specbench_ss.methods.sd.vocabulary import mismatch
-from specbench_ss.models.drafter_folder import drafter_here
-from specbench_ss.models.loading import load_target, outline_of
-from specbench_ss.models.model_folder import LAB
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
+from specbench_ss.models.checkpoint import drafter_here
+from specbench_ss.models.load import load_target, outline_of
+from specbench_ss.models.resolve import LAB
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from specbench_ss import registry
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
 from specbench_ss.methods._shared.static_trees import tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa.decoding import Medusa
@@ -27,9 +26,10 @@ from specbench_ss.methods.ss.options import SharedAROptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.streams import StreamConfig, Streams
 from specbench_ss.methods.ss.worth_tuning import worth_trying
-from specbench_ss.models.drafter_advice import ANY, Advice
-from specbench_ss.tuning import bench as bench_module
-from specbench_ss.tuning.bench import DecoderBench
+from specbench_ss.models.checkpoint import ANY, Advice
+from specbench_ss.options import MethodSpec
+from specbench_ss.tuning import session as bench_module
+from specbench_ss.tuning.session import DecoderBench
 from tests.methods import decoders
 from tests.tiny import tiny_model
 

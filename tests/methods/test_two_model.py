@@ -12,10 +12,10 @@ import torch
 from scipy.stats import chisquare
 from torch.overrides import TorchFunctionMode
 
-from specbench_ss.decoding.decoder import State
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.decoder import State
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive

@@ -12,7 +12,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.layer_configs import proposals
 from specbench_ss.methods.dflash.new_weights import new_drafter
 from specbench_ss.methods.dflash.published_files import speculators_config_of
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.models.tiny import tiny_target
 
 
 def named(**about: Any) -> Any:

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import load_method, load_model
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.dflash import published_files as dflash_files
 from specbench_ss.methods.eagle import published_files as eagle_files
 from specbench_ss.methods.eagle import speculators_files
-from specbench_ss.models.drafter_folder import read_tensors, write_checkpoint
-from specbench_ss.models.model_folder import LAB
-from specbench_ss.suites.lab_text.catalog import SPECBENCH_CATEGORIES, questions
+from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
+from specbench_ss.models.resolve import LAB
 
 VARIABLE = "SSBENCH_VLLM_PYTHON"
 SCRIPT = Path(__file__).with_name("vllm_counts.py")

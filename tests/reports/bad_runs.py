@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.steps import Steps
+from specbench_ss.runs.records import Run, Steps
 
 
 def nothing_works(run: Run) -> None:

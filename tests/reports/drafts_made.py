@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbench_ss.files import crash_safe
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.runs.side_files import DRAFTS, Drafts, DraftStep
+from specbench_ss import storage
+from specbench_ss.runs.run_dir import DRAFTS, Drafts, DraftStep, read_run
 
 
 def record(run_dir: Path, question: str, text: str = " word") -> None:
@@ -18,7 +17,7 @@ def record(run_dir: Path, question: str, text: str = " word") -> None:
             steps = [_step(tokens, text, row.method != "ar") for tokens in run.steps.of(row.key).tokens.tolist()]
             made.append(Drafts(*row.key, same_answer=True, steps=steps).as_dict())
     with (run_dir / DRAFTS).open("ab", buffering=0) as file:
-        crash_safe.append(file, made)
+        storage.append(file, made)
 
 
 def _step(tokens: int, text: str, drafts: bool) -> DraftStep:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.commands import report
+from specbench_ss.cli import report
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html import assets
 from specbench_ss.reports.html.report import SCRIPTS, page
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 from tests.reports.bad_runs import (
     half_done,

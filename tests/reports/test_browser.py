@@ -12,9 +12,9 @@ import pytest
 
 from specbench_ss import load_run
 from specbench_ss.reports.html.report import HtmlReport
-from specbench_ss.results import what_if
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results import cost_model
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import fabricate
 from tests.reports.bad_runs import half_done, nothing_works, only_the_reference
 from tests.reports.chromium import EXTRA, Watched, browser, needs_chromium
@@ -341,11 +341,11 @@ def test_the_samples_and_the_replay_share_the_address(running: Any, made: Path) 
 def test_the_page_predicts_as_the_library_does(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     found = page.evaluate("JSON.parse(document.getElementById('what-if-data').textContent)")
-    names = [field.name for field in fields(what_if.Parts)]
+    names = [field.name for field in fields(cost_model.Parts)]
     medusa = next(one for one in found if one["method"] == "medusa")
-    own, plain = (what_if.Parts(*(one[name] for name in names)) for one in (medusa, medusa["plain"]))
+    own, plain = (cost_model.Parts(*(one[name] for name in names)) for one in (medusa, medusa["plain"]))
     for change in ({}, {"size": 8.0, "launch": 0.25}, {"acceptance": 0.5, "nodes": 4.0, "products": 2.0}):
-        expected = what_if.speedup(own, plain, what_if.Change(**change))
+        expected = cost_model.speedup(own, plain, cost_model.Change(**change))
         assert page.evaluate("change => WhatIf.speedup('medusa', change)", change) == pytest.approx(expected)
     page.fill("#what-if-form [name=size]", "3")
     page.dispatch_event("#what-if-form [name=size]", "change")

@@ -8,10 +8,10 @@ import pytest
 
 from specbench_ss.reports.html.beside_published import order_in_words
 from specbench_ss.reports.html.report import page
+from specbench_ss.results.cost_model import waterfalls
 from specbench_ss.results.published import beside
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.results.waterfall import waterfalls
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 

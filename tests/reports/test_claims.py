@@ -6,8 +6,8 @@ import pytest
 
 from specbench_ss import registry
 from specbench_ss.reports.paper.claims import ahead, all_of, at_most, number_or_none, rising, same_order, smallest
-from specbench_ss.results.experiment import Claim, Column, Experiment, Grid, Result, Value
-from specbench_ss.results.number_text import interval, interval_of
+from specbench_ss.results.report import Claim, Column, Experiment, Grid, Result, Value
+from specbench_ss.results.text import interval, interval_of
 
 POINTS = ("series", "k", "speedup", "95 % interval")
 
@@ -135,7 +135,7 @@ def test_figures_11_and_4() -> None:
 
 @pytest.mark.parametrize("name", ["figure-8", "figure-9", "parameters"])
 def test_what_needs_no_weights_is_held_against_the_papers(name: str) -> None:
-    from specbench_ss.results.experiment import Bench, Request
+    from specbench_ss.results.report import Bench, Request
 
     experiment = registry.load(registry.EXPERIMENTS, name)()
     claims = experiment.claims(experiment.run(Bench(Request(), None, None, None)))

@@ -16,10 +16,9 @@ from specbench_ss.reports.html.axis import of_ratios
 from specbench_ss.reports.html.page_parts import Table
 from specbench_ss.reports.html.palette import styles
 from specbench_ss.reports.html.report import page
-from specbench_ss.results.roofline import Point, Roof
+from specbench_ss.results.cost_model import Point, Roof, pairs
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.results.work import pairs
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 from tests.reports.drafts_made import record
 

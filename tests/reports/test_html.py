@@ -22,7 +22,7 @@ from specbench_ss.reports.html.palette import COLOURS, GREY, PARTS, Style, style
 from specbench_ss.reports.html.report import SCRIPTS, HtmlReport
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.run_record import chips as chips_of
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun, fabricate
 
 

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from specbench_ss import UserError
-from specbench_ss.cli import main
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.cli.main import main
+from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.conftest import MakeRun
 
@@ -21,10 +21,7 @@ from matplotlib.figure import Figure
 from specbench_ss.reports.plots.command import Kind
 from specbench_ss.reports.plots.kinds import KINDS, write_plot
 from specbench_ss.reports.plots.numbers import numbers_of
-from specbench_ss.results.machine import machine_rows
-from specbench_ss.results.roofline import points
-from specbench_ss.results.waterfall import waterfalls
-from specbench_ss.results.work import pairs
+from specbench_ss.results.cost_model import machine_rows, pairs, points, waterfalls
 
 LIMITS = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
 SHAPE = {"weight_bytes": 1e7, "matrix_parameters": 2e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}

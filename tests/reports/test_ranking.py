@@ -14,9 +14,9 @@ from specbench_ss.reports.html.palette import styles, symbols
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.speed import Cells
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.runs.suite import Question
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.suite import Question
 from tests.conftest import MakeRun
 
 

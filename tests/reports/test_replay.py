@@ -9,8 +9,8 @@ import pytest
 
 from specbench_ss.reports.html import palette, replay
 from specbench_ss.reports.html.report import page
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 from tests.reports.drafts_made import record
 

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from specbench_ss import load_run, registry
-from specbench_ss.cli import main
-from specbench_ss.commands import report
+from specbench_ss.cli import report
+from specbench_ss.cli.main import main
 from specbench_ss.reports.html import comparison_page
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.conftest import EVIL, MakeRun
 

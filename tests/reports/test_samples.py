@@ -7,7 +7,7 @@ import pytest
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.samples import MOST
 from specbench_ss.reports.html.visible_text import visible
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 

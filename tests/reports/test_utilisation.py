@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from specbench_ss.reports.paper.utilisation import COUNTED, ON_CPU, Figure17, Figure19
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 

@@ -7,10 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_ss.results.machine import machine_rows
-from specbench_ss.results.what_if import Change, Parts, breaks_even, parts, predictions, speedup, step_s
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.results.cost_model import (
+    Change,
+    Parts,
+    breaks_even,
+    machine_rows,
+    parts,
+    predictions,
+    speedup,
+    step_s,
+)
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 SHAPE = {"weight_bytes": 2e7, "matrix_parameters": 5e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.benchmark.asked_endpoints import Access, access_of, address, in_flight
+from specbench_ss.bench.build_config import Access, access_of, address, in_flight
+from specbench_ss.bench.server_client import AnswerError, Counters, event, message_of, payloads
 from specbench_ss.errors import UserError
-from specbench_ss.served.counters import Counters
-from specbench_ss.served.protocol import AnswerError, event, message_of, payloads
 from tests.cli import failing
 
 URL = "http://127.0.0.1:9/v1"
@@ -134,7 +133,7 @@ def test_counters_that_fall_are_not_measured() -> None:
 
 def test_counters_are_those_of_the_model_and_of_all_engines() -> None:
     pytest.importorskip("prometheus_client")
-    from specbench_ss.served.counters import read
+    from specbench_ss.bench.server_client import read
 
     def line(name: str, engine: int, model: str, value: str) -> str:
         return f'vllm:spec_decode_num_{name}_total{{engine="{engine}",model_name="{model}"}} {value}\n'

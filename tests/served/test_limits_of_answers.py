@@ -13,13 +13,10 @@ from typing import Any, ClassVar
 import pytest
 
 from specbench_ss import run
+from specbench_ss.bench import server_client, server_run
+from specbench_ss.bench.server_client import Answer, AnswerError, Counters, Server, payloads
+from specbench_ss.bench.server_run import grown
 from specbench_ss.errors import UserError
-from specbench_ss.served import protocol, session
-from specbench_ss.served.answer import Answer
-from specbench_ss.served.client import Server
-from specbench_ss.served.counters import Counters
-from specbench_ss.served.filling import grown
-from specbench_ss.served.protocol import AnswerError, payloads
 from specbench_ss.time_limit import time_limit
 from tests.served.fake_server import Behaviour, Fake, serving
 
@@ -32,7 +29,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test that never returns; the machine counts as idle."""
-    monkeypatch.setattr(session, "busy", lambda: "")
+    monkeypatch.setattr(server_run, "busy", lambda: "")
     with time_limit(GUARD_S):
         yield
 
@@ -111,7 +108,7 @@ def test_an_endless_list_of_models_is_one_line(page: str, said: str, questions: 
 
 
 def test_pages_beside_the_api_that_never_end_are_left_out() -> None:
-    from specbench_ss.served.connect import about
+    from specbench_ss.bench.server_run import about
 
     with serving(Behaviour(page="drip")) as fake:
         server = Server("s", fake.url, timeout_s=0.1)
@@ -211,7 +208,7 @@ def test_counters_that_cannot_be_are_not_taken() -> None:
 @pytest.mark.parametrize("value", ["-3", "2.5", "1e400", "NaN"])
 def test_counters_are_whole_numbers(value: str) -> None:
     pytest.importorskip("prometheus_client")
-    from specbench_ss.served.counters import read
+    from specbench_ss.bench.server_client import read
 
     names = ("drafts", "draft_tokens", "accepted_tokens")
     found = read("".join(f"vllm:spec_decode_num_{name} {value}\n" for name in names), "m")
@@ -220,7 +217,7 @@ def test_counters_are_whole_numbers(value: str) -> None:
 
 def test_more_accepted_than_drafted_tokens_are_no_counters() -> None:
     pytest.importorskip("prometheus_client")
-    from specbench_ss.served.counters import read
+    from specbench_ss.bench.server_client import read
 
     page = "".join(
         f"vllm:spec_decode_num_{n} {v}\n" for n, v in (("drafts", 2), ("draft_tokens", 4), ("accepted_tokens", 5))
@@ -266,7 +263,7 @@ class Piece(bytes):
 
 def test_a_long_line_costs_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Copied, "touched", 0)
-    monkeypatch.setattr(protocol, "bytearray", Copied, raising=False)
+    monkeypatch.setattr(server_client, "bytearray", Copied, raising=False)
     line = b"data: " + b"x" * (MIB - 64) + b"\n"
     pieces = [Piece(line[i : i + 64]) for i in range(0, len(line), 64)]
     assert list(payloads(pieces)) == [line[6:-1]]

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from specbench_ss import compare, load_run, run
-from specbench_ss.benchmark.schedule import plan
-from specbench_ss.cli import main
+from specbench_ss.bench import server_run
+from specbench_ss.bench.schedule import plan
+from specbench_ss.bench.server_client import Server
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
-from specbench_ss.results.finding import finding
-from specbench_ss.results.run_health import checks
+from specbench_ss.results.checks import checks
+from specbench_ss.results.ranking import finding
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.runs.suite import Question
-from specbench_ss.served import connect, session
-from specbench_ss.served.client import Server
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.suite import Question
 from tests.served.fake_server import Behaviour, Clock, Fake, serving
 
 TWO_TURNS = {"a": ["one fish", "two fish"], "b": ["red fish"], "c": ["blue fish swims"], "d": ["old"], "e": ["new one"]}
@@ -30,7 +30,7 @@ PROMPTS = sum(map(len, TWO_TURNS.values()))
 @pytest.fixture(autouse=True)
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is never busy."""
-    monkeypatch.setattr(session, "busy", lambda: "")
+    monkeypatch.setattr(server_run, "busy", lambda: "")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def measured(servers: list[Fake], labels: list[str], questions: Path, out: Path,
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(connect, "Server", partial(Server, clock=clock))
+    monkeypatch.setattr(server_run, "Server", partial(Server, clock=clock))
 
 
 def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: 
 
 
 def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_path: Path) -> None:
-    from specbench_ss.commands.report import write_report
-    from specbench_ss.commands.run_output import tell
+    from specbench_ss.cli.report import write_report
+    from specbench_ss.cli.run_output import tell
 
     with serving() as one, serving(Behaviour(per_chunk=2)) as other:
         for name in ("a", "b"):

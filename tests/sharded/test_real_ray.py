@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from specbench_ss import run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.run_dir import read_run
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 

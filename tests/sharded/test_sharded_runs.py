@@ -12,21 +12,19 @@ from typing import Any
 import pytest
 
 from specbench_ss import load_model
-from specbench_ss.benchmark import asked_workers, preflight
-from specbench_ss.benchmark import measure as local
-from specbench_ss.benchmark.build_config import recording_of
-from specbench_ss.decoding.replaying import called
-from specbench_ss.decoding.static_passes import StaticPasses
-from specbench_ss.decoding.target import Target
+from specbench_ss.bench import build_config, preflight
+from specbench_ss.bench import ray as pools
+from specbench_ss.bench import ray as sharded
+from specbench_ss.bench import runner as local
+from specbench_ss.bench.build_config import recording_of
+from specbench_ss.bench.ray import Parcel
+from specbench_ss.engine.cuda_graphs import StaticPasses, called
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.method_spec import MethodSpec
-from specbench_ss.runs.collected import Parcel
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget, Workers
-from specbench_ss.runs.rows import Row, Run
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.runs.side_files import read_drafts
-from specbench_ss.sharded import measure as sharded
-from specbench_ss.sharded import ray_pool as pools
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.run_dir import read_drafts, read_run
 from tests.cli import failing
 from tests.sharded.fake_ray import FakeRay
 
@@ -325,9 +323,9 @@ def test_a_mistake_is_one_line(line: str, said: str, tmp_path: Path, capsys: pyt
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked_workers, "find_spec", lambda name: None)
+    monkeypatch.setattr(build_config, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install -e '\.\[ray\]'"):
-        asked_workers.workers_of({"executor": "ray", "workers": 1, "ray_address": None})
+        build_config.workers_of({"executor": "ray", "workers": 1, "ray_address": None})
 
 
 def test_manifests_of_runs_by_workers_are_read(by: Callable[..., Run], tmp_path: Path) -> None:

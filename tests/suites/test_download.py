@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.files.cache_folder import cache_folder
-from specbench_ss.files.digest import file_sha256
+from specbench_ss.storage import cache_folder, file_sha256
 from specbench_ss.suites.download import ATTEMPTS, download
 
 BODY = b'{"question_id": 1}\n' * 20_000

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from specbench_ss import registry
+from specbench_ss.conformance.suite_laws import check_suite
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import SuiteData, SuiteRequest
+from specbench_ss.suite import SuiteData, SuiteRequest
 from specbench_ss.suites import file_suite
 from specbench_ss.suites.file_suite import FileSuite
 from specbench_ss.suites.gsm8k import GSM8K
 from specbench_ss.suites.humaneval import HumanEval
 from specbench_ss.suites.mtbench import MTBench
 from specbench_ss.suites.speedbench import MASKED
-from specbench_ss.testing.suite_laws import check_suite
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 REAL = ("mt_bench/question.jsonl", "gsm8k/train.jsonl")

@@ -16,15 +16,14 @@ import pytest
 
 pytest.importorskip("openai", reason="the package openai is not installed")
 
-from specbench_ss.cli import main
+from specbench_ss.bench.judge import Asked, FilePrompts, Prompts, plan, rating
+from specbench_ss.bench.judge import Judge as JudgingModel
+from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
-from specbench_ss.judging.plan import Judge as JudgingModel
-from specbench_ss.judging.plan import plan
-from specbench_ss.judging.prompts import Asked, FilePrompts, Prompts, rating
-from specbench_ss.results.parquet_files import write_parquet
-from specbench_ss.results.run_results import load_run
+from specbench_ss.results.analysis import load_run
+from specbench_ss.results.frames import write_parquet
 from specbench_ss.results.summary import summarise
-from specbench_ss.runs.run_directory import JUDGE, read_run
+from specbench_ss.runs.run_dir import JUDGE, read_run
 from tests.conftest import MakeRun
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"

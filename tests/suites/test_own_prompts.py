@@ -11,20 +11,19 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from specbench_ss import registry
-from specbench_ss.benchmark.requests import check_history, prompt_ids
-from specbench_ss.benchmark.warm_prompts import warm_messages
-from specbench_ss.cli import main
-from specbench_ss.decoding.outline import Outline
+from specbench_ss.bench.judge import Asked
+from specbench_ss.bench.judge import Prompts as JudgePrompts
+from specbench_ss.bench.preflight import check_history, prompt_ids
+from specbench_ss.bench.schedule import warm_messages
+from specbench_ss.cli.main import main
+from specbench_ss.conversations import read_conversation
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import read_conversation
-from specbench_ss.files.user_files import read_rows
-from specbench_ss.judging.prompts import Asked
-from specbench_ss.judging.prompts import Prompts as JudgePrompts
-from specbench_ss.models.model_folder import LAB
-from specbench_ss.models.packages import packaged_model
+from specbench_ss.models.resolve import LAB, packaged_model
 from specbench_ss.reports.html.report import page as page_of
-from specbench_ss.runs.run_directory import read_run
-from specbench_ss.runs.suite import Message, SuiteData, SuiteRequest
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.suite import Message, SuiteData, SuiteRequest
+from specbench_ss.user_files import read_rows
 from tests.cli import failing
 from tests.conftest import MakeRun
 

@@ -8,11 +8,8 @@ import sys
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import Question
-from specbench_ss.suites.scorers import METRICS, score, score_turn
-from specbench_ss.suites.scorers.answers import final_number
-from specbench_ss.suites.scorers.boxed import normal
-from specbench_ss.suites.scorers.sql import normal_sql
+from specbench_ss.suite import Question
+from specbench_ss.suites.scorers import METRICS, final_number, normal, normal_sql, score, score_turn
 
 TEXT = "SELECT name FROM singer WHERE age > 3"
 

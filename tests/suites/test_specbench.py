@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import SuiteData, SuiteRequest
-from specbench_ss.suites.specbench import FULL_SIZE, SpecBench
+from specbench_ss.suite import SuiteData, SuiteRequest
+from specbench_ss.suites.questions import LAB_SIZES, SPECBENCH_CATEGORIES
+from specbench_ss.suites.specbench import SpecBench
+
+FULL_SIZE = {name: LAB_SIZES[name] for name in SPECBENCH_CATEGORIES}
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 OFFICIAL = SHARED / "data" / "specbench" / "question.jsonl"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.benchmark.build_config import suite_and_data
+from specbench_ss.bench.build_config import suite_and_data
+from specbench_ss.conformance.suite_laws import SUITE_LAWS, SuiteLawBroken, check_suite
 from specbench_ss.errors import UserError
-from specbench_ss.runs.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.questions import select
-from specbench_ss.testing.suite_laws import SUITE_LAWS, SuiteLawBroken, check_suite
 
 COUNTER = itertools.count()
 

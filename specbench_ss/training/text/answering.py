@@ -15,7 +15,7 @@ import torch
 from specbench_ss.training.text.batched_decoding import decode_batch
 
 if TYPE_CHECKING:
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
 
 
 class Talk(Protocol):

@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.decoding.target import Target
+    from specbench_ss.engine.target import Target
 
 LOOK_EVERY = 8  # tokens from one look at which answers have ended to the next: each waits for the device
 WORTH = 0.75  # of the answers go on, at most, where the others are taken out of the batch

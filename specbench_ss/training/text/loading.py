@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from specbench_ss.conversations import Conversation, read_conversation
 from specbench_ss.errors import UserError
-from specbench_ss.files.cache_folder import cache_folder
-from specbench_ss.files.conversations import Conversation, read_conversation
-from specbench_ss.models.chat_templates import template_hash
+from specbench_ss.models.load import template_hash
+from specbench_ss.storage import cache_folder
 from specbench_ss.training.text.own_answers import OwnAnswers, own_documents
 from specbench_ss.training.text.rendering import Rendered, Renderer
 from specbench_ss.training.text.row_cache import Built, cached

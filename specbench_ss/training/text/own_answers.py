@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.files import crash_safe, records
-from specbench_ss.files.conversations import Conversation, Message
+from specbench_ss import storage, user_files
+from specbench_ss.conversations import Conversation, Message
+from specbench_ss.engine.target import Target
 from specbench_ss.training.text.answering import Answering, own_answers
 from specbench_ss.training.text.rendering import Rendered, Renderer, Span
 
@@ -97,7 +97,7 @@ def own_documents(
     """
     alike = sorted(range(len(talks)), key=lambda i: (len(talks[i].questions), sum(map(_size, talks[i].questions)), i))
     chats = [ChatTalk(i, talks[i], renderer, length - own.limit) for i in alike]
-    kept = crash_safe.cut(work / KEPT, records.decoder(_Kept))
+    kept = storage.cut(work / KEPT, user_files.decoder(_Kept))
     sizes = {place: len(chats[place : place + own.batch]) for place in range(0, len(chats), own.batch)}
     done = {place for place in sizes if sum(k.place == place for k in kept) >= sizes[place]}
     how = Answering(own.target.eos_ids, own.limit, own.temperature, seed)
@@ -105,8 +105,8 @@ def own_documents(
     with (work / KEPT).open("ab", buffering=0) as file:
         for place, answered in own_answers(own.target, chats, how, own.batch, done):
             lines = [_line(place, chat) for chat in answered]
-            crash_safe.append(file, lines)
-            answers |= {k.number: k for k in records.convert(lines, list[_Kept])}
+            storage.append(file, lines)
+            answers |= {k.number: k for k in user_files.convert(lines, list[_Kept])}
             log(f"own answers: {len(answers)} of {len(talks)} conversations")
     return [answers[i].document() for i in range(len(talks))]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_ss.conversations import Message
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import Message
 from specbench_ss.training.text.templates import Filled, completion_places, fill
 
 Span = tuple[int, int]

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from specbench_ss import user_files
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files import records
-from specbench_ss.files.crash_safe import replacing, sync_folder
+from specbench_ss.storage import replacing, sync_folder
 from specbench_ss.training.text.rows import Counts, TrainingRows
 
 Built = tuple[TrainingRows, TrainingRows]  # to train on, held out
@@ -80,7 +80,7 @@ def _keep(built: Built, about: Mapping[str, Any], part: Path, done: Path) -> Non
 
 def _read(done: Path, side: str) -> TrainingRows:
     try:
-        counts = records.decoder(_About)((done / "about.json").read_bytes()).counts[side]
+        counts = user_files.decoder(_About)((done / "about.json").read_bytes()).counts[side]
         ids, mask, documents = (np.load(done / f"{side}-{name}.npy", mmap_mode="r") for name in ARRAYS)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(f"the training rows in {done} are damaged ({error}): remove that folder") from None

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.files.user_files import Row, read_rows, read_text
-from specbench_ss.models.drafter_folder import HUB_ID
+from specbench_ss.models.checkpoint import HUB_ID
+from specbench_ss.user_files import Row, read_rows, read_text
 
 SUFFIXES = (".jsonl", ".json")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
+from specbench_ss.conversations import Message
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import Message
 
 # from Unicode's private use area: no template and no text has them, and no strip() takes them away
 MARK = "\ue000{}\ue001"

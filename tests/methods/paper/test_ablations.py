@@ -9,10 +9,10 @@ import pytest
 
 from specbench_ss.reports.paper import ablations
 from specbench_ss.reports.paper.ablations import CENTRE, MAPS, MEDUSA, NODES, SMALL, VARIANTS, Ablations, Variant
-from specbench_ss.results.experiment import Bench, Column, Grid, Request, Result
+from specbench_ss.results.report import Bench, Column, Grid, Request, Result
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from specbench_ss.training.together import Together, TogetherOptions
 from specbench_ss.training.trainer import TrainConfig
 from tests.conftest import fabricate

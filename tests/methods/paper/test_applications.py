@@ -9,7 +9,7 @@ import pytest
 
 from specbench_ss.reports.paper.applications import BASES, METHODS, AppendixC
 from specbench_ss.reports.paper.overheads import counted
-from specbench_ss.results.experiment import Bench, Request, Result
+from specbench_ss.results.report import Bench, Request, Result
 
 NEVER: Any = None
 

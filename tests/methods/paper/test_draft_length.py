@@ -10,11 +10,10 @@ import pytest
 
 from specbench_ss.reports.paper.draft_length import BEST, DRAFT_MODEL, LEVEL, RATIO, STREAMS, DraftLength
 from specbench_ss.reports.paper.sweeps import BATCHES
-from specbench_ss.results.experiment import Bench, Request, Result
+from specbench_ss.results.report import Bench, Request, Result
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.level import Level
-from specbench_ss.runs.rows import Row, Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Level, Row, Run
+from specbench_ss.runs.run_dir import read_run
 
 MakeRun = Callable[..., Path]
 TIMES = {(2, 1): 2.0, (3, 1): 1.98, (1, 2): 1.5}  # as fast as plain decoding, by length and batch size; else by size:

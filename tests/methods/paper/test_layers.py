@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from specbench_ss import registry
-from specbench_ss.cli import main
-from specbench_ss.decoding.target import Target
+from specbench_ss.cli.main import main
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.reports.paper import layers
 from specbench_ss.reports.paper.layers import EMBEDDINGS, ROTATION, Figure11, Figure12a, Variant, accuracies
-from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.results.report import Bench, Request
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from specbench_ss.training.side_by_side import Budget, DrafterText
 from tests.tiny import tiny_model
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_ss.decoding.target import Target
-from specbench_ss.decoding.tree import DraftTree
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.reports.paper import drafter_costs, meta_device, rival_costs
 from specbench_ss.reports.paper.meta_device import Overhead

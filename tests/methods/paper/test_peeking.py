@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.reports.paper import peeking
 from specbench_ss.reports.paper.peeking import Figure4, PeekingTrainee, held_out, least_sure
-from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.results.report import Bench, Request
 from specbench_ss.training.side_by_side import Budget, DrafterText
 from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import randomise

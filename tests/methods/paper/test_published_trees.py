@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.benchmark import preflight
-from specbench_ss.cli import main
+from specbench_ss.bench import preflight
+from specbench_ss.cli.main import main
 from specbench_ss.reports.paper import missing_parts
 from specbench_ss.reports.paper.missing_parts import config_for
 from specbench_ss.reports.paper.tables import Table1, Table6
-from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.results.report import Bench, Request
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 from tests.conftest import STEP_S
 
 
@@ -34,7 +34,7 @@ def test_every_method_takes_the_papers_tree() -> None:
 
 @pytest.mark.parametrize("name", sorted(registry.names(registry.EXPERIMENTS)))
 def test_every_table_can_be_asked_for_it(name: str) -> None:
-    kind = registry.load_experiment(name)
+    kind = registry.load(registry.EXPERIMENTS, name)()
     if "published" not in kind.uses:
         pytest.skip("no table")
     for config in kind.configs(Request(published=True)).values():

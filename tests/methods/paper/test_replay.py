@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from specbench_ss.reports.paper.replay import LEGEND
-from specbench_ss.results.experiment import Mark, Span
-from specbench_ss.results.experiment_output import marked
+from specbench_ss.results.report import Mark, Span
+from specbench_ss.results.terminal import marked
 
 
 def test_the_legend_explains_every_mark_that_is_printed_without_colours() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.reports.paper import segment_pattern, segments
 from specbench_ss.reports.paper.segment_pattern import COMPLETION, GAMMA, PROMPT, Pattern, pattern, pattern_plot
 from specbench_ss.reports.paper.segments import COLUMNS, NAIVE, WHOLE, Figure16
-from specbench_ss.results.experiment import Bench, Grid, Request, Result
+from specbench_ss.results.report import Bench, Grid, Request, Result
 from specbench_ss.training.side_by_side import DrafterText
 from tests.tiny import tiny_model
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.reports.paper.step_costs import (
     BASE,
     MeteredTrainer,
@@ -19,7 +19,7 @@ from specbench_ss.reports.paper.step_costs import (
     share,
     timed_steps,
 )
-from specbench_ss.results.experiment import Bench, Request
+from specbench_ss.results.report import Bench, Request
 from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
 from tests.tiny import tiny_model
 

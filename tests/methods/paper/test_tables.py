@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.models import model_folder, quantising
+from specbench_ss.models import quantize, resolve
 from specbench_ss.reports.paper.application_pairs import draft_model_claims, kept_claims, quality_kept
 from specbench_ss.reports.paper.quantised import Table4
 from specbench_ss.reports.paper.tables import FINE_TUNE, OldTable1, OldTable2, RunTable, Table1, Table3, Table5
-from specbench_ss.results.experiment import Bench, Grid, Request, Result
-from specbench_ss.results.number_text import end
+from specbench_ss.results.report import Bench, Grid, Request, Result
 from specbench_ss.results.summary import summarise
+from specbench_ss.results.text import end
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.rows import Run
-from specbench_ss.runs.run_directory import read_run
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
 
 TASKS = ("sql", "dialogue_summary", "meaning_representation")
 TUNED = "ss-shared-ar[weights=next-token]"
@@ -32,7 +32,7 @@ def lora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("base", "medusa", "ss", "ss-shared", "next-token"):
         (folder / name).mkdir(parents=True)
     (folder / "lab.json").write_text("{}")
-    monkeypatch.setattr(model_folder, "LAB", folder)
+    monkeypatch.setattr(resolve, "LAB", folder)
     return folder / "next-token"
 
 
@@ -206,7 +206,7 @@ def table_4(folder: Path, make_run: MakeRun) -> tuple[Result, list[RunConfig], R
 def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     lora: Path, tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantising, "find_spec", lambda name: True if name == "torchao" else None)
+    monkeypatch.setattr(quantize, "find_spec", lambda name: True if name == "torchao" else None)
     result, configs, run = table_4(tmp_path, make_run)
     assert [config.quantize for config in configs] == ["none", "int8"]
     assert all([spec.label for spec in c.methods] == ["ar", "ss-shared", "ss", TUNED] for c in configs)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.reports.paper import training_costs, training_flops
 from specbench_ss.reports.paper.step_costs import BASE
 from specbench_ss.reports.paper.training_costs import LOSSLESS, MEDUSA, NAIVE, AppendixJ, EveryAnswer
-from specbench_ss.results.experiment import Bench, Column, Grid, Request, Result
+from specbench_ss.results.report import Bench, Column, Grid, Request, Result
 from specbench_ss.training.side_by_side import Budget, DrafterText
 from tests.tiny import tiny_model
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from specbench_ss.conversations import Conversation, read_conversation
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import Conversation, read_conversation
 from specbench_ss.training.text.sources import FileSource, HubSource, open_source
 
 TALK = ({"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."})

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specbench_ss.conversations import read_conversation
 from specbench_ss.errors import UserError
-from specbench_ss.files.conversations import read_conversation
-from specbench_ss.methods._lab.tokenizer import special_ids
-from specbench_ss.suites.lab_text.training_text import completion_mask
 from specbench_ss.training.text import loading
+from specbench_ss.training.text.lab_text import completion_mask, special_ids
 from specbench_ss.training.text.loading import TrainingText, load_rows
 from specbench_ss.training.text.rendering import Rendered, Renderer
 from specbench_ss.training.text.rows import TrainingRows, pack_documents, plan_rows, positions, visible

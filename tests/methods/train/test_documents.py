@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
 from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
 from specbench_ss.methods.ss.stream_config import StreamConfig, StreamPosition

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.cli import main
-from specbench_ss.files.write_errors import disk_error, writing
+from specbench_ss.cli.main import main
+from specbench_ss.storage import disk_error, writing
 from specbench_ss.training import session
 from specbench_ss.training.drafter_training import DrafterTraining
 from specbench_ss.training.resumable import CHECKPOINT

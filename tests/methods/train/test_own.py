@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from lab.lab_training import own_conversations
+from lab.text import conversations
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._lab.answers import own_conversations
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.models.loading import load_target
-from specbench_ss.models.model_folder import LAB
-from specbench_ss.suites.lab_text.training_text import conversations
+from specbench_ss.models.load import load_target
+from specbench_ss.models.resolve import LAB
 from specbench_ss.training.text import own_answers as own_module
 from specbench_ss.training.text.answering import Answering, answer_batch
 from specbench_ss.training.text.loading import TrainingText, load_rows

@@ -16,8 +16,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from specbench_ss.cli import main
-from specbench_ss.decoding.target import Target
+from specbench_ss.cli.main import main
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.dflash.new_weights import new_drafter
 from specbench_ss.methods.dflash.training import DFlashTrainee
 from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods._lab.tokenizer import special_ids
-from specbench_ss.suites.lab_text.training_text import completion_mask
+from specbench_ss.training.text.lab_text import completion_mask, special_ids
 from specbench_ss.training.text.rendering import Rendered, Renderer
 from specbench_ss.training.text.templates import completion_places, fill
 from tests.methods.train.tokenizers_made import TEMPLATES, made_tokenizer

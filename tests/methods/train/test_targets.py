@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss.decoding.target import Target
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.dflash.new_weights import random_drafter
 from specbench_ss.methods.dflash.training import DFlashTrainee
@@ -21,7 +21,7 @@ from specbench_ss.methods.medusa.training import MedusaTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.trainer import StreamsOptions, StreamsTrainer
 from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.testing.tiny import tiny_target
+from specbench_ss.models.tiny import tiny_target
 from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.losses import head_sums
 from specbench_ss.training.trainee import Trainee, base_states

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from specbench_ss.cli import main
-from specbench_ss.files.folder_lock import locked
+from specbench_ss.cli.main import main
+from specbench_ss.storage import locked
 from specbench_ss.training.drafter_training import DrafterTraining
 from specbench_ss.training.side_by_side import Budget
 from tests.cli import failing

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss.cli import main
-from specbench_ss.decoding.decoder import Decoder
-from specbench_ss.decoding.loop import Limits, generate
-from specbench_ss.decoding.sampling import Sampling
-from specbench_ss.decoding.target import Target
+from specbench_ss.cli.main import main
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.dflash.decoding import DFlash
@@ -28,8 +28,8 @@ from specbench_ss.methods.peagle.options import PEagleOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
-from specbench_ss.models import drafter_folder
-from specbench_ss.models.loading import load_target
+from specbench_ss.models import checkpoint as drafter_folder
+from specbench_ss.models.load import load_target
 from specbench_ss.training.drafter_training import DrafterTraining, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
@@ -429,7 +429,7 @@ def test_weights_by_hub_id(
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     monkeypatch.setattr(drafter_folder, "snapshot_download", lambda name, **_: str(kept[name]))
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    monkeypatch.setattr("specbench_ss.models.drafter_folder.check_reachable", lambda repo: None)
+    monkeypatch.setattr("specbench_ss.models.checkpoint.check_reachable", lambda repo: None)
     push = ["--steps", "1", "--push-to-hub", "someone/streams"]
     command = arguments("ss", models["llama"], chats, tmp_path / "out", *STREAMS, *push)
     assert "needs a token" in failing(command, capsys)

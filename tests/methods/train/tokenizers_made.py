@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specbench_ss.models.chat_templates import template_text
-from specbench_ss.models.model_folder import LAB
+from specbench_ss.models.load import template_text
+from specbench_ss.models.resolve import LAB
 
 TEXT = [
     "Hello there, how are you? I am well; thank you.",

@@ -19,8 +19,8 @@ from accelerate import Accelerator
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from specbench_ss.cli import main
-from specbench_ss.decoding.target import Target
+from specbench_ss.cli.main import main
+from specbench_ss.engine.target import Target
 from specbench_ss.training.processes import PATIENCE, Processes
 from specbench_ss.training.side_by_side import TogetherTrainer
 

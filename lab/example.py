@@ -1,0 +1,87 @@
+"""What a generator makes, and how training and evaluation text are kept apart.
+
+Knows nothing of models or of any category.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+DATA = Path(__file__).parent / "data"
+SPLITS = ("train", "calibration", "eval")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation.
+
+    turns: the user's messages. answers: for each turn the acceptable answers, the one to train on
+    first. key: what the example is *about*, free of wording; all examples of one key fall in one split.
+    metric: how an answer is scored against `answers`: exact_sql, numeric, rouge_l, token_f1, bleu,
+    contains or none.
+    """
+
+    category: str
+    turns: tuple[str, ...]
+    answers: tuple[tuple[str, ...], ...]
+    key: str
+    metric: str
+
+    def __post_init__(self) -> None:
+        if len(self.turns) != len(self.answers) or not all(self.answers):
+            raise ValueError(f"{self.category}: every turn needs at least one answer")
+
+
+Generator = Callable[[random.Random], Example]
+
+
+def split_of(category: str, key: str) -> str:
+    """The split a key belongs to: 1/16 evaluation, 1/16 calibration, the rest training."""
+    bucket = hashlib.sha256(f"{category}\x00{key}".encode()).digest()[0] % 16
+    return {0: "eval", 1: "calibration"}.get(bucket, "train")
+
+
+def draw(generate: Generator, split: str, seed: int) -> Iterator[Example]:
+    """An endless stream of examples of one split; the same seed gives the same stream."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; one of {', '.join(SPLITS)}")
+    rng = random.Random(f"{split}:{seed}")
+    while True:
+        example = generate(rng)
+        if split_of(example.category, example.key) == split:
+            yield example
+
+
+T = TypeVar("T")
+
+
+def load(name: str, kind: type[T]) -> T:
+    """Return an entry of a data file. name: `FILE.ENTRY`."""
+    file, _, entry = name.partition(".")
+    return msgspec.convert(_data(file)[entry], kind)
+
+
+def table(name: str) -> list[tuple[str, ...]]:
+    """Return a table of one record a line, its fields parted by `|`; lines that start with # say what it holds."""
+    text = (DATA / f"{name}.txt").read_text(encoding="utf-8")
+    return rows("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def rows(text: str) -> list[tuple[str, ...]]:
+    """Return the records of a table, one a line, with fields parted by `|`; blank lines are skipped."""
+    return [tuple(field.strip() for field in line.split("|")) for line in text.strip().splitlines() if line.strip()]
+
+
+@cache
+def _data(file: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.load((DATA / f"{file}.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return data

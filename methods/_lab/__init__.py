@@ -1,1 +1,0 @@
-"""The lab: the project's own small models, trained from nothing."""

@@ -1,0 +1,1 @@
+"""The bench makes a run: options, preflight, schedule, samples, telemetry."""

@@ -1,0 +1,345 @@
+"""Checks of a run before the model is loaded, its prompts, and the conditions of presets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss import registry
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, check_reference, reference_spec
+from specbench_ss.engine.engines import check_engine
+from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.models.cpu_dtype import chosen_dtype
+from specbench_ss.models.devices import check_divided, device_class, resolve_device, resolve_dtype
+from specbench_ss.models.load import check_template, outline_of
+from specbench_ss.models.quantize import check_quantize
+from specbench_ss.models.resolve import check_model
+from specbench_ss.options import MethodSpec, encodable
+from specbench_ss.runs.config import RunConfig, RunTarget, decoding
+from specbench_ss.runs.environment import environment
+from specbench_ss.runs.manifest import MANIFEST, check_same_config, check_same_plugins, plain, read_manifest
+from specbench_ss.runs.preset import Preset
+from specbench_ss.runs.run_dir import check_out, read_run
+from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
+
+GREEDY = decoding({"temperature": 0})  # how presets are measured
+
+
+def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
+    """What a measured choice depends on, JSON-ready. decoded: how tokens are chosen, as `words.decoding` says it."""
+    here = environment()
+    return {
+        "model": target.name,
+        "weights_hash": target.weights_hash,
+        "device": target.device.type,
+        "device_name": _device_name(target, here),
+        "dtype": target.number_format,
+        "engine": target.engine,
+        "threads": (here["threads"] or {}).get("intra_op"),
+        "torch": here["packages"]["torch"],
+        "decoding": decoded,
+    }
+
+
+def _device_name(target: Target, here: Mapping[str, Any]) -> str:
+    if target.device.type == "cuda":
+        return ", ".join(map(torch.cuda.get_device_name, target.layers_on))
+    return str(here["cpu"]["model"])
+
+
+def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder]) -> Iterator[str]:
+    """What the user should know of the run's presets: at most one sentence each on conditions, weights, questions."""
+    here = conditions(target, decoding(config.as_dict() | {"stop": ()})) if config.presets else {}
+    marks = {question.mark for question in data.questions}
+    for preset in config.presets:
+        name = f"preset {preset.file}"
+        given = [file.sha256 for file in config.plugin if preset.method in file.methods]
+        if preset.plugin and given and given != [preset.plugin["sha256"]]:
+            yield f"{name} was made with another content of {preset.plugin['file']}"
+        found = changed(preset.made_for, here)
+        if found:
+            yield f"{name} was made for other conditions: {found}"
+        settings = "" if found else _settings(preset, config, decoders)
+        if settings:
+            yield f"{name} was made for other weights or settings of {preset.method}: {settings} differ"
+        shared = len(marks.intersection(preset.prompts))
+        if shared:
+            yield f"{name} was chosen on {shared} of these {len(marks)} questions, which flatters it"
+
+
+def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return what differs between two `conditions`, as 'device cuda, here cpu; dtype ...'; '' for nothing."""
+    names = ["device", "device_name", "dtype", "engine"]
+    # the hash depends on the dtype, and one model may lie in two folders
+    names.append("weights_hash" if then.get("dtype") == here["dtype"] else "model")
+    names += ["threads"] if here["device"] == "cpu" else []
+    names += ["torch", "decoding"]
+    found = [(name, then[name], here[name]) for name in names if name in then and then[name] != here[name]]
+    return "; ".join(f"{name.replace('_', ' ')} {old}, here {new}" for name, old, new in found)
+
+
+def _settings(preset: Preset, config: RunConfig, decoders: Mapping[str, Decoder]) -> str:
+    """Names of what the preset's own options come down to here, and came to something else there."""
+    for spec in config.methods:
+        if spec.name == preset.method and spec.options == preset.options and preset.resolved:
+            now = plain(decoders[spec.label].described())
+            return ", ".join(name for name in now if now[name] != preset.resolved.get(name))
+    return ""
+
+
+def prompt_ids(target: Outline, question: Question, answers: Sequence[str] = ()) -> list[int]:
+    """Return the prompt ids of the turn after these answers, with all that was said before it."""
+    return target.encode_chat(question.messages(answers))
+
+
+def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: Outline) -> SuiteRequest:
+    """What is asked of a suite for this model."""
+    return SuiteRequest(
+        tuple(categories),
+        limit,
+        None if data is None else Path(data),
+        target.is_lab,
+        target.context_length,
+        None if target.tokenizer is None else _counter(target.tokenizer),
+    )
+
+
+def _counter(tokenizer: Any) -> Callable[[str], int]:
+    return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def check_ids(data: SuiteData) -> None:
+    """Raises UserError for two questions with the same id."""
+    for name, n in Counter(q.id for q in data.questions).items():
+        if n > 1:
+            raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
+
+
+def check_texts(data: SuiteData) -> None:
+    """Raises UserError for a question that holds what is no character: it could be neither asked nor written down."""
+    for q in data.questions:
+        said = (*q.turns, *(text for texts in q.references for text in texts), *(m.content for m in q.history))
+        if not encodable("".join((q.id, q.category, *said))):
+            raise UserError(f"question {ascii(q.id)} of suite {data.name!r} holds half of a surrogate pair")
+
+
+def check_history(target: Outline, data: SuiteData) -> None:
+    """Raise UserError where the chat template refuses or leaves out messages that stand before a question."""
+    for q in (q for q in data.questions if q.history):
+        try:
+            text = target.chat_text(q.messages())
+        except UserError as error:
+            raise UserError(f"question {q.id!r}: {error}") from None
+        lost = next((m for m in q.messages() if m["role"] != "assistant" and m["content"].strip() not in text), None)
+        if lost is not None:
+            raise UserError(
+                f"question {q.id!r}: the chat template of {target.name!r} leaves out its {lost['role']} message; "
+                "remove the message, or give another --chat-template"
+            )
+
+
+def check_room(target: Outline, data: SuiteData) -> None:
+    """Raises UserError where a first turn leaves no room for an answer in the model's context.
+
+    How long later turns are depends on the answers before them; one that is too long fails by itself.
+    """
+    room = target.context_length
+    long = [(q, n) for q in data.questions if (n := len(prompt_ids(target, q))) >= room]
+    if long:
+        question, tokens = long[0]
+        others = f" ({len(long)} of {len(data.questions)} questions are too long)" if len(long) > 1 else ""
+        raise UserError(
+            f"the prompt of question {question.id!r} ({question.category}) has {tokens} tokens and leaves no room in "
+            f"the context of {target.name!r}, {room}{others}: choose others with --categories, --limit or --data FILE"
+        )
+
+
+def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> Limits:
+    """Where answers of this target end: its end tokens, the stop texts, `max_new_tokens`. Raises as `stop_ids` does."""
+    special = stop_ids(target.tokenizer, stop)
+    return Limits(max_new_tokens, target.eos_ids.union(special.values()), tuple(x for x in stop if x not in special))
+
+
+def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
+    """Those of the stop texts that are exactly one special token, with its id.
+
+    Raises UserError for a text that holds a special token among other characters: it would never be found.
+    """
+    special = special_tokens(tokenizer) if stop else {}
+    for text in stop:
+        inside = [token for token in special if token in text]
+        if inside and text not in special:
+            raise UserError(
+                f"--stop {text!r} holds the special token {max(inside, key=len)!r} among other characters; answers are "
+                "searched without special tokens: give the token alone, or the text without it"
+            )
+    return {text: special[text] for text in stop if text in special}
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Text -> id of every token that is left out of decoded text; empty without a tokenizer."""
+    if tokenizer is None:
+        return {}
+    named = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+    added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return {token: i for token, i in {**added, **named}.items() if token and i is not None}
+
+
+MOST_SAMPLES = 10_000_000  # the schedule is held in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will do.
+
+    config: with the references that its methods need. device, dtype: as resolved, 'cpu', 'float32'. options: of each
+    method, by label. samples: of the whole run. notes: what the user should know of it, a sentence each. loaded: the
+    model, where it was given as one and not as a name. dtype_choice: why this dtype, in words, where it was measured.
+    """
+
+    config: RunConfig
+    suite: Suite
+    data: SuiteData
+    options: dict[str, Any]
+    device: str
+    dtype: str
+    samples: int
+    notes: tuple[str, ...] = ()
+    loaded: Target | None = None
+    dtype_choice: str = ""
+
+
+def check(
+    config: RunConfig, where: RunTarget, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
+) -> Plan:
+    """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind.
+
+    note: told at once what the user should know, also where a later check fails.
+    """
+    if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
+        check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
+    if loaded is None:
+        check_divided(config.model, config.device, config.engine, config.quantize)
+    config, notes = without_unfit(config, where.optional, loaded)
+    for text in notes:
+        note(text)
+    config = with_references(config)
+    options = {spec.label: _options(spec, config) for spec in config.methods}
+    suite = registry.load_suite(config.suite)
+    device, begun = resolve_device(config.device) if loaded is None else loaded.device_names, None
+    resolve_dtype(config.dtype, device)
+    if loaded is None:
+        check_engine(config.engine, device)
+        check_quantize(config.quantize, device, config.dtype)
+    if check_out(where):
+        begun = read_run(where.out).manifest
+        check_same_config(where.out, begun["config"], config.as_dict())
+    elif where.resume:
+        note(f"nothing to resume in {where.out}: the run begins")
+    if loaded is None:
+        check_model(config.model)
+    outline = check_methods(config, loaded)
+    dtype, choice = _dtype(config, device, outline, loaded, begun)
+    check_template(outline.tokenizer, outline.name)
+    stop_ids(outline.tokenizer, config.stop)
+    data = _questions(config, suite, outline)
+    check_ids(data)
+    check_texts(data)
+    check_history(outline, data)
+    check_room(outline, data)
+    prompts = sum(len(q.turns) for q in data.questions)
+    if config.concurrency and max(config.concurrency) > prompts:
+        raise UserError(f"--batch-size {max(config.concurrency)}: only {prompts} prompts are asked")
+    samples = prompts * config.repeats * len(options)
+    if samples > MOST_SAMPLES:
+        raise UserError(f"the run would have {samples:,} samples; at most {MOST_SAMPLES:,} are made: fewer --repeats")
+    return Plan(config, suite, data, options, device, dtype, samples, notes, loaded, choice)
+
+
+def check_methods(config: RunConfig, loaded: Target | None = None) -> Outline:
+    """What can be known of the model without its weights, once every method says that it could decode with it."""
+    outline = _outline(config, loaded)
+    for spec in config.methods:
+        with _naming_preset(spec, config):
+            registry.method_class(spec.name).check(registry.method_options(spec), outline)
+    return outline
+
+
+def without_unfit(
+    config: RunConfig, optional: Collection[str], loaded: Target | None = None
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Without the optional methods that cannot decode with the model, and a sentence on each of these."""
+    if not optional:
+        return config, ()
+    outline = _outline(config, loaded)
+    kept, notes = [], []
+    for spec in config.methods:
+        try:
+            if spec.label in optional:
+                registry.method_class(spec.name).check(_options(spec, config), outline)
+            kept.append(spec)
+        except UserError as error:
+            notes.append(f"{spec.label} is left out: {error}")
+    return replace(config, methods=tuple(kept)), tuple(notes)
+
+
+def with_references(config: RunConfig) -> RunConfig:
+    """Add the reference of every method to the configuration.
+
+    Raises UserError for a reference that is not autoregressive.
+    """
+    specs = {spec.label: spec for spec in config.methods}
+    for spec in config.methods:
+        kind = registry.method_class(spec.name)
+        reference = reference_spec(kind, _options(spec, config))
+        check_reference(kind, registry.method_class(reference.name))
+        specs.setdefault(reference.label, reference)
+    return replace(config, methods=tuple(specs.values()))
+
+
+def _options(spec: MethodSpec, config: RunConfig) -> Any:
+    with _naming_preset(spec, config):
+        return registry.method_options(spec)
+
+
+@contextmanager
+def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
+    """What is wrong with a method's options may stand in a preset, which is then named."""
+    try:
+        yield
+    except UserError as error:
+        files = "".join(f" (preset {preset.file})" for preset in config.presets if preset.method == spec.name)
+        raise UserError(f"{error}{files}") from error
+
+
+def _outline(config: RunConfig, loaded: Target | None) -> Outline:
+    """The model as far as it is known: loaded already, or by its files."""
+    if loaded is not None:
+        return loaded
+    found = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    found.device_type = device_class(resolve_device(config.device))
+    return found
+
+
+def _dtype(
+    config: RunConfig, device: str, outline: Outline, loaded: Target | None, begun: Mapping[str, Any] | None
+) -> tuple[str, str]:
+    """The name of the dtype to compute in, and words where it was measured. begun: manifest of the run that goes on."""
+    if loaded is not None:
+        return loaded.number_format, ""
+    if begun is not None and config.dtype == "auto":
+        return str(begun["model"]["dtype"]), ""
+    return chosen_dtype(config.dtype, device, config.model, lambda: outline.config, config.quantize != "none")
+
+
+def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:
+    return suite.load(suite_request(config.categories, config.limit, config.data, outline))

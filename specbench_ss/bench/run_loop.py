@@ -1,0 +1,331 @@
+"""Progress of a run to its last sample: commits, output matches, repeats and resumption."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from specbench_ss.bench.schedule import Sample, plan, sample_seed, tasks_in_turn
+from specbench_ss.bench.stopping import reached, why_stop
+from specbench_ss.bench.timed_sample import frozen_heap
+from specbench_ss.engine.decoder import Step
+from specbench_ss.errors import UserError, error_text, failure_text
+from specbench_ss.runs.config import Goal, RunConfig
+from specbench_ss.runs.environment import busy, changed_since, environment, now
+from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
+from specbench_ss.runs.records import Row, Sameness
+from specbench_ss.runs.run_dir import Ledger
+from specbench_ss.suite import Suite, SuiteData
+
+
+class Events(Protocol):
+    """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample.
+
+    A subclass hears what it overrides, and nothing else.
+    """
+
+    def on_start(self, total: int) -> None:
+        """Samples still to be made."""
+        return
+
+    def on_warm_up(self, label: str) -> None:
+        """A method begins to answer a prompt, unmeasured."""
+        return
+
+    def on_sample_start(self, label: str, question_id: str) -> None:
+        """A method begins to answer."""
+        return
+
+    def on_tokens(self, n: int) -> None:
+        """n more tokens of the sample at hand."""
+        return
+
+    def on_sample(self, row: Row) -> None:
+        """A sample is committed."""
+        return
+
+    def on_warning(self, text: str) -> None:
+        """Something that the user should know; the run goes on."""
+        return
+
+
+class Silent(Events):
+    """Hears everything and says nothing."""
+
+
+class RunLoop(ABC):
+    """Makes what is missing of a run. labels: of its methods, in the order that the schedule shuffles."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: SuiteData,
+        labels: Sequence[str],
+        run_dir: Ledger,
+        events: Events,
+        goal: Goal | None = None,
+    ) -> None:
+        self.config, self.data, self.labels = config, data, list(labels)
+        self.run_dir, self.events, self.goal = run_dir, events, goal
+        self.dropped: dict[str, str] = {}  # method -> why none of its samples is made
+        self._told: set[str] = set()  # what is told once
+
+    @property
+    @abstractmethod
+    def baseline(self) -> str:
+        """The label of the run's reference."""
+
+    @abstractmethod
+    def make_missing(self, samples: Sequence[Sample]) -> None:
+        """Make what is missing of these samples and judge it."""
+
+    def warm_up(self) -> None:
+        """Let every method answer unmeasured."""
+        return
+
+    def notes(self) -> None:
+        """Warn of what is known before anything is made."""
+        return
+
+    def afterwards(self, samples: Sequence[Sample]) -> None:
+        """Make what follows the samples."""
+        return
+
+    def carry_out(self) -> None:
+        """Make every sample that is not yet committed. Whatever stops it leaves the directory resumable."""
+        try:
+            self.run_dir.update(status="running")
+            self._run()
+        except BaseException as e:
+            interrupted = isinstance(e, KeyboardInterrupt)
+            with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
+                self.run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
+            raise
+        self.run_dir.update(status="complete", finished=now())
+
+    def _run(self) -> None:
+        samples = self._planned()
+        todo = [s for s in samples if s.key not in self.run_dir.rows]
+        self._note_resumption(len(samples), len(todo))
+        if todo and (note := self.busy()):
+            self.warn_and_keep(note)
+        self.notes()
+        planned = len(samples)
+        self.events.on_start(len(todo))
+        with frozen_heap():
+            if (todo or self.goal) and self.config.warmup:
+                self.warm_up()
+            self.make_missing(samples)
+            for more in self._more_repeats():
+                samples += more
+                self.events.on_start(len(todo) + len(samples) - planned)
+                self.make_missing(more)
+            self.afterwards(samples)
+
+    def busy(self) -> str:
+        """Say what else works on this machine, where that matters; '' where nothing does."""
+        return ""
+
+    def _planned(self) -> list[Sample]:
+        """Every sample of the run as far as it was planned: the repeats that were asked for, then any added since."""
+        asked, made = self.config.repeats, self.run_dir.manifest.get("repeats_made") or 0
+        rounds = [self._repeats(0, asked), *(self._repeats(n, n + 1) for n in range(asked, made))]
+        return [sample for samples in rounds for sample in samples]
+
+    def _repeats(self, first: int, end: int) -> list[Sample]:
+        questions = tasks_in_turn(self.data.questions) if self.config.order == "tasks" else self.data.questions
+        return list(plan(questions, self.labels, end, self.config.seed, first))
+
+    def _more_repeats(self) -> Iterator[list[Sample]]:
+        """Yield one repeat more, as long as the goal takes it; then write down why no more follow."""
+        if self.goal is None:
+            return
+
+        answering = {row.method for row in self.run_dir.rows.values() if row.ok}
+        labels = [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]
+        made = self.run_dir.manifest.get("repeats_made") or self.config.repeats
+        while not (why := why_stop(list(self.run_dir.rows.values()), labels, made, self.goal)):
+            made += 1
+            self.run_dir.update(repeats_made=made)
+            yield self._repeats(made - 1, made)
+        self.run_dir.update(until_ci=reached(list(self.run_dir.rows.values()), labels, made, self.goal, why))
+
+    def warn_and_keep(self, text: str) -> None:
+        """Tell what whoever reads the results should know too."""
+        self.events.on_warning(text)
+        self.run_dir.keep_warning(text)
+
+    def changes(self) -> list[str]:
+        """Return what is otherwise than in earlier sessions, in words."""
+        return list(changed_since(self.run_dir.manifest, environment()))
+
+    def _note_resumption(self, total: int, todo: int) -> None:
+        if not self.run_dir.rows:
+            return
+        self.events.on_warning(f"resuming: {total - todo} of {total} samples are already there")
+        if not todo and self.goal is None:  # second passes at most, which are not timed
+            *before, last = self.run_dir.manifest["sessions"]
+            self.run_dir.update(sessions=[*before, {**last, "measures": False}])
+            return
+        if changed := self.changes():
+            what = ", ".join(changed)
+            self.warn_and_keep(f"earlier sessions of this run had other conditions: {what}; times do not compare")
+
+
+class Session(RunLoop):
+    """Makes samples in this process. suite: whose scores its answers get; a subclass sets it."""
+
+    suite: Suite
+
+    @abstractmethod
+    def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
+        """Return the sample's row, filled, with its steps. What it raises makes the sample a failed one."""
+
+    @abstractmethod
+    def same_as(self, label: str) -> str:
+        """Return the label of the method whose answers this one's are compared with."""
+
+    @abstractmethod
+    def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
+        """Compare two good answers."""
+
+    def sampled(self, sample: Sample, row: Row) -> Sameness | None:
+        """Compare a good answer at a temperature above 0 with its distribution; None where nothing can be asked."""
+        return None
+
+    def after_failure(self, row: Row) -> None:
+        """End the run where a failure says that nothing more can be made. The failed row is committed already."""
+        return
+
+    def busy(self) -> str:
+        return busy()
+
+    def make_missing(self, samples: Sequence[Sample]) -> None:
+        """Make what is missing of these samples and judge it, question by question."""
+        for _, group in groupby(samples, key=lambda s: s.question.id):
+            of_question = list(group)
+            for sample in of_question:
+                if sample.key not in self.run_dir.rows:
+                    self._make(sample)
+            for sample in of_question:
+                self._judge(sample)
+
+    def blank(self, sample: Sample) -> Row:
+        """Return the sample's row as it is before it is made."""
+        return Row(
+            *sample.key,
+            category=sample.question.category,
+            index=sample.index,
+            position=sample.position,
+            seed=sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat),
+            suite_edition=self.data.edition,
+            suite_hash=self.data.content_hash,
+            status="ok",
+        )
+
+    def _make(self, sample: Sample) -> None:
+        """Run one sample and commit it."""
+        self.events.on_sample_start(sample.method, sample.question.id)
+        row, steps = self.tried(sample)
+        self.run_dir.append(row, steps)
+        self.events.on_sample(row)
+        if not row.ok:
+            self.after_failure(row)
+
+    def tried(self, sample: Sample) -> tuple[Row, list[Step]]:
+        """Return the sample's row and steps, made and scored; a failed row where it could not be made."""
+        row, steps = self.blank(sample), list[Step]()
+        if sample.method in self.dropped:
+            row.status, row.error = "failed", self.dropped[sample.method]
+            return row, steps
+        try:
+            made, made_steps = self.made(row, sample)
+            check_readable(made, made_steps)
+            row, steps = made, made_steps
+        except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
+            self.failed(e, row)
+            row = self.blank(sample)
+            row.status, row.error = "failed", failure_text(e)
+            self.events.on_warning(f"{row.method} failed on {row.question_id} turn {row.turn + 1}: {row.error}")
+        else:
+            row.quality = self._score(sample, row.text or "")
+        return row, steps
+
+    def failed(self, error: BaseException, row: Row) -> None:
+        """Drop what is kept of a failed sample. Raise UserError for an error of the device."""
+        return
+
+    def _score(self, sample: Sample, answer: str) -> float | None:
+        try:
+            quality = self.suite.score(sample.question, sample.turn, answer)
+            if quality is not None and not 0 <= quality <= 1:
+                raise ValueError(f"{quality} is not in [0, 1]")
+            return quality
+        except ImportError as e:  # a package of the scorer is missing: the same for every answer that it would score
+            text = f"no quality where a package is missing: {error_text(e)}"
+            if text not in self._told:
+                self._told.add(text)
+                self.warn_and_keep(text)
+            return None
+        except Exception as e:  # the times are still good
+            self.events.on_warning(f"no quality for {sample.question.id}: the scorer failed: {error_text(e)}")
+            return None
+
+    def history(self, sample: Sample) -> list[str]:
+        """The earlier answers that this turn continues. Raises LookupError where one of them failed."""
+        own = self.config.history == "own"
+        source = (sample.method, sample.repeat) if own else (self.baseline, 0)
+        answers = []
+        for turn in range(sample.turn):
+            row = self.run_dir.rows[(sample.question.id, turn, *source)]
+            if not row.ok or row.text is None:
+                raise LookupError(f"no answer to turn {turn + 1} of {source[0]} to continue: it failed")
+            answers.append(row.text)
+        return answers
+
+    def _judge(self, sample: Sample) -> None:
+        """Append the verdict once; compare later repeats of the reference with its first.
+
+        Sampled answers are each compared with their distribution, those of the reference too.
+        """
+        row = self.run_dir.rows[sample.key]
+        if row.key in self.run_dir.judged:
+            return
+        if self.config.temperature > 0 and row.ok and (tested := self.sampled(sample, row)):
+            self.run_dir.append_sameness(tested)
+            return
+        first = row.method == self.baseline and row.repeat == 0
+        if first:
+            return
+        repeat = 0 if row.method == self.baseline else row.repeat
+        label = self.same_as(row.method)
+        reference = self.run_dir.rows[(row.question_id, row.turn, label, repeat)]
+        if reason := self._why_not(sample, row, reference):
+            self.run_dir.append_sameness(self.without_comparison(sample, row, reason))
+            return
+        verdict = self.verdict(sample, row, reference)
+        self.run_dir.append_sameness(verdict)
+        if verdict.verdict == "mismatch":
+            self.events.on_warning(f"{row.method} differs from {label} on {row.question_id} turn {row.turn + 1}")
+
+    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+        """Return the verdict on an answer that is not compared. reason: why it is not."""
+        return not_compared(row, reason)
+
+    def promises(self, label: str) -> bool:
+        """Say whether a method promises the output of the one that it is compared with."""
+        return True
+
+    def _why_not(self, sample: Sample, row: Row, reference: Row) -> str:
+        """Why equality is not to be expected; '' where it is."""
+        if not row.ok or not reference.ok:
+            return FAILED[0 if not row.ok else 1]
+        if not self.promises(row.method):
+            return "the method does not promise the same output"
+        if self.config.temperature > 0:
+            return "sampled, not greedy"
+        other = Sample(sample.question, sample.turn, reference.repeat, reference.method, 0, 0)
+        return "another history" if self.history(sample) != self.history(other) else ""

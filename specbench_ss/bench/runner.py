@@ -1,0 +1,382 @@
+"""Runs of every method on every prompt, interleaved, with each sample committed when finished."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import Tensor
+
+from specbench_ss import registry
+from specbench_ss.bench.concurrency import LevelsTogether
+from specbench_ss.bench.draft_recording import SecondPasses
+from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
+from specbench_ss.bench.run_loop import Events as Events
+from specbench_ss.bench.run_loop import Session, Silent
+from specbench_ss.bench.sampled_tokens import judge_sampled
+from specbench_ss.bench.schedule import Sample, sample_seed, warm_prompts
+from specbench_ss.bench.telemetry import MachineRecord, Seen
+from specbench_ss.bench.timed_sample import (
+    Answering,
+    Decode,
+    Request,
+    peak_memory,
+    quiet_collector,
+    recorded,
+    tries,
+    unreplayed,
+    warm_up,
+)
+from specbench_ss.engine.batching import check_together, set_aside
+from specbench_ss.engine.checks import check_unchanged, difference, own_logits
+from specbench_ss.engine.costs import drafter_shape, model_shape
+from specbench_ss.engine.decoder import Decoder, Generation, Offer, Step, references
+from specbench_ss.engine.engines import AUTO, EAGER
+from specbench_ss.engine.generate import generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.timing import check_device
+from specbench_ss.errors import UserError, error_text, failure_text
+from specbench_ss.models.devices import unseen_gpu
+from specbench_ss.models.limits import known_limits
+from specbench_ss.models.load import load_target
+from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.results.frames import write_parquet
+from specbench_ss.runs import output_match
+from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.records import Key, Row, Sameness
+from specbench_ss.runs.run_dir import Ledger, RunDir
+from specbench_ss.suite import Suite, SuiteData
+from specbench_ss.time_limit import check_thread
+
+
+def run(
+    config: RunConfig,
+    target: Target,
+    suite: Suite,
+    suite_data: SuiteData,
+    decoders: dict[str, Decoder],
+    run_dir: RunDir,
+    events: Events,
+    where: RunTarget,
+    decode: Decode = generate,
+) -> None:
+    """Make every sample that is not yet committed, then judge sameness, question by question.
+
+    where: what is recorded besides, and when a sample or the run is given up; `run_dir` is its open folder. A method
+    that fails leaves a failed row and the run goes on; a device that no longer works ends it. On KeyboardInterrupt,
+    which is passed on, and on any other exception the directory stays resumable and its status says why it stopped.
+    """
+    check_ids(suite_data)
+    if where.timeout is not None:
+        check_thread()
+    session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
+    with contextlib.closing(session.machine):
+        session.carry_out()
+
+
+class LocalSession(Session):
+    """Decodes in this process."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        target: Target,
+        suite: Suite,
+        data: SuiteData,
+        decoders: dict[str, Decoder],
+        run_dir: Ledger,
+        events: Events,
+        where: RunTarget,
+        decode: Decode = generate,
+    ) -> None:
+        super().__init__(config, data, list(decoders), run_dir, events, where.goal)
+        self.suite = suite
+        self.target, self.decoders, self.recording = target, decoders, where.recording
+        self.references = references(decoders)
+        # read once, and not where a prompt is at hand: of a plugin, an attribute may be a call
+        self.targets = {label: decoder.target for label, decoder in decoders.items()}
+        self.remembers = {label: bool(decoder.remembers) for label, decoder in decoders.items()}
+        self.answering = Answering(decode, target, where.timeout, run_dir.path)
+        self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
+        self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled answers that are not judged yet
+        # last, for it has a thread
+        self.machine = MachineRecord(self.recording, [*target.layers_on], run_dir, self.warn_and_keep)
+
+    @property
+    def baseline(self) -> str:
+        return REFERENCE
+
+    def same_as(self, label: str) -> str:
+        return self.references[label]
+
+    def promises(self, label: str) -> bool:
+        return self.decoders[label].lossless
+
+    def notes(self) -> None:
+        """Keep what the readers of the results should know of the device and of the methods, before all samples."""
+        if self.config.device == "auto" and (unseen := unseen_gpu()):
+            self.run_dir.keep_warning(unseen)  # whoever watches was told when the device was chosen
+        for label in (label for label, remembers in self.remembers.items() if remembers):
+            self.warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
+
+    def warm_up(self) -> None:
+        prompts = warm_prompts(self.target, self.data.questions, self.config.warmup)
+        warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep, self._drop)
+        for label in [label for label in self.decoders if label not in self.dropped]:
+            try:
+                self.decoders[label].forget()
+            except (Exception, SystemExit) as error:
+                self._drop(label, error)
+
+    def _drop(self, label: str, error: BaseException) -> None:
+        """Make no sample of a method that failed in warm-up. Raises UserError for the run's reference."""
+        check_device(*self.target.layers_on)
+        why = f"failed in warm-up: {failure_text(error)}"
+        if label == self.baseline:
+            raise UserError(f"{label} {why}; nothing can be compared without it") from error
+        self.dropped[label] = why
+        self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
+
+    def afterwards(self, samples: Sequence[Sample]) -> None:
+        self.second_passes().make(samples, self.config.seed)
+        if self.config.concurrency:
+            run_dir = cast("RunDir", self.run_dir)
+            LevelsTogether(self, run_dir, self.decoders, self.request, self.answering, self.machine, self.tested).make()
+
+    def second_passes(self) -> SecondPasses:
+        """What answers once more, untimed, after the samples."""
+        return SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self.warn_and_keep)
+
+    def failed(self, error: BaseException, row: Row) -> None:
+        self._offers.pop(row.key, None)
+        check_device(*self.target.layers_on)
+
+    def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
+        """Seconds per token of one unrecorded request."""
+        self.events.on_warm_up(label)
+        limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
+        asked = Request(label, self.decoders[label], prompt, limits, self._sampling(self.config.seed))
+        with quiet_collector():
+            done = self.answering.answer(asked)
+        return done.wall_s / max(1, len(done.tokens))
+
+    def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
+        """Decode, once more where the machine was disturbed; where that fails, the try before it counts.
+
+        Each try fills a row of its own, so that none has numbers of another one.
+        """
+        row, steps = self._decode_once(replace(blank), sample)
+        while self.machine.again(row, self.remembers[sample.method]):
+            try:
+                row, steps = self._decode_once(replace(blank, remade=(row.remade or 0) + 1), sample)
+            except (Exception, SystemExit) as e:
+                check_device(*self.target.layers_on)
+                where = f"{row.method} on {row.question_id} turn {row.turn + 1}"
+                self.events.on_warning(f"{where} was disturbed, and failed when it was made again: {error_text(e)}")
+                break
+        return row, steps
+
+    def _decode_once(self, row: Row, sample: Sample) -> tuple[Row, list[Step]]:
+        """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
+        asked = self.request(sample)
+        seen: Seen | None = None
+        target, before = self.targets[sample.method], 0
+
+        def measured() -> Generation:
+            nonlocal seen, before
+            before, plain, row.started = recorded(target), unreplayed(target), time.time()
+            with quiet_collector(), peak_memory(*self.target.layers_on) as peak, self.machine.watch() as seen:
+                done = self.answering.answer(asked, self.events.on_tokens)
+            row.ended, row.peak_memory_bytes = time.time(), peak() if plain is None else None
+            done.check()
+            if plain is not None:
+                found = (unreplayed(target) or Counter()) - plain
+                row.unreplayed, row.unreplayed_why = found.total(), "; ".join(sorted(found))
+            return done
+
+        for _ in tries(target, self.remembers[sample.method]):
+            done = measured()
+        row.text = self.target.decode_text(done.tokens)
+        row.fill(done)
+        if self.config.temperature:
+            self._offers[row.key] = done.offers
+        self.machine.note(row, seen)
+        if recorded(target) != before:
+            row.disturbed = row.disturbed or "a pass was recorded within the answer, to be replayed later"
+        return row, done.steps
+
+    def request(self, sample: Sample) -> Request:
+        """What is asked for a sample, of its method. Raises LookupError where the history is missing."""
+        return self._request(self.decoders[sample.method], sample)
+
+    def _request(self, decoder: Decoder, sample: Sample) -> Request:
+        seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
+        return Request(sample.method, decoder, self._prompt(sample), self.limits, self._sampling(seed))
+
+    def _answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
+        """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
+        own = self.limits.max_new_tokens
+        limits = replace(self.limits, max_new_tokens=min(most or own, own))
+        return self.answering.answer(replace(self._request(decoder, sample), limits=limits))
+
+    def _sampling(self, seed: int) -> Sampling:
+        return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)
+
+    def _prompt(self, sample: Sample) -> list[int]:
+        return prompt_ids(self.target, sample.question, self.history(sample))
+
+    def sampled(self, sample: Sample, row: Row) -> Sameness:
+        offers = self._offers.pop(row.key, ())
+        return self.tested(row, self._prompt(sample), self._sampling(row.seed), offers)
+
+    def tested(self, row: Row, prompt: Sequence[int], sampling: Sampling, offers: Sequence[Offer]) -> Sameness:
+        """Compare with the model of the method's reference; where it is one itself, with its own."""
+        references = {self.baseline, *map(self.same_as, self.decoders)}
+        label = row.method if row.method in references else self.same_as(row.method)
+        found = judge_sampled(self.decoders[label], prompt, row, sampling, offers)
+        check_device(*self.target.layers_on)
+        return found
+
+    def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
+        return output_match.judge(self.decoders[reference.method], self._prompt(sample), reference, row)
+
+    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+        """Return the verdict; check one token against the method's own next_logits."""
+        decoder = self.decoders[row.method]
+        if row.tokens and type(decoder).autoregressive and not self.config.temperature:
+            return output_match.judge_alone(decoder, self._prompt(sample), row, reason)
+        return super().without_comparison(sample, row, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run about to start. labels: of its methods, in order. notes: what its readers should know, a sentence each."""
+
+    plan: Plan
+    target: Target
+    labels: tuple[str, ...]
+    notes: tuple[str, ...]
+    run_dir: RunDir
+
+
+Watch = Callable[[Ready], AbstractContextManager["Events"]]
+
+
+@contextmanager
+def unwatched(ready: Ready) -> Iterator[Events]:
+    """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
+    for note in (*ready.plan.notes, *ready.notes):
+        ready.run_dir.keep_warning(note)
+    yield Silent()
+
+
+def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> None:
+    """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
+
+    watch: gives, once the run may start, who is told of its progress. Raises UserError as the loaders do.
+    """
+    given = plan.loaded if plan.config.concurrency else None  # a model by name is then loaded with engine eager
+    with nullcontext() if given is None else set_aside(given):
+        _measure(plan, where, command, watch)
+
+
+def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch) -> None:
+    config, data = plan.config, plan.data
+    loaded = load(plan)
+    target, decoders = loaded.target, loaded.decoders
+    if config.concurrency:
+        _check_batches(decoders)
+    notes = tuple(preset_notes(config, target, data, decoders))
+    with (
+        RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,
+        watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
+    ):
+        run_dir.update(recording=where.recording.as_dict())
+        run(config, target, plan.suite, data, decoders, run_dir, events, where)
+        if off := loaded.changed():
+            run_dir.update(target_changed=off)
+        write_run_parquet(run_dir, events)
+
+
+def _check_batches(decoders: Mapping[str, Decoder]) -> None:
+    """Raise UserError where a method cannot answer several requests at a time."""
+    for label, decoder in decoders.items():
+        try:
+            check_together(decoder)
+        except UserError as error:
+            raise UserError(f"--batch-size: {label}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model and its methods by label. before: the model's own logits, before any method was loaded."""
+
+    target: Target
+    decoders: dict[str, Decoder]
+    before: Tensor
+
+    def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
+        """Return what the run directory says of the run."""
+        made = manifest_for(plan.config, self.target, plan.data, self.decoders, command)
+        made["model"]["dtype_choice"] = plan.dtype_choice
+        return made | {"machine": machine_of(self.target, self.decoders)}
+
+    def changed(self) -> str:
+        """Return by how much the model's logits differ from before, as text, for it may be NaN; '' for no change."""
+        off = difference(self.target, self.before)
+        return f"{off:.2g}" if off else ""
+
+
+def load(plan: Plan) -> Loaded:
+    """Load the model and every method of a run that was checked. Raises UserError as the loaders do."""
+    target = plan.loaded or _load(plan)
+    before = own_logits(target)
+    return Loaded(target, {spec.label: _loaded(spec, target, before) for spec in plan.config.methods}, before)
+
+
+def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
+    """Return the method, loaded. before: the target's own logits. Raises UserError where loading changed them."""
+    decoder = registry.load_method(spec, target)
+    check_unchanged(target, before, spec.label)
+    return decoder
+
+
+def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
+    """What results are counted from later: shapes of each method's model and drafter, and this device's limits."""
+    limits = known_limits(target.device)
+    shapes = {
+        label: {
+            **model_shape(decoder.target),
+            "drafter": drafter_shape(decoder.drafter_weights(), decoder.target),
+            "own": decoder.own_work().as_dict(),
+        }
+        for label, decoder in decoders.items()
+    }
+    return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
+
+
+def write_run_parquet(run_dir: RunDir, events: Events) -> None:
+    """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
+    if problem := write_parquet(run_dir.path):
+        events.on_warning(problem)
+        run_dir.keep_warning(problem)
+
+
+def _load(plan: Plan) -> Target:
+    config = plan.config
+    return load_target(
+        config.model,
+        dtype=plan.dtype,
+        device=config.device,
+        engine=EAGER if config.engine == AUTO and config.concurrency else config.engine,
+        quantize=config.quantize,
+        trust_remote_code=config.trust_remote_code,
+        chat_template=config.chat_template,
+    )

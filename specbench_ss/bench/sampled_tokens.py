@@ -1,0 +1,201 @@
+"""Statistics of one sampled answer under the target's distribution."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from specbench_ss.bench.timed_sample import told
+from specbench_ss.engine.decoder import Decoder, Offer
+from specbench_ss.engine.numerics import near_tie_drop
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.results.quality import acceptance
+from specbench_ss.runs.output_match import not_compared
+from specbench_ss.runs.records import OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
+
+UNDERFLOW = 100.0  # nats below the most probable token, where a probability is 0 in float32
+SUMMED = 1e-5  # what float32 may lose in the cumulative sum of a row of probabilities, many times over
+
+
+def judge_sampled(
+    decoder: Decoder, prompt: Sequence[int], row: Row, sampling: Sampling, offers: Sequence[Offer] = ()
+) -> Sameness:
+    """Return the verdict on a sampled answer: its tokens compared with what the model of `decoder` gives them.
+
+    decoder: of the method whose distribution the answer should follow, for a fresh pass of its model.
+    offers: what was drafted for each token; none where that is not known.
+    """
+    answer, seed = list(row.token_ids or ()), _seed(row)
+    at: Sequence[int] = range(len(answer))
+    if decoder.one_position_per_pass:
+        at = positions(len(answer), seed)
+    tokens, drafted = [answer[i] for i in at], [offers[i] for i in at if i < len(offers)]
+    try:
+        with torch.inference_mode():
+            found = compare(
+                _logits(decoder, prompt, answer, at), tokens, drafted, sampling, str(decoder.target.dtype), seed
+            )
+    except Exception as e:  # the sample stands: it was not compared
+        return not_compared(row, f"no logits to test it: {told(e, decoder)}")
+    return Sameness(*row.key, verdict="sampled", sampled=found)
+
+
+def positions(n: int, seed: int) -> list[int]:
+    """Return some positions of an answer of n tokens, spaced at random by up to their own index: about 18 of 1,000.
+
+    They do not depend on n, which depends on the tokens: positions chosen among n would make end tokens too frequent.
+    """
+    rng, at, found = random.Random(seed), 0, list[int]()
+    while at < n:
+        found.append(at)
+        at += 1 + rng.randint(0, at)
+    return found
+
+
+def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: Sequence[int]) -> Iterable[Tensor]:
+    """Return the logits at these positions of an answer."""
+    if decoder.one_position_per_pass:
+        return (decoder.next_logits(prompt, answer[:n])[None] for n in at)
+    return decoder.answer_logits(prompt, answer)
+
+
+def _seed(row: Row) -> int:
+    """Return a seed that only this sample has, other than that of its sampling."""
+    return int.from_bytes(hashlib.sha256(repr((row.seed, row.key)).encode()).digest()[:8], "big") >> 1
+
+
+class NotFiniteLogits(ValueError):  # noqa: N818
+    """Raised where a fresh pass gives NaN or infinity."""
+
+
+def compare(
+    logits: Iterable[Tensor],
+    answer: Sequence[int],
+    offers: Sequence[Offer],
+    sampling: Sampling,
+    dtype: str,
+    seed: int,
+) -> SampledTokens:
+    """Compare the tokens of an answer with the distributions that they should be drawn from.
+
+    logits: float32 [n, V] each, at successive tokens of the answer; they may end before the answer does.
+    offers: what was drafted for each token; none where that is not known.
+    dtype: of the model, for what rounding may change.
+    seed: of the uniform numbers that make the PIT values continuous, other than the sample's own.
+    """
+    rng, at = torch.Generator().manual_seed(seed), 0
+    total = SampledTokens()
+    for part in logits:
+        if not bool(part.isfinite().all()):
+            raise NotFiniteLogits("the logits of a fresh pass are not finite")
+        tokens = torch.tensor(answer[at : at + len(part)], device=part.device)
+        uniform = torch.rand(len(tokens), generator=rng, dtype=torch.float64)
+        p = sampling.probs(part)
+        total += _compare(part, p, tokens, uniform, sampling, dtype)
+        total += _acceptance(p, tokens.tolist(), offers[at : at + len(tokens)])
+        at += len(tokens)
+    return total
+
+
+def _compare(
+    logits: Tensor, p: Tensor, tokens: Tensor, uniform: Tensor, sampling: Sampling, dtype: str
+) -> SampledTokens:
+    """Compare tokens [n] with logits and their distributions [n, V]. uniform: [n], in [0, 1)."""
+    p_x = p.gather(1, tokens[:, None])
+    places = torch.arange(p.shape[1], device=p.device)
+    before = (p > p_x) | ((p == p_x) & (places < tokens[:, None]))  # the more probable first; of those alike the first
+    above = (p * before).sum(1).double().cpu()
+    drawn = p_x[:, 0].double().cpu()
+    bins = ((above + uniform * drawn) * PIT_BINS).long().clamp(0, PIT_BINS - 1)
+    log_p_x = p_x[:, 0].log()
+    for i in (drawn == 0).nonzero()[:, 0].tolist():
+        outside = _clearly_outside(logits[i], int(tokens[i]), sampling, dtype)
+        bins[i] = OUTSIDE if outside else PIT_BINS - 1
+        if not outside and int((p[i] > 0).sum()) == sampling.top_k:  # the last kept token was left out for this one
+            last = p[i][p[i] > 0].min()
+            bins[i] = min(PIT_BINS - 1, int((1 - float(uniform[i] * last)) * PIT_BINS))
+            log_p_x[i] = last.log()
+        elif not outside:
+            log_p_x[i] = _as_though_kept(logits[i], p[i], int(tokens[i]), sampling)
+    inside = bins != OUTSIDE
+    log_p_x = log_p_x.double().cpu()[inside]
+    norms = [norm.double().cpu()[inside].sum() for norm in _norms(p)]
+    ratios = [tilt * log_p_x.sum() - norm for tilt, norm in zip(TILTS, norms, strict=True)]
+    entropy = torch.special.entr(p).sum(1).double().cpu()
+    squares = (p * p.log().nan_to_num(neginf=0.0).square()).sum(1).double().cpu()
+    return SampledTokens(
+        pit_counts=torch.bincount(bins, minlength=PIT_BINS + 1).tolist(),
+        log_ratios=[float(ratio) for ratio in ratios],
+        surplus=float(log_p_x.sum() + entropy[inside].sum()),
+        variance=float((squares - entropy.square()).clamp_min(0).sum()),
+        rounding=sum(near_tie_drop(dtype, best) for best in logits.amax(1).tolist()) / sampling.temperature,
+    )
+
+
+def _acceptance(p: Tensor, tokens: Sequence[int], offers: Sequence[Offer]) -> SampledTokens:
+    """Compare how often drafted tokens became tokens of the answer with p [n, V].
+
+    One of chosen candidates becomes the token with their probability under p. The first of drawn ones does with
+    min(1, p / q), whatever the others are: where it is refused, nothing is left of its probability.
+    """
+    places = [(i, x) for i, offer in enumerate(offers) for x in dict.fromkeys(offer.tokens)]
+    if not places:
+        return SampledTokens()
+    rows, columns = (torch.tensor(part, device=p.device) for part in zip(*places, strict=True))
+    chances = dict(zip(places, p[rows, columns].tolist(), strict=True))
+    found = SampledTokens()
+    for i, (token, offer) in enumerate(zip(tokens, offers, strict=False)):
+        if offer.tokens:
+            own = offer.tokens if offer.q is None else offer.tokens[:1]
+            total = sum(chances[i, x] for x in dict.fromkeys(own))
+            found += acceptance(_chance(total, offer.q), token in own)
+    return found
+
+
+def _chance(p: float, q: float | None) -> float:
+    """Return the probability of acceptance: p of chosen candidates (q is None), min(1, p / q) of a drawn one."""
+    if not q:
+        return min(1.0, p) if q is None else float(p > 0)
+    return min(1.0, p / q)
+
+
+def _norms(p: Tensor) -> list[Tensor]:
+    """Return log sum p^(1 + tilt) of each row, for each of `TILTS`, by square roots: powers of a row cost more."""
+    half = p.sqrt()
+    quarter = half.sqrt()
+    eighth = quarter.sqrt()
+    sixteenth = eighth.sqrt()
+    powers = (half * quarter, half * quarter * eighth * sixteenth, p * sixteenth, p * quarter, p * p)
+    return [power.sum(1).log() for power in powers]
+
+
+def _as_though_kept(logits: Tensor, p: Tensor, token: int, sampling: Sampling) -> float:
+    """Return log p(token) with the token added to the kept set."""
+    whole = (logits / sampling.temperature).log_softmax(-1)
+    return float(whole[token] - whole[p > 0].logsumexp(-1))
+
+
+def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str) -> bool:
+    """Return True if top-k or top-p excludes the token beyond rounding. logits: [V].
+
+    Only tokens whose logit is larger by more than a near-tie count as before it. A near-tie also bounds how far
+    rounding can shift probability between these tokens and the rest.
+    """
+    tie = near_tie_drop(dtype, float(logits.max()))
+    before = logits > logits[token] + tie
+    if sampling.top_k and int(before.sum()) >= sampling.top_k:
+        return True
+    if sampling.top_p >= 1:  # without any filter
+        return not sampling.top_k and float(logits.max() - logits[token] - tie) / sampling.temperature > UNDERFLOW
+    mass = float(Sampling(sampling.temperature, top_k=sampling.top_k).probs(logits)[before].sum())
+    limit = sampling.top_p + SUMMED
+    return limit < 1 and mass > 0 and _log_odds(mass) - tie / sampling.temperature >= _log_odds(limit)
+
+
+def _log_odds(p: float) -> float:
+    return math.inf if p >= 1 else math.log(p / (1 - p))

@@ -1,0 +1,137 @@
+"""Order of samples: question by question, all methods interleaved; warm-up prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specbench_ss.engine.target import Target
+from specbench_ss.suite import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request to be made. index counts from 0 over the run, position over the methods of a block."""
+
+    question: Question
+    turn: int
+    repeat: int
+    method: str
+    position: int
+    index: int
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        """The key of the row it becomes."""
+        return (self.question.id, self.turn, self.method, self.repeat)
+
+
+def tasks_in_turn(questions: Sequence[Question]) -> list[Question]:
+    """Return the first question of each task, then the others so that each task is as far as the others by its share.
+
+    Questions of one task stay in their order.
+    """
+    many = Counter(question.category for question in questions)
+    made: Counter[str] = Counter()
+    place = []
+    for question in questions:
+        place.append(made[question.category] / many[question.category])
+        made[question.category] += 1
+    return [question for _, question in sorted(zip(place, questions, strict=True), key=lambda pair: pair[0])]
+
+
+def plan(
+    questions: Sequence[Question], methods: Sequence[str], repeats: int, seed: int, first: int = 0
+) -> Iterator[Sample]:
+    """Every sample of a run, in order. first: how many of the repeats come before these, in rounds of their own."""
+    block = first * sum(len(question.turns) for question in questions)
+    index = block * len(methods)
+    for question in questions:
+        for turn in range(len(question.turns)):
+            for repeat in range(first, repeats):
+                for position, method in enumerate(method_order(methods, block, seed)):
+                    yield Sample(question, turn, repeat, method, position, index)
+                    index += 1
+                block += 1
+
+
+def method_order(methods: Sequence[str], block: int, seed: int) -> tuple[str, ...]:
+    """The order of the methods in this block (counted from 0)."""
+    square = williams(len(methods))
+    cycle, number = divmod(block, len(square))
+    rng = random.Random(f"order:{seed}:{cycle}")
+    names = list(methods)
+    rng.shuffle(names)
+    rng.shuffle(square)
+    return tuple(names[i] for i in square[number])
+
+
+def williams(n: int) -> list[list[int]]:
+    """Orders of 0..n-1 balanced for position and for what precedes: n of them for even n, 2n for odd n > 1."""
+    first = [i // 2 if i % 2 == 0 else n - 1 - i // 2 for i in range(n)]
+    rows = [[(x + shift) % n for x in first] for shift in range(n)]
+    return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows
+
+
+def sample_seed(seed: int, question_id: str, turn: int, repeat: int) -> int:
+    """Seed of the sampling stream for one prompt and repeat, the same for every method; in [0, 2**63)."""
+    digest = hashlib.sha256(f"{seed}\0{question_id}\0{turn}\0{repeat}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def warm_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:
+    """Return prompt ids for the first `many` questions: each first prompt with its words in reverse order."""
+    return [_ids(target, messages) for messages in warm_messages(questions, many)]
+
+
+def warm_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, str]]]:
+    """Return the same prompts as messages."""
+    asked = [_plain(q.turns[0]) for q in questions]
+    return [
+        [
+            *({"role": m.role, "content": _backwards(m.content)} for m in q.history),
+            {"role": "user", "content": unasked(q.turns[0], asked)},
+        ]
+        for q in questions[:many]
+    ]
+
+
+def unasked(text: str, asked: Sequence[str]) -> str:
+    """Return a text of about this length that is none of those asked, which are given in plain form.
+
+    The words in reverse order, or the characters, or, where both read the same from either end, a number before it.
+    The first one is taken that neither begins nor continues a text that is asked, if there is such a one.
+    """
+    others = [other for other in _others(text, len(asked)) if _plain(other) not in asked]
+    return next((other for other in others if not any(_alike(_plain(other), one) for one in asked)), others[0])
+
+
+def _others(text: str, asked: int) -> list[str]:
+    """More texts than are asked, so that one is left."""
+    numbered = [f"{number}. {text}" for number in range(asked + 1)]
+    return [_backwards(text), text[::-1], *numbered]
+
+
+def _backwards(text: str) -> str:
+    """Return the text with its words in reverse order."""
+    return "".join(reversed(re.split(r"(\s+)", text)))
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether one text is how the other one begins."""
+    return one.startswith(other) or other.startswith(one)
+
+
+def _plain(text: str) -> str:
+    """What a tokenizer that lowers letters and joins spaces might see."""
+    return " ".join(text.casefold().split())
+
+
+def _ids(target: Target, messages: list[dict[str, str]]) -> list[int]:
+    """Return as many of the last ids as fit: a text may have more tokens backwards."""
+    ids = target.encode_chat(messages)
+    return ids[-(target.context_length // 2) :] if len(ids) >= target.context_length else ids

@@ -1,0 +1,503 @@
+"""Runs of served engines: connection, counters, samples, concurrency levels."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from specbench_ss import registry
+from specbench_ss.bench.build_config import Access
+from specbench_ss.bench.concurrency import Levels
+from specbench_ss.bench.preflight import check_ids, check_texts
+from specbench_ss.bench.run_loop import Events, Session, Silent
+from specbench_ss.bench.schedule import Sample, warm_messages
+from specbench_ss.bench.server_client import (
+    HIDDEN,
+    MALFORMED,
+    REFUSED,
+    Answer,
+    AnswerError,
+    Counters,
+    Server,
+    StatusError,
+    settings,
+)
+from specbench_ss.bench.timed_sample import quiet_collector, warm_up
+from specbench_ss.engine.decoder import Step
+from specbench_ss.errors import UserError, did_you_mean, error_text
+from specbench_ss.results.frames import write_parquet
+from specbench_ss.results.summary import counted
+from specbench_ss.runs.config import Endpoint, RunConfig, RunTarget
+from specbench_ss.runs.environment import busy
+from specbench_ss.runs.manifest import check_same_config, manifest_of
+from specbench_ss.runs.records import Level, Row, Sameness
+from specbench_ss.runs.run_dir import RunDir, check_out, read_run
+from specbench_ss.suite import Suite, SuiteData, SuiteRequest
+
+
+def grown(before: Counters | None, after: Counters | None, tokens: int, answers: int = 1) -> Counters | None:
+    """Return what a server counted for some answers; None where it cannot be told from what it did for others.
+
+    tokens: of these answers. A server that made more than these, and one for the end of each, answered somebody else;
+    so did one that accepted more than these, and what a draft may have behind the end of each.
+    """
+    made = after.since(before) if before is not None and after is not None else None
+    if made is None or (made.generated is not None and made.generated > tokens + answers):
+        return None
+    return made if made.accepted <= min(made.drafted, tokens + HIDDEN * answers) else None
+
+
+def filled(row: Row, answer: Answer, counts: Counters | None) -> Row:
+    """Return the row with what came."""
+    row.text, row.finish, row.tokens = answer.text, answer.finish, answer.tokens
+    row.counted, row.chunks, row.prompt_tokens = answer.counted, answer.chunks, answer.prompt_tokens
+    row.prefill_tokens = 1  # the first token is that of the prompt's pass, in every engine
+    row.prefill_s, row.wall_s = answer.ttft_s or 0.0, answer.wall_s
+    row.decode_s = answer.wall_s - row.prefill_s
+    row.drafted, row.accepted = answer.drafted, answer.accepted
+    if counts is not None:
+        row.drafts, row.drafted, row.accepted = counts.drafts, counts.drafted, counts.accepted
+    return row
+
+
+SHOWN = 8  # models that a message lists
+MODELS = "a list of models"
+VERSIONS = {
+    "/version": "version",
+    "/props": "build_info",
+    "/get_server_info": "version",
+}  # page -> the field that is kept
+UNKNOWN_FIELD = (400, 422)  # how a server refuses a request with a field that it does not know
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server that answers, with what it told of itself. about: JSON-ready; it holds no secret."""
+
+    server: Server
+    about: Mapping[str, Any]
+
+
+def connect(endpoint: Endpoint, url: str, key: str | None, timeout_s: float) -> Server:
+    """Return a server with its model. Raises UserError where it cannot be reached or has not the one model."""
+    server = Server(endpoint.label, url, key, timeout_s)
+    try:
+        server.model = _model(server, endpoint.model)
+    except AnswerError as e:
+        server.close()
+        raise UserError(f"{endpoint.label}: {e}") from None
+    return server
+
+
+def connect_all(endpoints: Sequence[Endpoint], access: Access) -> list[Server]:
+    """Return all servers, as `connect` does; where one cannot be reached, the others are closed."""
+    made: list[Server] = []
+    try:
+        for endpoint, url, key in zip(endpoints, access.urls, access.keys, strict=True):
+            made.append(connect(endpoint, url, key, access.timeout_s))
+    except UserError:
+        for server in made:
+            server.close()
+        raise
+    return made
+
+
+def _model(server: Server, wanted: str | None) -> str:
+    """Return the model to ask for. A name that the server does not list is tried: some load what they are asked for."""
+    page = server.get(f"{server.url}/models")
+    server.listed = page.status_code
+    if page.status_code != 200:
+        if wanted and page.status_code not in REFUSED:
+            return wanted
+        raise server.refusal(page)
+    try:
+        names = [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
+    except MALFORMED:
+        kind = page.headers.get("content-type", "no type").partition(";")[0]
+        hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
+        raise AnswerError(f"{server.shown_url}/models answers with {kind}, which is no list of models{hint}") from None
+    if wanted:
+        return wanted
+    if len(names) == 1:
+        return names[0]
+    listed = ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    raise AnswerError(
+        f"{server.shown_url} has {len(names)} models: name one with --endpoint-model{': ' * bool(names)}{listed}"
+    )
+
+
+def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
+    """Ask for one short answer, unmeasured. Raises UserError where there is none.
+
+    A server that refuses to be asked for its count of tokens is asked without from then on.
+    """
+    asked = {**settings, "max_tokens": min(4, int(settings.get("max_tokens", 4)))}
+    hello = [{"role": "user", "content": "Hello"}]
+    try:
+        try:
+            return server.ask(hello, asked)
+        except StatusError as e:
+            if e.code not in UNKNOWN_FIELD:
+                raise
+            server.usage = False
+            try:
+                return server.ask(hello, asked)
+            except AnswerError:
+                raise e from None  # the field was not what it minded
+    except AnswerError as e:
+        raise UserError(f"{server.label}: {e}{_known(server)}") from None
+
+
+def _known(server: Server) -> str:
+    """Say which models there are, where the one that is asked for is not among them."""
+    try:
+        names = [m.id for m in msgspec.json.decode(server.get(f"{server.url}/models").content, type=_Models).data]
+    except (AnswerError, *MALFORMED):
+        return ""
+    if server.model in names or not names:
+        return ""
+    return (
+        f"; it lists no model {server.model!r}{did_you_mean(server.model, names)}: {', '.join(sorted(names)[:SHOWN])}"
+    )
+
+
+def about(server: Server, first: Answer) -> Found:
+    """Return a server with what it tells: its version, its software, and which counts can be had. first: of `probe`."""
+    version, software = _version(server)
+    server.counters()
+    told = first.accepted is not None
+    acceptance = "its counters in /metrics" if not server.no_counters else f"not measured: {server.no_counters}"
+    return Found(
+        server,
+        {
+            "place": "loopback" if server.loopback else "remote",
+            "software": software,
+            "version": version,
+            "tokens": "usage" if first.counted == "usage" else "chunks",
+            "acceptance": "what it tells with each answer" if told else acceptance,
+        },
+    )
+
+
+def _version(server: Server) -> tuple[str | None, str | None]:
+    """Return the server's version and its header `Server`, as far as it tells them."""
+    software = None
+    for page, name in VERSIONS.items():
+        try:
+            found = server.get(f"{server.root}{page}")
+            software = software or found.headers.get("server")
+            said = msgspec.json.decode(found.content) if found.status_code == 200 else {}
+        except (AnswerError, *MALFORMED):
+            continue
+        if isinstance(said, dict) and isinstance(said.get(name), str):
+            return said[name], software
+    return None, software
+
+
+AS_SERVED = "as served"  # where a local run names a number format or a device
+
+
+def manifest_for(
+    config: RunConfig, data: SuiteData, found: Sequence[Found], command: Sequence[str]
+) -> Mapping[str, Any]:
+    """Return the manifest of a run that is about to start, as JSON-ready data."""
+    baseline = found[0].server
+    model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
+    model |= {"name": baseline.model, "dtype": AS_SERVED, "device": AS_SERVED}
+    methods = [_entry(one, baseline.label) for one in found]
+    return manifest_of(config, data, command, model, methods) | {"baseline": baseline.label}
+
+
+def _entry(found: Found, baseline: str) -> dict[str, Any]:
+    server, about = found.server, found.about
+    version = {"version": about["version"]} if about["version"] else {}
+    return {
+        "label": server.label,
+        "name": "endpoint",
+        "options": {},
+        "resolved": {"url": server.shown_url, "model": server.model, **version},  # what --resume must find again
+        "served": {name: value for name, value in about.items() if name != "version"},
+        "lossless": False,
+        "reference": baseline,
+        "summary": f"served at {server.shown_url}",
+        "paper": "",
+    }
+
+
+Messages = list[dict[str, str]]
+ServerRequest = tuple[Row, Messages]
+
+
+class ServedLevels(Levels[Messages]):
+    """Sends them to servers.
+
+    settings: of an answer, by its seed. failed: told of every request, in the order in which they end, and raises where
+    the server is gone.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        run_dir: RunDir,
+        servers: Mapping[str, Server],
+        settings: Callable[[int], dict[str, Any]],
+        ended: Callable[[Row], None],
+        timeout: float | None,
+    ) -> None:
+        super().__init__(session, run_dir)
+        self.servers, self.settings, self.ended, self.timeout = servers, settings, ended, timeout
+
+    def prompt(self, sample: Sample) -> Messages:
+        """Return the conversation up to the question."""
+        return sample.question.messages(self.session.history(sample))
+
+    def level(self, label: str, concurrency: int, repeat: int) -> None:
+        """Make one level and commit it."""
+        self.session.events.on_sample_start(label, f"{concurrency} in flight")
+        server, asked = self.servers[label], list(self.asked(label, concurrency, repeat))
+        with _in_flight(server, concurrency) as pool:
+            before = server.counters()
+            started, began = time.time(), server.clock()
+            with quiet_collector():
+                sent = [pool.submit(self._answered, server, row, said) for row, said in asked if said is not None]
+                rows = [self._told(future) for future in as_completed(sent)]
+            ended, wall_s = time.time(), server.clock() - began
+        after = None if before is None else server.counters()
+        rows += [row for row, messages in asked if messages is None]  # whose history is missing
+        rows.sort(key=lambda row: row.index)
+        level = Level(label, concurrency, repeat, started, ended, wall_s, len(rows))
+        self.run_dir.append_level(_counted(level, rows, before, after), rows)
+
+    def _answered(self, server: Server, row: Row, messages: Messages) -> Row:
+        """Return the row of one request, filled; a failed one where there is no answer. Runs in a thread."""
+        row.started = time.time()
+        try:
+            answer = server.ask(messages, self.settings(row.seed), self.timeout)
+        except AnswerError as e:
+            row.status, row.error, row.started = "failed", error_text(e), None
+            return row
+        row.ended = time.time()
+        return filled(row, answer, None)
+
+    def _told(self, future: Future[Row]) -> Row:
+        row = future.result()
+        self.session.events.on_sample(row)
+        self.ended(row)
+        return row
+
+
+@contextmanager
+def _in_flight(server: Server, concurrency: int) -> Iterator[ThreadPoolExecutor]:
+    """Give threads; where the block fails, what was not sent is not sent, and what is in flight is cut off."""
+    pool = ThreadPoolExecutor(concurrency)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        server.close()
+        raise
+    pool.shutdown()
+
+
+def _counted(level: Level, rows: Sequence[Row], before: Counters | None, after: Counters | None) -> Level:
+    """Return the level with the counts of drafts: the server's own, or those that it told with each answer."""
+    good = [row for row in rows if row.ok]
+    made = grown(before, after, sum(row.tokens or 0 for row in good), len(good))
+    if made is not None and len(good) == len(rows):
+        return replace(level, drafts=made.drafts, drafted=made.drafted, accepted=made.accepted)
+    return replace(level, drafted=counted(good, "drafted"), accepted=counted(good, "accepted"))
+
+
+IN_A_ROW = 3  # failed requests after which a server is asked whether it is there at all
+
+
+class ServedSession(Session):
+    """Asks servers, whose answers are compared with those of the first one. servers: by label, in order."""
+
+    run_dir: RunDir
+
+    def __init__(
+        self,
+        config: RunConfig,
+        suite: Suite,
+        data: SuiteData,
+        servers: Mapping[str, Server],
+        run_dir: RunDir,
+        events: Events,
+        where: RunTarget,
+    ) -> None:
+        super().__init__(config, data, list(servers), run_dir, events, where.goal)
+        self.suite = suite
+        self.servers, self.timeout = servers, where.timeout
+        self._failed: Counter[str] = Counter()
+
+    @property
+    def baseline(self) -> str:
+        return self.labels[0]
+
+    def same_as(self, label: str) -> str:
+        return self.baseline
+
+    def busy(self) -> str:
+        return busy() if any(server.loopback for server in self.servers.values()) else ""
+
+    def warm_up(self) -> None:
+        prompts = warm_messages(self.data.questions, self.config.warmup)
+        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, self._unwarmed)
+
+    def _unwarmed(self, label: str, error: BaseException) -> None:
+        """Warn of a server that failed; each of its samples is asked for all the same."""
+        self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
+
+    def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
+        """Seconds per token of one unrecorded request."""
+        self.events.on_warm_up(label)
+        asked = self.settings(self.config.seed)
+        asked["max_tokens"] = min(max_new_tokens, asked["max_tokens"])
+        answer = self.servers[label].ask(messages, asked, self.timeout)
+        return answer.wall_s / answer.tokens
+
+    def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
+        server, asked = self.servers[sample.method], sample.question.messages(self.history(sample))
+        before = server.counters()
+        blank.started = time.time()
+        with quiet_collector():
+            answer = self._answer(server, asked, blank.seed)
+        blank.ended = time.time()
+        after = None if before is None else server.counters()
+        self._failed[sample.method] = 0
+        return filled(blank, answer, grown(before, after, answer.tokens)), []
+
+    def settings(self, seed: int) -> dict[str, Any]:
+        """Return how one answer is to be decoded."""
+        return settings(self.config, self.data.max_new_tokens, seed)
+
+    def _answer(self, server: Server, asked: Sequence[Mapping[str, str]], seed: int) -> Answer:
+        try:
+            return server.ask(asked, self.settings(seed), self.timeout)
+        except AnswerError:
+            self._failed[server.label] += 1
+            raise
+
+    def _ended(self, row: Row) -> None:
+        """Hear of a request of a level."""
+        self._failed[row.method] = 0 if row.ok else self._failed[row.method] + 1
+        if not row.ok:
+            self.after_failure(row)
+
+    def after_failure(self, row: Row) -> None:
+        server = self.servers[row.method]
+        if self._failed[row.method] >= IN_A_ROW and not server.alive():
+            raise UserError(
+                f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row and does not "
+                f"answer any more: what is in {self.run_dir.path} is whole, and --resume goes on"
+            )
+
+    def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
+        """Compare two answers as texts: a server sends no tokens, and does not promise the same ones."""
+        mine, theirs = row.text or "", reference.text or ""
+        if mine == theirs:
+            return Sameness(*row.key, verdict="identical")
+        at = next(
+            (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
+        )
+        return Sameness(*row.key, verdict="other text", reason=f"from character {at} on")
+
+    def afterwards(self, samples: Sequence[Sample]) -> None:
+        ServedLevels(self, self.run_dir, self.servers, self.settings, self._ended, self.timeout).make()
+
+
+MOST_SAMPLES = 10_000_000  # the schedule is held in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will do. samples: those with one request in flight."""
+
+    config: RunConfig
+    suite: Suite
+    data: SuiteData
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run about to start."""
+
+    plan: Plan
+    found: Sequence[Found]
+    run_dir: RunDir
+
+
+Watch = Callable[[Ready], AbstractContextManager[Events]]
+
+
+@contextmanager
+def unwatched(ready: Ready) -> Iterator[Events]:
+    """Nobody is told anything."""
+
+    yield Silent()
+
+
+def check(config: RunConfig, where: RunTarget) -> Plan:
+    """Return what is asked for. Raises UserError, before any server is contacted. Leaves nothing behind."""
+    suite = registry.load_suite(config.suite)
+    if check_out(where):
+        check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
+    data = suite.load(SuiteRequest(config.categories, config.limit, None if config.data is None else Path(config.data)))
+    check_ids(data)
+    check_texts(data)
+    samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(config.endpoints)
+    if samples > MOST_SAMPLES:
+        raise UserError(f"the run would have {samples:,} samples; at most {MOST_SAMPLES:,} are made: fewer --repeats")
+    return Plan(config, suite, data, samples)
+
+
+def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str], watch: Watch = unwatched) -> None:
+    """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
+
+    Raises UserError where a server does not answer a first short question.
+    """
+    config, data = plan.config, plan.data
+    with connected(config, access) as servers, ExitStack() as stack:
+        found = [_probed(server, config, data) for server in servers]
+        manifest = dict(manifest_for(config, data, found, access.hidden(command)))
+        run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
+        events = stack.enter_context(watch(Ready(plan, found, run_dir)))
+        by_label = {server.label: server for server in servers}
+        ServedSession(config, plan.suite, data, by_label, run_dir, events, where).carry_out()
+        if problem := write_parquet(run_dir.path):
+            events.on_warning(problem)
+            run_dir.keep_warning(problem)
+
+
+@contextmanager
+def connected(config: RunConfig, access: Access) -> Iterator[list[Server]]:
+    """Give the servers, each with its model, as `connect_all` does."""
+    servers = connect_all(config.endpoints, access)
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.close()
+
+
+def _probed(server: Server, config: RunConfig, data: SuiteData) -> Found:
+    asked: dict[str, Any] = settings(config, data.max_new_tokens, config.seed)
+    return about(server, probe(server, asked))

@@ -1,0 +1,116 @@
+"""Number of repeats until the intervals of all speedups are narrow enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from specbench_ss.results.summary import PairedTimes, paired
+from specbench_ss.runs.config import Goal
+from specbench_ss.runs.records import Row
+from specbench_ss.stats import FEWEST, TIMING_FLOOR, Floats
+
+KNOWN = 8  # degrees of freedom from which the spread of repeats is known well enough to predict with
+SURE = 0.95  # that repeats cannot help, before they are given up for that
+NARROWS = 0.98  # two more repeats must make an interval this much narrower for another one to be worth it
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """Half the width of an interval, relative to the speedup, after some repeats; at_best: with any number of them.
+
+    half is None where there are too few questions; at_best is None where the repeats do not tell yet.
+    """
+
+    method: str
+    half: float | None
+    at_best: float | None
+
+
+def widest(rows: Sequence[Row], labels: Sequence[str], repeats: int) -> Width:
+    """Return the widest interval of all methods' speedups over all questions, of the first repeats of a run.
+
+    labels: of its methods, its reference first.
+    """
+    of_method: dict[str, list[Row]] = {label: [] for label in labels}
+    for row in rows:
+        if row.repeat < repeats and row.method in of_method:
+            of_method[row.method].append(row)
+    made = [_width(label, of_method[label], of_method[labels[0]]) for label in labels[1:]]
+    if not made:
+        return Width(labels[0], None, None)
+    return max(made, key=lambda width: math.inf if width.half is None else width.half)
+
+
+def _width(label: str, own: Sequence[Row], ref: Sequence[Row]) -> Width:
+    mine, theirs = paired(own, ref)
+    times = PairedTimes(mine, theirs)
+    around, speedup = times.interval(), times.speedup()
+    if around is None or not speedup:
+        return Width(label, None, None)
+    half = (around[1] - around[0]) / 2 / speedup
+    share = repeats_share(mine, theirs)
+    floor = min(half, TIMING_FLOOR)
+    return Width(label, half, None if share is None else floor + (half - floor) * math.sqrt(1 - share))
+
+
+def repeats_share(own: Sequence[Row], ref: Sequence[Row]) -> float | None:
+    """Return the most that the spread of repeats may make of the interval's squared width; None where it is not known.
+
+    own, ref: paired samples. Each repeat of a question pulls at the logarithm of the speedup by its own influence; the
+    variance of their mean is compared with that of all questions. Both are estimates: the share is the upper end of
+    its one-sided interval, by the F distribution.
+    """
+    sums: dict[str, dict[int, Floats]] = {}
+    for a, b in zip(own, ref, strict=True):
+        parts = np.array([b.wall_s or 0.0, a.tokens or 0, b.tokens or 0, a.wall_s or 0.0], dtype=np.float64)
+        of_question = sums.setdefault(a.question_id, {})
+        of_question[a.repeat] = of_question.get(a.repeat, np.zeros(4)) + parts
+    most = max((len(of) for of in sums.values()), default=0)
+    whole = [np.stack(list(of.values())) for of in sums.values() if len(of) == most]
+    if len(whole) < FEWEST or len(whole) * (most - 1) < KNOWN:
+        return None
+    columns = np.stack(whole)  # [questions, repeats, 4]
+    total = columns.mean(1).sum(0)
+    pulls = (columns / total) @ np.array([1.0, 1.0, -1.0, -1.0])  # [questions, repeats]
+    of_all, of_repeats = pulls.mean(1).var(ddof=1), pulls.var(1, ddof=1).mean() / most
+    upper = float(stats.f.ppf(SURE, len(whole) - 1, len(whole) * (most - 1)))
+    return float(min(1.0, upper * of_repeats / of_all)) if of_all > 0 else 1.0
+
+
+def why_stop(rows: Sequence[Row], labels: Sequence[str], repeats: int, goal: Goal) -> str:
+    """Return why no repeat is to follow, in words, or '' where one is. rows: of whole repeats."""
+    now = widest(rows, labels, repeats)
+    said = "" if now.half is None else f"±{now.half:.3f} ({now.method}) after {_times(repeats)}"
+    if now.method == labels[0]:
+        return f"there is no method to compare with {labels[0]}: more repeats tell nothing"
+    if now.half is None:
+        return f"{now.method} has no interval, which takes {FEWEST} questions: more repeats give none"
+    if now.half <= goal.until_ci:
+        return f"{said}: every interval is as narrow as asked (±{goal.until_ci:g})"
+    more = "take more questions (--limit)"
+    if now.at_best is not None and now.at_best > goal.until_ci:
+        return f"{said}: the questions differ more than repeats can mend (±{now.at_best:.3f} at best); {more}"
+    before = widest(rows, labels, repeats - 2).half if repeats > 2 else None
+    if before is not None and now.half > NARROWS * before:
+        return f"{said}: the last repeats did not narrow it (±{before:.3f} before them); {more}"
+    if repeats >= goal.max_repeats:
+        return f"{said}: more repeats were not allowed (--max-repeats {goal.max_repeats})"
+    spent = sum(row.wall_s or 0.0 for row in rows)
+    if goal.budget is not None and spent * (1 + 1 / repeats) > goal.budget:
+        return f"{said}: another repeat does not fit into {goal.budget:g} s of decoding (--budget)"
+    return ""
+
+
+def _times(repeats: int) -> str:
+    return "1 repeat" if repeats == 1 else f"{repeats} repeats"
+
+
+def reached(rows: Sequence[Row], labels: Sequence[str], repeats: int, goal: Goal, why: str) -> Mapping[str, object]:
+    """Return what a manifest records of the goal and of what was reached."""
+    width = widest(rows, labels, repeats)
+    return {"asked": goal.until_ci, "reached": width.half, "method": width.method, "repeats": repeats, "why": why}

@@ -1,0 +1,246 @@
+"""One timed sample: garbage collection and memory, running out of memory, the time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from specbench_ss.engine.decoder import Decoder, Generation, drop_caches
+from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError, error_text
+from specbench_ss.time_limit import TimeIsOver, time_limit
+
+P = TypeVar("P")
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Collect garbage now and not again until the block is left: no pause falls into a timed sample."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Spare the objects that exist now from collection, so that collecting before each sample costs little."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def peak_memory(*devices: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Gives a function that, after the block, tells how many bytes more than at its start a CUDA device had allocated.
+
+    None elsewhere. Of several devices, the sum of what each had at most.
+
+    What is there before, weights of every method and the cache they share, is nobody's in particular.
+    """
+    gpus = [device for device in devices if device.type == "cuda"]
+    for device in gpus:
+        torch.cuda.reset_peak_memory_stats(device)
+    before = sum(map(torch.cuda.memory_allocated, gpus))
+    peak: list[int] = []
+    yield lambda: peak[0] if peak else None
+    if gpus:
+        peak.append(sum(map(torch.cuda.max_memory_allocated, gpus)) - before)
+
+
+SETTLED = 0.10  # spread of the last times per token, largest over smallest minus one
+WINDOW = 3  # how many last times have to agree
+EXTRA_ROUNDS = 6  # on top of one round per prompt
+MAX_NEW_TOKENS = 64  # of a warm-up request
+
+
+def warm_up(
+    methods: Collection[str],
+    prompts: Sequence[P],
+    sample: Callable[[str, P, int], float],
+    warn: Callable[[str], None],
+    failed: Callable[[str, BaseException], None],
+) -> int:
+    """Make one round per prompt, then the last prompt again until every method has settled; return how many rounds.
+
+    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or messages. failed(label, error):
+    called for a method that fails, which is left out of what follows.
+    """
+    times: dict[str, list[float]] = {label: [] for label in methods}
+
+    def one_round(labels: Collection[str], prompt: P) -> None:
+        for label in list(labels):
+            try:
+                times[label].append(sample(label, prompt, MAX_NEW_TOKENS))
+            except (Exception, SystemExit) as e:
+                del times[label]
+                failed(label, e)
+
+    for prompt in prompts:
+        for own in times.values():
+            own.clear()  # times of different prompts do not compare
+        one_round(times, prompt)
+    rounds = len(prompts)
+    while prompts and rounds < len(prompts) + EXTRA_ROUNDS:
+        restless = [label for label, own in times.items() if not settled(own)]
+        if not restless:
+            return rounds
+        one_round(restless, prompts[-1])
+        rounds += 1
+    restless = [label for label, own in times.items() if not settled(own)]
+    if restless:
+        warn(f"times had not settled after warm-up: {', '.join(restless)}")
+    return rounds
+
+
+def settled(times: Sequence[float]) -> bool:
+    """Whether the last times agree."""
+    last = times[-WINDOW:]
+    return len(last) == WINDOW and max(last) <= (1 + SETTLED) * min(last)
+
+
+UNTOLD = re.compile(  # torch raises a RuntimeError, not its OutOfMemoryError, where one of these says it
+    r"can't allocate memory"  # the allocator of CPUs
+    r"|CUDA( driver)? error: out of memory"  # the driver, as at a launch or when a graph is made
+    r"|\bCU[A-Z]+(_[A-Z]+)*_ALLOC(ATION)?_FAILED\b"  # cuBLAS, cuDNN, cuSOLVER
+)
+LESS = (
+    "fewer drafted nodes, a smaller --max-new-tokens or --batch-size, --dtype bfloat16, --quantize or shorter prompts "
+    "take less"
+)
+
+
+class OutOfMemory(UserError):  # noqa: N818 - not named after torch's, which it stands for
+    """There is not enough memory for what was asked. Its text says what would take less."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Say whether an error means that there was not enough memory."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (isinstance(error, RuntimeError) and UNTOLD.search(str(error)) is not None)
+
+
+@contextmanager
+def memory_given_back(decoder: Decoder) -> Iterator[None]:
+    """Within: memory that runs out is OutOfMemory, with what the method held for this request given back."""
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        raise OutOfMemory(told(error, decoder)) from None
+
+
+def told(error: BaseException, decoder: Decoder) -> str:
+    """Return what a row says of an error. Where memory ran out, what the method held is given back first."""
+    if not ran_out(error):
+        return error_text(error)
+    _give_back(error, decoder)
+    wanted = re.search(r"[Tt]ried to allocate (\d[\d.]* \w+)", str(error))
+    more = f" ({wanted[1]} more were wanted)" if wanted else ""
+    full = re.search(r"GPU (\d+) has", str(error)) if decoder.target.divided else None  # which one of them
+    where = f"cuda:{full[1]}" if full else decoder.target.device_names
+    return f"out of memory on {where}{more}: {LESS}"
+
+
+def _give_back(error: BaseException, decoder: Decoder) -> None:
+    """Drop what the broken pass and the method's caches hold, then the blocks that torch keeps for later."""
+    seen: BaseException | None = error
+    while seen is not None:  # tensors of a pass are variables of its frames, which the error holds
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__
+    drop_caches(decoder)
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+TRIES = 4  # at most, of an answer during which a pass is recorded
+OnTokens = Callable[[int], None] | None
+Decode = Callable[[Decoder, list[int], Limits, Sampling, OnTokens], Generation]
+
+
+def recorded(target: Target) -> int:
+    """Return how often a pass of a model was recorded so far, or proven: that takes time within an answer."""
+    passes = getattr(target, "passes", None)
+    return 0 if passes is None else int(passes.tried)
+
+
+def tries(target: Target, remembers: bool) -> Iterator[None]:
+    """Yield before each try of an answer that is measured: again, a few times at most, while a pass is recorded in it.
+
+    target: the method's model. A method that remembers prompts has one try: it would have seen the next one's prompt.
+    """
+    for _ in range(1 if remembers else TRIES):
+        before = recorded(target)
+        yield
+        if recorded(target) == before:
+            return
+
+
+def unreplayed(target: Target) -> Counter[str] | None:
+    """Return how many passes of a model ran eagerly so far, where others are replayed, by reason.
+
+    None where nothing is replayed.
+    """
+    passes = getattr(target, "passes", None)
+    return None if passes is None else Counter(passes.declined)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt for one method. label: the method's, for messages."""
+
+    label: str
+    decoder: Decoder
+    prompt: list[int]
+    limits: Limits
+    sampling: Sampling
+
+
+class Answering:
+    """Answers requests. timeout: seconds that one may take; None is no limit. place: the run's directory."""
+
+    def __init__(self, decode: Decode, target: Target, timeout: float | None, place: Path) -> None:
+        self.decode, self.target, self.timeout, self.place = decode, target, timeout, place
+
+    def answer(self, asked: Request, on_tokens: OnTokens = None) -> Generation:
+        """Decode, and do nothing else.
+
+        Raises TimeoutError where it takes longer than it may, and OutOfMemory where it takes more memory than there is.
+        """
+        with memory_given_back(asked.decoder), self.in_time(asked.label):
+            return self.decode(asked.decoder, asked.prompt, asked.limits, asked.sampling, on_tokens)
+
+    @contextlib.contextmanager
+    def in_time(self, label: str, requests: int = 1) -> Iterator[None]:
+        """Within: so many requests may take their time together. Raises TimeoutError where they take longer."""
+        longest = None if self.timeout is None else requests * self.timeout
+        over = f"no answer within {longest:g} s" if longest is not None else ""
+        resumable = f"what is in {self.place} is whole, and --resume goes on"
+        try:
+            told = f"{label}: {over}, and it cannot be interrupted; {resumable}"
+            with time_limit(longest, lambda: told):
+                yield
+        except TimeIsOver:
+            self.target.drop_cache()  # it may have been left half-written
+            raise TimeoutError(over) from None

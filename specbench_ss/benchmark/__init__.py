@@ -1,1 +1,0 @@
-"""Doing a run: what was asked, its checks, measuring. Usable without the command line."""

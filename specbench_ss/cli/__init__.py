@@ -1,0 +1,1 @@
+"""Commands of `ssbench`, one file each."""

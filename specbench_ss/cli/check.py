@@ -1,0 +1,156 @@
+"""Command `ssbench check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from specbench_ss import registry
+from specbench_ss.cli import run
+from specbench_ss.cli.shared import Plugin
+from specbench_ss.conformance import ARCHITECTURES, FEW, Kit
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.options import MethodSpec, split_methods
+from specbench_ss.time_limit import TimeIsOver, time_limit
+
+
+def command(
+    methods: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="METHODS",
+            help="Methods to check, separated by commas. A method given with options is checked in that form alone.",
+        ),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Check all registered methods.")] = False,
+    plugin: Plugin = None,
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Check every example of a method on models of every architecture. By default the first "
+            "example is tried on three architectures and the others on one each.",
+        ),
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="A trial of a law that takes longer breaks it.", callback=run.check_timeout
+        ),
+    ] = 60.0,
+) -> int:
+    """Check that methods obey the laws of decoding, on tiny random models on the CPU.
+
+    The exit code is 1 if one does not.
+    """
+    specs = _wanted(methods, all_, [name for file in plugin or () for name in file.methods])  # type: ignore[attr-defined]
+    references = references_of(specs)
+    alone = len(specs) == 1
+    broken = [spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone, timeout)]
+    if len(specs) > 1:
+        failed = f"; these do not: {', '.join(broken)}" if broken else ""
+        print(f"{len(specs) - len(broken)} of {len(specs)} methods obey all laws{failed}")
+    return 1 if broken else 0
+
+
+def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[MethodSpec]:
+    """Return the methods that are asked for, or else those that the plugin files define."""
+    if methods and all_:
+        raise UserError("give methods or --all, not both")
+    if all_:
+        return [MethodSpec(name) for name in registry.load_all(registry.METHODS)]
+    specs = [MethodSpec.parse(text) for text in split_methods(methods or "")] or [MethodSpec(n) for n in of_files]
+    if not specs:
+        raise UserError("nothing to check: give a method, --all, or --plugin FILE.py")
+    for spec in specs:
+        registry.method_options(spec)
+        if "weights" in spec.options:
+            raise UserError(f"{spec.label}: leave out the weights: laws are tried on tiny models with random ones")
+    return specs
+
+
+def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeout: float) -> bool:
+    """Check one method and print a line for each law, and an error that breaks several laws once.
+
+    A method with nothing to check does not stop the others.
+    """
+    try:
+        kit = _kit(spec, reference, thorough, timeout)
+    except UserError as error:
+        if alone:
+            raise
+        print(f"{spec.label}: {error}")
+        return False
+    shapes = ", ".join(dict.fromkeys(subject.shape for subject in kit.subjects))
+    print(f"{spec.label}: {shapes}")
+    for where, why in kit.left_out.items():
+        print(f"  left out  {where}: {why}")
+    seconds, alike = 0.0, dict[str, list[str]]()  # what is wrong, and the laws that it breaks
+    for result in kit.results():
+        seconds += result.seconds
+        partly = f" (some shapes are exempt: {result.exempt})" if result.tried and result.exempt else ""
+        if result.tried and result.untested:
+            partly += f" (not tested on {result.untested})"
+        told = f"{result.law.says}{partly}" if result.tried else result.untested or result.exempt
+        print(f"  {result.verdict:<8}{result.law.name:<14}{told}")
+        if result.broken is not None:
+            names = alike.setdefault(result.broken.problem, [])
+            names.append(result.law.name)
+            if len(names) == 1:
+                print("".join(f"{'':10}{line.strip()}\n" for line in str(result.broken).splitlines()[1:]), end="")
+    for first, *others in alike.values():
+        if others:
+            print(f"  broken as {first} is, by the same error: {', '.join(others)}")
+    print(f"  {_effort(kit)}, {seconds:.1f} s")
+    return not alike
+
+
+def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> Kit:
+    over = f"{spec.label}: its examples are not made within {timeout:g} s"
+    try:
+        with time_limit(timeout, lambda: f"{over}, which cannot be interrupted"):
+            return Kit(shapes_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough, timeout)
+    except TimeIsOver:
+        raise UserError(over) from None
+
+
+def _effort(kit: Kit) -> str:
+    answers, steps = (sum(getattr(subject, name) for subject in kit.subjects) for name in ("answers", "steps"))
+    longest = max(subject.longest for subject in kit.subjects)
+    return f"{answers:,} answers, {steps:,} steps looked at, blocks of up to {longest} tokens"
+
+
+def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], Decoder]]]:
+    """Return the method's examples; if options are given, only the first example's weights with these options.
+
+    What is returned raises UserError where the options do not fit, or need weights that only a model of the user's has.
+    """
+    kind, options = registry.method_class(spec.name), registry.method_options(spec)
+    if not spec.options:
+        return kind.examples
+
+    def asked(target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        first = next(iter(kind.examples(target).values()), None)
+        if first is None:
+            raise UserError(f"{spec.name} gives no examples")
+        return {spec.label: lambda: first().variant(options)}
+
+    return asked
+
+
+def references_of(specs: Sequence[MethodSpec]) -> set[str]:
+    """Return the methods that others must equal in output; none where all of `specs` are lossless."""
+    if all(registry.method_class(spec.name).lossless for spec in specs):
+        return set()
+    return {_reference(kind) for kind in registry.load_all(registry.METHODS).values()} - {""}
+
+
+def _reference(kind: type[Decoder]) -> str:
+    try:
+        return kind.reference_for(kind.Options()).name
+    except TypeError:  # options without defaults
+        return ""

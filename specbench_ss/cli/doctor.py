@@ -1,0 +1,79 @@
+"""Command `ssbench doctor`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from specbench_ss.bench.telemetry import sampler_for
+from specbench_ss.cli import shared
+from specbench_ss.models import limits as machine_limits
+from specbench_ss.models.devices import check_one_device, resolve_device
+from specbench_ss.models.limits import MachineLimits, device_name
+from specbench_ss.results.text import number
+from specbench_ss.runs.environment import busy, environment
+
+
+def command(
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure how fast the device reads memory, multiplies matrices and starts operators, and keep that "
+            "for later runs. Takes some seconds, during which nothing else should run.",
+        ),
+    ] = False,
+    device: Annotated[str, typer.Option(help=shared.DEVICE)] = "auto",
+) -> None:
+    """Say what is known of this machine: device, versions, what can be recorded of it, and its measured limits."""
+    check_one_device(device, "doctor")
+    here, chosen = environment(), torch.device(resolve_device(device))
+    _versions(here, chosen)
+    _telemetry(chosen)
+    note = busy()
+    if note:
+        print(f"{'busy':<12}{note}")
+    limits = machine_limits.calibrate(chosen, busy=note) if calibrate else machine_limits.known_limits(chosen)
+    _limits(limits)
+
+
+def _versions(here: dict[str, Any], device: torch.device) -> None:
+    print(f"{'device':<12}{device}: {device_name(device)}")
+    cpu, threads = here["cpu"], here["threads"] or {}
+    print(f"{'processor':<12}{cpu['model']}, {cpu['available']} usable cores, {threads.get('intra_op')} threads")
+    if here["memory_bytes"]:
+        print(f"{'memory':<12}{here['memory_bytes'] / 2**30:.1f} GiB")
+    for gpu in here["gpus"]:
+        print(f"{'GPU':<12}{gpu['name']}, driver {here['driver']}, CUDA {here['cuda']}")
+    print(f"{'python':<12}{here['python']}")
+    print(f"{'packages':<12}{', '.join(f'{name} {version}' for name, version in here['packages'].items() if version)}")
+
+
+def _telemetry(device: torch.device) -> None:
+    """Print what a run can read of the machine, by trying."""
+    sampler = sampler_for(device, 1.0)
+    assert sampler is not None
+    with sampler.watch() as seen:
+        time.sleep(0.02)
+    sampler.close()
+    print(f"{'telemetry':<12}{', '.join(sorted(seen.columns))}")
+    if device.type == "cuda" and not any(name.startswith("nvml_") for name in seen.columns):
+        print(f"{'':<12}nothing of the GPU: the driver's library libnvidia-ml cannot be asked")
+
+
+def _limits(limits: MachineLimits | None) -> None:
+    if limits is None:
+        print(f"{'limits':<12}not measured; `ssbench doctor --calibrate` does that")
+        return
+
+    threads = f", {limits.threads} threads" if limits.threads else ""
+    print(f"{'limits':<12}measured {limits.made} with torch {limits.torch}{threads}")
+    if limits.busy:
+        print(f"{'':<12}too low, perhaps: when they were measured, {limits.busy}")
+    print(f"{'  reading':<12}{limits.read_bytes_per_s / 1e9:.1f} GB/s from memory, beyond the last cache")
+    for dtype, rate in limits.flops_per_s.items():
+        print(f"{'  products':<12}{number(rate / 1e9)} GFLOP/s in {dtype}")
+    print(f"{'  starting':<12}{limits.launch_s * 1e6:.2f} µs an operator")

@@ -1,0 +1,134 @@
+"""Commands `ssbench export` and `ssbench import-specbench`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.results import exchange
+from specbench_ss.results.exchange import RescoredRow, cannot_tell, rescored
+from specbench_ss.results.sample_checks import unfinished
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.terminal import result_table, widen
+from specbench_ss.results.text import interval, number, times, title
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run, run_around
+
+Form = Literal["specbench", "csv", "parquet", "markdown"]
+COLUMNS = (
+    "method", "speedup", "95% interval", "τ", "τ−1", "written", "Spec-Bench", "same text", "tokens/s", "n",
+)  # fmt: skip
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.")],
+    form: Annotated[
+        Form,
+        typer.Option(
+            help="specbench: an answer file for each method, as Spec-Bench has them. csv, parquet: samples, steps, "
+            "sameness and summary. markdown: the summary as a table."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Folder outside of run directories, RUN/FORM if not given; of markdown a file, the terminal if not "
+            "given.",
+        ),
+    ] = None,
+) -> None:
+    """Write a run in the form of another tool. Says so where the run is not complete."""
+    done = read_run(run)
+    if not done.rows:
+        raise UserError(f"nothing to export: {run} has no sample")
+    if lacking := unfinished(done):
+        print(f"ssbench: warning: {run} is {lacking}", file=sys.stderr)
+    try:
+        _write(done, form, out)
+    except OSError as error:
+        raise UserError(f"cannot write {out or run}: {os_reason(error)}") from error
+
+
+def _write(run: Run, form: Form, out: Path | None) -> None:
+    if form == "markdown":
+        text = exchange.markdown(summarise(run), run.manifest["config"])
+        if out is None:
+            print(text, end="")
+            return
+        _check_outside(out)
+        out.write_text(text, encoding="utf-8")
+        return
+    folder = out or run.path / form
+    if folder.resolve() != run.path.resolve() / form:
+        _check_outside(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for said in exchange.FOLDERS[form](run, folder):
+        print(f"ssbench: warning: {said}", file=sys.stderr)
+    print(f"written: {folder}")
+
+
+def _check_outside(out: Path) -> None:
+    """Raise UserError for a path that is a run directory or lies in one: a method may be called as one of its files."""
+    if run := run_around(out):
+        raise UserError(f"--out {out} lies in the run directory {run}: give a path outside of it")
+
+
+def import_specbench(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES", help="Answer files, one a method, the baseline's among them.")
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the baseline's file, without .jsonl. Default: the one called ar, vanilla or baseline.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+) -> None:
+    """Score answer files of Spec-Bench again: the same counting for all, intervals, and what the files cannot tell."""
+    rows = rescored(files, baseline)
+    if as_json:
+        said = {"notes": list(cannot_tell(rows)), "rows": [asdict(row) for row in rows]}
+        print(json.dumps(said, indent=1, ensure_ascii=False))
+    else:
+        _print_rescored(rows)
+
+
+def _print_rescored(rows: list[RescoredRow]) -> None:
+    console = Console()
+    widen(console)
+    tasks = {category: list(group) for category, group in groupby(rows, key=lambda row: row.category)}
+    shown = [*(task for task in tasks if task != OVERALL and len(tasks) > 2), OVERALL]
+    for task in shown:
+        _print_task(task, tasks[task], console)
+    for said in cannot_tell(rows):
+        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_task(task: str, rows: list[RescoredRow], console: object) -> None:
+    table = result_table(escape(title(task)), COLUMNS)
+    for row in sorted(rows, key=lambda row: (row.comparison != "reference", -(row.speedup or 0))):
+        table.add_row(
+            escape(row.method),
+            times(row.speedup),
+            interval(row.speedup_interval) or row.comparison,
+            number(row.tau),
+            number(None if row.tau is None else row.tau - 1),
+            number(row.tau_written),
+            times(row.speedup_specbench),
+            "" if row.comparison == "reference" else f"{row.n_same_text} of {row.n_turns}",
+            number(row.tokens_per_s, 1),
+            f"{row.n_prompts:,}",
+        )
+    console.print(table)  # type: ignore[attr-defined]

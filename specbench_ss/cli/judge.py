@@ -1,0 +1,124 @@
+"""Command `ssbench judge`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench_ss import registry
+from specbench_ss.bench.judge import Endpoint, FilePrompts, Judge, Plan, Prompts, judge, plan
+from specbench_ss.errors import UserError
+from specbench_ss.results.frames import rewrite_scores
+from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.text import counted, number
+from specbench_ss.runs.records import Run
+from specbench_ss.runs.run_dir import read_run
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.")],
+    model: Annotated[str, typer.Option("--model", help="Name of the judging model, as its endpoint knows it.")],
+    base_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Address of an OpenAI-compatible endpoint, as in http://localhost:8000/v1. "
+            "The key is read from OPENAI_API_KEY.",
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Send the answers. Without it, nothing is sent.")] = False,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Judge the answers of these methods of the run only.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts in the form of MT-Bench's judge_prompts.jsonl. Default: the suite's own, where it has some "
+            "and they were fetched, else short ones of this project.",
+        ),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(metavar="IN,OUT", help="Price of a million tokens sent and received, for the estimate."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer of the judge, in tokens.")] = 1024,
+    retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is tried again.")] = 5,
+    workers: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 4,
+) -> None:
+    """Let a model rate a run's answers from 1 to 10. What it costs is printed first; --yes sends the answers."""
+    done = read_run(run)
+    chosen = [part for part in (methods or "").split(",") if part]
+    found = plan(done, Judge.at(model, base_url, max_tokens), _prompts(done, prompts), chosen)
+    _print_plan(found, base_url, max_tokens, _prices(price))
+    if not found.keys:
+        print("Every answer has its verdict.")
+    elif not yes and found.to_send:
+        print("Nothing was sent. Add --yes to send these.")
+        return
+    else:
+        try:
+            unrated = judge(run, found, Endpoint(model, base_url, retries, max_tokens).ask, workers, _told)
+        finally:
+            _write_parquet(run)
+        if unrated:
+            print(f"ssbench: warning: {unrated} replies have no rating; judge again to ask anew", file=sys.stderr)
+    _print_scores(read_run(run))
+
+
+def _write_parquet(run: Path) -> None:
+    if problem := rewrite_scores(run):
+        print(f"ssbench: warning: {problem}", file=sys.stderr)
+
+
+def _prompts(run: Run, given: Path | None) -> Prompts:
+    """Return the prompts that are given, the suite's, or the project's own."""
+    if given is None:
+        data = run.manifest["config"].get("data")
+        try:
+            suite = registry.load_suite(run.manifest["suite"]["name"])
+        except UserError:  # a plugin's, which is not installed here
+            return Prompts()
+        given = suite.judge_prompts(None if data is None else Path(data))
+    return Prompts() if given is None else FilePrompts(given)
+
+
+def _prices(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        sent, received = (float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--price {text} is not two numbers, as in 2.5,10") from None
+    return sent, received
+
+
+def _print_plan(plan: Plan, base_url: str, max_tokens: int, prices: tuple[float, float] | None) -> None:
+    calls, sent = len(plan.to_send), plan.input_tokens
+    print(f"judge      {plan.judge.name} at {base_url}, prompts {plan.prompts}, temperature 0")
+    print(f"answers    {plan.answers}, of which {len(plan.messages)} differ")
+    if plan.left_out:
+        print(f"left out   {plan.left_out} answers to a third or later turn, which these prompts are not made for")
+    if plan.damaged:
+        print(f"skipped    {plan.damaged} answers, since their question or an answer before them is lost")
+    print(f"calls      {calls}: about {sent:,} tokens sent, at most {calls * max_tokens:,} received")
+    if prices is not None:
+        most = (sent * prices[0] + calls * max_tokens * prices[1]) / 1e6
+        print(f"cost       at most about {most:.2f}, by the prices given")
+
+
+def _told(done: int, calls: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\rjudged {done} of {calls}", end="\n" if done == calls else "", file=sys.stderr, flush=True)
+
+
+def _print_scores(run: Run) -> None:
+    rated = [row for row in summarise(run) if row.category == OVERALL and row.judged is not None]
+    for row in rated:
+        print(f"{row.method:<10} judged {number(row.judged)} over {counted(row.judged_n, 'question')}")
+    if not rated:
+        raise UserError("no reply of the judge held a rating, so there is nothing to show")
+    print(f"in every table from now on: ssbench report {run.path}")

@@ -1,0 +1,133 @@
+"""Command `ssbench`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from specbench_ss import __version__, registry
+from specbench_ss.cli.shared import literal
+from specbench_ss.errors import UserError
+
+COMMANDS = {  # the line of each command in `ssbench --help`; its module in specbench_ss.cli has its name
+    "run": "Decode a suite's questions with several methods, side by side, and say which one pays.",
+    "tune": "Choose a method's options for this model and device by measured speed, and write them to a file.",
+    "methods": "List the decoding methods and their options.",
+    "check": "Check that methods obey the laws of decoding, on tiny random models on the CPU.",
+    "new-method": "Write a plugin package with a small decoding method, its test and a README.",
+    "judge": "Let a model rate a run's answers from 1 to 10.",
+    "doctor": "Show this machine's device, versions and measured limits.",
+    "report": "Write the report of an earlier run again, or of several beside each other.",
+    "compare": "Show what differs between two runs, what became faster or slower, and what is only noise.",
+    "export": "Write a run in the form of another tool.",
+    "import-specbench": "Score answer files of Spec-Bench again.",
+    "paper": "Measure a table or figure of the papers again and show its published numbers beside ours.",
+    "models": "List the models that have a name here, fetch one, or check whether a model and a method fit together.",
+    "suites": "List the suites, show their questions, download their data, or check one.",
+    "train": "Train a drafter for your model on your conversations.",
+}
+FUNCTIONS = {"import-specbench": ("export", "import_specbench")}  # a command that is not alone in its module
+
+
+class LazyGroup(TyperGroup):
+    """Commands of `ssbench`: those of COMMANDS, and those that plugins register as entry points."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is called, imported; `--help` shows the one-line commands of COMMANDS."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, literal(_imported(name)) if name in COMMANDS else found, rest
+
+
+def _imported(name: str) -> Any:
+    module_name, function = FUNCTIONS.get(name, (name.replace("-", "_"), "command"))
+    module = import_module(f"specbench_ss.cli.{module_name}")
+    return _click_command(name, getattr(module, "app", None) or getattr(module, function))
+
+
+def _click_command(name: str, found: Any) -> Any:
+    """Return the click command of a function or of a `typer.Typer` group."""
+    group = typer.Typer(add_completion=False)
+    group.callback()(lambda: None)
+    _add(group, name, found)
+    return typer.main.get_command(group).commands[name]  # type: ignore[attr-defined]
+
+
+def _add(group: typer.Typer, name: str, found: Any) -> None:
+    if isinstance(found, typer.Typer):
+        group.add_typer(found, name=name)
+    else:
+        group.command(name)(found)
+
+
+app = typer.Typer(
+    name="ssbench",
+    cls=LazyGroup,
+    help="Which speculative-decoding method pays on your model, prompts and hardware, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _summary in COMMANDS.items():
+    app.command(_name, help=_summary)(lambda: None)
+
+
+@cache
+def _add_plugin_commands() -> None:
+    """Add commands that come with a plugin, as `datastore` comes with the method `rest`."""
+    for name, found in registry.load_commands(COMMANDS).items():
+        _add(app, name, found)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"ssbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"ssbench: warning: {message}", file=sys.stderr)
+
+
+def console() -> NoReturn:
+    """Run the command line and exit."""
+    sys.exit(main())
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; what the user can mend is one line on stderr and exit code 2."""
+    registry.clear_file_methods()
+    with warnings.catch_warnings():
+        warnings.showwarning = _print_warning
+        try:
+            _add_plugin_commands()
+            code = literal(typer.main.get_command(app))(args=args, prog_name="ssbench", standalone_mode=False)
+        except UserError as error:
+            return _fail(str(error))
+        except typer.TyperException as error:
+            return _fail(error.format_message(), error.exit_code)
+        except (KeyboardInterrupt, typer.Abort):
+            return _fail("interrupted", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int = 2) -> int:
+    """One line on stderr, whatever the message holds; none where the help has said it all."""
+    if message:
+        print(f"ssbench: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,90 @@
+"""Commands `ssbench methods` and `ssbench new-method`."""
+
+from __future__ import annotations
+
+import re
+from keyword import iskeyword
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from specbench_ss import registry
+from specbench_ss.cli.shared import Plugin
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.options import REFERENCE, describe_options
+
+
+def command(plugin: Plugin = None) -> None:
+    """List the decoding methods and their options."""
+    for name, method in registry.load_all(registry.METHODS).items():
+        output = promise(method, method.Options())
+        print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
+        for option in describe_options(method.Options):
+            print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
+
+
+def promise(method: type[Decoder], options: Any) -> str:
+    """Say what a method promises of its output."""
+    if not method.lossless:
+        return "may change the output"
+    reference = method.reference_for(options).label
+    return "same output as the model" if reference == REFERENCE else f"same output as {reference}"
+
+
+TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+TAKEN = ("Decoder", "Options", "State", "DraftTree", "UserError")  # class names that a method's file uses itself
+
+
+def new_method(
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the new method, as it is given to --methods: small letters, digits and hyphens."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write the package to; it must not exist yet.  [default: ssbench-NAME]", file_okay=False
+        ),
+    ] = None,
+) -> None:
+    """Write a plugin package with a small decoding method, its test with the conformance kit, and a README."""
+    folder = out or Path(f"ssbench-{name}")
+    check_name(name)
+    write_package(name, folder)
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(f"next: pip install -e {folder} && ssbench check {name}")
+
+
+def check_name(name: str) -> None:
+    """Raise UserError for a name that no method can have, or that is taken."""
+    if iskeyword(name):
+        raise UserError(f"{name!r} is a word of Python's own, so no method can be called so")
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} cannot be the name of a method: small letters, digits and single hyphens, a letter first"
+        )
+    if name in registry.names(registry.METHODS):
+        raise UserError(f"there is a method {name!r} already")
+
+
+def write_package(name: str, folder: Path) -> None:
+    """Fill in every template. Raises UserError where the folder exists and is not empty, or cannot be written."""
+    module = f"ssbench_{name.replace('-', '_')}"
+    camel = "".join(part.capitalize() for part in name.split("-"))
+    values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN or iskeyword(camel) else camel}
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is there already and not empty: give another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        for template in templates.list_templates():
+            file = folder / template.removesuffix(".jinja").replace("module", module)
+            file.write_text(templates.get_template(template).render(values), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {os_reason(error)}") from error

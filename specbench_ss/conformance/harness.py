@@ -1,0 +1,482 @@
+"""Conformance kit: cases, checks and the decoder under test."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specbench_ss.engine.decoder import Decoder, Generation, State, Wrapped
+from specbench_ss.engine.generate import Limits, Session
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
+from specbench_ss.errors import first_line, place_of
+from specbench_ss.time_limit import TimeIsOver, time_limit
+
+SPARE = 512  # rows more than max_rows() asks for: that more are written is noted, and is one law's business alone
+GOES_ON = 0.85  # chance that a forced path goes on to a child
+
+
+@dataclass(slots=True)
+class Seen:
+    """One step. ids, lengths and held describe the time before it.
+
+    held: keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim]. drafted: the tree as proposed. tree, logits [n,
+    V]: as verified. verdict: the decoder's own, or the forced one.
+    """
+
+    ids: list[int]
+    root: int
+    lengths: list[int]
+    held: Tensor
+    drafted: DraftTree
+    tree: DraftTree | None = None
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    verdict: Verdict | None = None
+
+
+@dataclass(slots=True)
+class Trace:
+    """One answer. excess: the most rows that any pass put behind those of the tokens that were decided before it."""
+
+    prompt: list[int]
+    steps: list[Seen]
+    generation: Generation
+    excess: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the tokens of the answer."""
+        return self.generation.tokens
+
+    @property
+    def counts(self) -> list[tuple[int, int, int, int]]:
+        """Return nodes, verified, depth and accepted of every step."""
+        return [(s.nodes, s.verified, s.depth, s.accepted) for s in self.generation.steps]
+
+
+class Unanswered(Exception):  # noqa: N818
+    """Raised from the error that ended an answer. steps: what was seen until then."""
+
+    def __init__(self, steps: list[Seen]) -> None:
+        super().__init__()
+        self.steps = steps
+
+
+class WatchedCache(Cache):
+    """Records how many rows are written behind those of the `decided` tokens."""
+
+    decided = 0
+    excess = 0
+
+    def check(self, start: int, end: int, layer: int) -> None:
+        """Make room as any cache does, and record how many rows there are."""
+        self.excess = max(self.excess, end - self.decided)
+        super().check(start, end, layer)
+
+    def allow(self, rows: int | None) -> None:
+        """Set no limit: that too many rows are written is one law's business alone."""
+
+    def held(self, rows: int) -> Tensor:
+        """Return a copy of the first rows of every layer, [layers, 2, kv_heads, rows, head_dim]."""
+        pairs = [(k, v) for k, v in zip(self.keys, self.values, strict=True) if k is not None and v is not None]
+        return torch.stack([torch.stack((k[0, :, :rows], v[0, :, :rows])) for k, v in pairs])
+
+
+class Watched(Wrapped):
+    """Wraps another decoder and records everything that goes in and comes out.
+
+    forced: accept a path through the draft that depends only on the tokens so far, as might happen at any temperature
+    above 0. So blocks are long and of every form, whatever the weights.
+    """
+
+    name, summary = "watched", "another decoder, watched"
+
+    def __init__(self, inner: Decoder, forced: bool = False) -> None:
+        super().__init__(inner)
+        self.forced = forced
+        self.steps: list[Seen] = []
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """Delegates to the wrapped decoder."""
+        _of(state).decided = ids.shape[1]
+        return self.inner.prefill(state, ids)
+
+    def propose(self, state: State) -> DraftTree:
+        """Delegates to the wrapped decoder, and records the draft."""
+        cache, root = _of(state), int(state.root)
+        cache.decided = state.position
+        before = list(state.ids), root, list(cache.lengths), cache.held(state.position)
+        tree = self.inner.propose(state)
+        self.steps.append(Seen(*before, tree))
+        return tree
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """Delegates to the wrapped decoder, and records what was verified."""
+        output = self.inner.forward(state, tree)
+        self.steps[-1].tree, self.steps[-1].logits = output.tree or tree, output.logits[0].clone()
+        return output
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """Delegates to the wrapped decoder, or accepts a forced path."""
+        verdict = forced_path(state.ids, tree, output) if self.forced else self.inner.accept(state, tree, output)
+        self.steps[-1].verdict = verdict
+        return verdict
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """Delegates to the wrapped decoder."""
+        _of(state).decided = state.position
+        self.inner.observe(state, verdict, output)
+
+
+def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
+    """Return a path down the tree and a next token that was not drafted there, drawn only from the ids so far."""
+    rng = random.Random(f"{list(ids)}")
+    children, drafted = tree.shape.children(), tree.tokens.tolist()
+    path = [0]
+    while children[path[-1]] and rng.random() < GOES_ON:
+        path.append(rng.choice(children[path[-1]]))
+    words = range(output.logits.shape[-1])
+    refused = {drafted[child] for child in children[path[-1]]}
+    token = rng.choice([w for w in words if w not in refused] or list(words))
+    return Verdict(path, [*(drafted[i] for i in path[1:]), token], tree.tokens.new_tensor([token]))
+
+
+@torch.inference_mode()
+def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
+    """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
+    target = watched.target
+    room = min(target.context_length, len(prompt) + limits.max_new_tokens)
+    cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE, joined=not target.divided)
+    cache.grows = watched.max_rows() is None
+    try:
+        generation = Session(watched, prompt, limits, sampling, cache).run()
+    except (Exception, SystemExit) as error:
+        raise Unanswered(watched.steps) from error
+    return Trace(list(prompt), watched.steps, generation, cache.excess)
+
+
+def _of(state: State) -> WatchedCache:
+    assert isinstance(state.cache, WatchedCache)
+    return state.cache
+
+
+CLOSE = 1e-4  # of the largest number: what float32 may lose by summing in another order, many times over
+FIRST = 3  # ids below are special tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The request of one trial. forced: acceptance is drawn from the tokens so far (`watched_decoder.forced_path`)."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    forced: bool = False
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.prompt[:24]))
+        more = f", ... {len(self.prompt)} tokens in all" if len(self.prompt) > 24 else ""
+        s = self.sampling
+        filters = (f", top-p {s.top_p:g}" if s.top_p < 1 else "") + (f", top-k {s.top_k}" if s.top_k else "")
+        chosen = "temperature 0" if s.greedy else f"temperature {s.temperature:g}{filters}, seed {s.seed}"
+        accepted = ", acceptance drawn at random" if self.forced else ""
+        return f"prompt [{shown}{more}], at most {self.max_new_tokens} new tokens, {chosen}{accepted}"
+
+
+class Place:
+    """A tiny target with what the methods on it share: fresh logits that were computed, and its state before them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.fresh: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
+        self.owners: list[object] = []  # whose ids are keys of `fresh`: kept alive
+        self.before = self.now()
+
+    def now(self) -> Tensor:
+        """Return the target's own logits [V] on a fixed prompt."""
+        return self.target.next_logits([3, 4, 5, 3])
+
+
+class OutOfTime(Exception):  # noqa: N818
+    """Raised where a trial took longer than it was given."""
+
+
+class Untested(Exception):  # noqa: N818
+    """A law had nothing to test in a case."""
+
+
+class Subject:
+    """One shape of a method on one tiny target: what a law is tested on.
+
+    own_model: hold a method that is not lossless to its own `next_logits`, since others are compared with it.
+    number: the number of the shape, from 0. whole: try the costly cases too.
+    """
+
+    def __init__(
+        self,
+        shape: str,
+        place: Place,
+        make: Callable[[], Decoder],
+        own_model: bool = False,
+        number: int = 0,
+        whole: bool = True,
+    ) -> None:
+        self.shape, self.place, self.target = shape, place, place.target
+        self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
+        self.answers = self.steps = self.longest = 0
+        self.untested = dict[str, None]()  # of the law that is tested: cases and positions that it could not test
+        self.until = math.inf  # when nothing more is asked, by time.monotonic()
+        self._one: Decoder | None = None
+        self._traces: dict[tuple[Case, Limits], Trace] = {}
+
+    def __str__(self) -> str:
+        target = self.target
+        return f"{self.shape} on {target.name} ({target.n_layers} layers, {target.vocab_size} words)"
+
+    def decoder(self) -> Decoder:
+        """Make a new decoder, always with the same weights, even where they are drawn at random."""
+        with seeded(0):
+            return self.make()
+
+    @property
+    def one(self) -> Decoder:
+        """A decoder that answers nothing and is only asked what it says of itself."""
+        self._one = self._one or self.decoder()
+        return self._one
+
+    @property
+    def exact(self) -> bool:
+        """Whether its output is compared with `next_logits`."""
+        return self.one.lossless or self.own_model
+
+    def watch(self, case: Case, limits: Limits | None = None, decoder: Decoder | None = None) -> Trace:
+        """Answer the case with a new decoder, or with the given one.
+
+        The answer of a new decoder is made only once, however many laws ask for it.
+        """
+        limits = limits or Limits(case.max_new_tokens)
+        if decoder is not None:
+            return self._watch(decoder, case, limits)
+        if (case, limits) not in self._traces:
+            self._traces[case, limits] = self._watch(self.decoder(), case, limits)
+        return self._traces[case, limits]
+
+    def _watch(self, decoder: Decoder, case: Case, limits: Limits) -> Trace:
+        trace = self.answer(Watched(decoder, case.forced), case.prompt, limits, case.sampling)
+        self.longest = max([self.longest, *(s.accepted + 1 for s in trace.generation.steps)])
+        return trace
+
+    def answer(self, watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
+        """Call `watched_decoder.watch` and count the answer. Raises OutOfTime after the time `until`."""
+        if time.monotonic() > self.until:
+            raise OutOfTime
+        trace = watch(watched, prompt, limits, sampling)
+        self.answers, self.steps = self.answers + 1, self.steps + len(trace.steps)
+        return trace
+
+    def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """Return float32 logits [V] from a fresh pass of the method's own model, computed once for each text.
+
+        The pass of a target shows the logits of all beginnings of the text too, so ask for the longest first.
+        """
+        plain = type(self.one).next_logits is Decoder.next_logits
+        owner: object = self.one.target if plain else self.one
+        said = 0 if plain else len(prompt)  # where a model of a method's own may treat prompt and answer differently
+        ids, fresh = (*prompt, *answer), self.place.fresh
+        if (id(owner), said, ids) not in fresh:
+            self.place.owners.append(owner)
+            if plain:
+                rows = every_logits(self.one.target, ids)
+                fresh |= {(id(owner), said, ids[: n + 1]): row for n, row in enumerate(rows)}
+            else:
+                fresh[id(owner), said, ids] = _fresh_logits(self.one, prompt, answer)
+        return fresh[id(owner), said, ids]
+
+    def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """Return these tokens' keys and values from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
+        one, n = self.one, len(prompt) + len(answer)
+        room = n + (len(answer) + 1) * (one.max_rows() or 0) + SPARE
+        cache = WatchedCache(one.target.n_layers, room, joined=not one.target.divided)
+        cache.grows = one.max_rows() is None
+        _fresh_logits(one, prompt, answer, cache)
+        return cache.held(n)
+
+    @property
+    def shows_rows(self) -> bool:
+        """Whether its fresh pass fills the cache that it is given."""
+        return "cache" in inspect.signature(self.one.next_logits).parameters
+
+    def wrong_token(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """Describe the first token that is not the most probable one; '' where all are."""
+        self.logits(prompt, tokens[:-1])  # one pass for all of them
+        for i, token in enumerate(tokens):
+            logits = self.logits(prompt, tokens[:i])
+            best = int(logits.argmax())
+            if float(logits[best] - logits[token]) > CLOSE * max(1.0, float(logits.abs().max())):
+                return (
+                    f"token {i + 1} of {list(tokens)} is {token} (logit {float(logits[token]):.4f}); a fresh pass has "
+                    f"{best} first ({float(logits[best]):.4f})"
+                )
+        return ""
+
+    def random_prompt(self, length: int, seed: int = 5) -> tuple[int, ...]:
+        """Return random tokens of the vocabulary, without the special ones."""
+        rng = random.Random(seed)
+        return tuple(rng.randrange(FIRST, self.target.vocab_size) for _ in range(length))
+
+
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Set torch's generator of the CPU, and set it back.
+
+    `torch.manual_seed` would keep a stack trace for each device that was not used so far, which takes milliseconds.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(number)
+        yield
+
+
+@torch.inference_mode()
+def every_logits(target: Target, ids: Sequence[int]) -> Tensor:
+    """Return float32 logits [S, V] after every beginning of these S ids, from a fresh pass of the target."""
+    output = target.prefill(torch.tensor([list(ids)], device=target.device), target.new_cache(len(ids)), every=True)
+    return target.logits(output.taps[FINAL])[0].float()
+
+
+@torch.inference_mode()
+def _fresh_logits(
+    decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], cache: WatchedCache | None = None
+) -> Tensor:
+    return decoder.next_logits(prompt, answer) if cache is None else decoder.next_logits(prompt, answer, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One property that a method must have.
+
+    cases: returns what is tried. test: returns what is wrong in a case, in words, or '' for nothing. exempt: returns
+    why a method is not held to the law, or '' where it is. on: the models of every architecture ("large"), or the one
+    with a vocabulary of seven, where rare events happen soon ("small"), or the one with a long context and thousands of
+    words ("long"). exact_length: the law is about the prompt's
+    length, so a smaller example keeps it.
+    """
+
+    name: str
+    says: str
+    cases: Callable[[Subject], Iterable[Case]]
+    test: Callable[[Subject, Case], str]
+    exempt: Callable[[Subject], str] = lambda subject: ""
+    on: tuple[Literal["large", "small", "long"], ...] = ("large",)
+    exact_length: bool = False
+
+
+class LawBroken(AssertionError):  # noqa: N818
+    """Raised where a method breaks a law. law: its name. example: the smallest one found.
+
+    problem: what is wrong there.
+    """
+
+    def __init__(self, law: Law, subject: Subject, example: Case, problem: str) -> None:
+        self.law, self.shape, self.example, self.problem = law.name, str(subject), example, problem
+        super().__init__(
+            f"law '{law.name}' is broken: {law.says}\n  shape    {subject}\n  example  {example}\n  found    {problem}"
+        )
+
+
+PATIENCE_S = 5.0  # for all the smaller cases of one that breaks a law
+
+
+def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken | None:
+    """Try every case of a law. Return the violation with the smallest example, or None where the law holds.
+
+    timeout: seconds after which a trial breaks the law, since it has not ended; no smaller example is then looked for.
+    Raises Untested if there were cases, and nothing to test in any of them.
+    """
+    tested = False
+    for case in law.cases(subject):
+        over = f"no end within {timeout:g} s" if timeout is not None else ""
+        try:
+            with time_limit(timeout, partial(_stuck, law, subject, over)):
+                problem = attempt(law, subject, case)
+        except TimeIsOver as error:
+            return LawBroken(law, subject, case, f"{over}{place_of(error, of_any=True)}")
+        except Untested as reason:
+            subject.untested[str(reason)] = None
+            continue
+        tested = True
+        if problem:
+            return LawBroken(law, subject, *smallest(law, subject, case, problem, timeout))
+    if subject.untested and not tested:
+        raise Untested
+    return None
+
+
+def _stuck(law: Law, subject: Subject, over: str) -> str:
+    return f"law {law.name!r}, {subject}: {over}, and it cannot be interrupted"
+
+
+def attempt(law: Law, subject: Subject, case: Case) -> str:
+    """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
+    try:
+        return law.test(subject, case)
+    except (OutOfTime, Untested):
+        raise
+    except (Exception, SystemExit) as error:  # whatever a method may raise
+        raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
+        return f"{first_line(raised)}{place_of(raised, of_any=True)}"
+
+
+def smallest(law: Law, subject: Subject, case: Case, problem: str, timeout: float | None = None) -> tuple[Case, str]:
+    """Return the smallest case found that still breaks the law, and what is wrong there. The search has PATIENCE_S."""
+    subject.until, found = time.monotonic() + PATIENCE_S, True
+    try:
+        while found:
+            found = False
+            for smaller in _smaller(case, law.exact_length):
+                wrong = ""
+                with (
+                    contextlib.suppress(Untested),
+                    time_limit(timeout, partial(_stuck, law, subject, "no end of a smaller trial")),
+                ):
+                    wrong = attempt(law, subject, smaller)
+                if wrong:
+                    case, problem, found = smaller, wrong, True
+                    break
+    except (OutOfTime, TimeIsOver):
+        pass
+    finally:
+        subject.until = math.inf
+    return case, problem
+
+
+def _smaller(case: Case, exact_length: bool) -> Iterator[Case]:
+    """Yield smaller cases, the boldest first."""
+    n, prompt = case.max_new_tokens, case.prompt
+    for fewer in dict.fromkeys((1, n // 2, n - 1)):
+        if 0 < fewer < n:
+            yield replace(case, max_new_tokens=fewer)
+    plain = (FIRST,) * len(prompt)
+    if prompt != plain:
+        yield replace(case, prompt=plain)
+    if exact_length:
+        return
+    half, parts = len(prompt) // 2, list[tuple[int, ...]]()
+    if half > 1:
+        parts += [prompt[half:], prompt[:half]]
+    parts += [prompt[:i] + prompt[i + 1 :] for i in range(len(prompt))] if len(prompt) > 2 else []
+    for part in parts:  # prompts of one token are a law of their own
+        yield replace(case, prompt=part)

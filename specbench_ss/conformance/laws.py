@@ -1,0 +1,619 @@
+"""Laws of greedy decoding, of several prompts, of descriptions and of long requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss.conformance.harness import CLOSE, Case, Law, Seen, Subject, Trace, Unanswered, seeded
+from specbench_ss.engine.batching import Answered, Asked, Together, check_together
+from specbench_ss.engine.decoder import Decoder, Generation, State, Step
+from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.errors import UserError
+from specbench_ss.options import REFERENCE, MethodSpec, describe_options
+from specbench_ss.results.ranking import notes, output
+from specbench_ss.results.summary import summarise
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.manifest import manifest_for, plain
+from specbench_ss.runs.records import Key, Row, Run, Sameness, Steps
+from specbench_ss.suite import Question, SuiteData
+
+WARM = Sampling(1.0, seed=3)
+REPEATING = (3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4)  # for those that look back
+GREEDY = Case(REPEATING, 12)  # asked by most laws, and so answered once for all of them
+
+
+def few(subject: Subject) -> Iterator[Case]:
+    """Yield requests with forced acceptance, for blocks of many lengths, and one where the method accepts at T=0."""
+    for i, prompt in enumerate((REPEATING, subject.random_prompt(19))):
+        yield Case(prompt, 14, replace(WARM, seed=i), forced=True)
+    yield GREEDY
+
+
+def forced(subject: Subject) -> Iterator[Case]:
+    """Yield requests with forced acceptance, for blocks of many lengths."""
+    return (case for case in few(subject) if case.forced)
+
+
+def own(subject: Subject) -> Iterator[Case]:
+    """Yield requests where the method itself accepts."""
+    yield GREEDY
+    yield Case(REPEATING, 10, WARM)
+    yield Case(subject.random_prompt(19), 10, Sampling(1.5, top_p=0.9, seed=1))
+
+
+def many(subject: Subject) -> Iterator[Case]:
+    """Yield greedy requests with prompts of many lengths."""
+    yield GREEDY
+    for seed, length in enumerate((2, 3, 6, 11, 20, 37)):
+        yield Case(subject.random_prompt(length, seed), 8)
+
+
+def asked(subject: Subject) -> Iterator[Case]:
+    """Yield one request."""
+    yield GREEDY
+
+
+def answers(subject: Subject, case: Case) -> str:
+    """Test that the answer has any token at all."""
+    return "" if subject.watch(case).tokens else "the answer is empty"
+
+
+def draft(subject: Subject, case: Case) -> str:
+    """Test every draft of an answer."""
+    try:
+        steps = subject.watch(case).steps
+    except Unanswered as unanswered:  # whether this is why is what is asked
+        steps = unanswered.steps
+        if steps and not isinstance(getattr(steps[-1].drafted, "tokens", None), torch.Tensor):
+            raise  # the loop has said what it is
+    for step in steps:
+        if problem := misshapen(step, subject.target.vocab_size):
+            return f"after {step.ids[len(case.prompt) :]}: {problem}"
+    return ""
+
+
+def misshapen(step: Seen, words: int) -> str:
+    """Say what is wrong with a step's draft; '' for nothing."""
+    drafted, kept = step.drafted, step.tree
+    tokens = drafted.tokens
+    if tokens.dtype != torch.int64 or tokens.shape != (len(drafted),):
+        return f"tokens are {tokens.dtype} {list(tokens.shape)}, not int64 [{len(drafted)}]"
+    if int(tokens[0]) != step.root:
+        return f"node 0 is {int(tokens[0])}, the root is {step.root}"
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < words:
+        return f"a vocabulary of {words} words has not all of {tokens.tolist()}"
+    if kept is not None and not branches(kept) <= branches(drafted):
+        return f"verified {sorted(branches(kept) - branches(drafted))[0]}, which was not drafted"
+    if kept is not None and step.logits.shape != (len(kept), words):
+        return f"logits {list(step.logits.shape)} for {len(kept)} verified nodes, not [{len(kept)}, {words}]"
+    return "" if drafted.draft_probs is None else undrawn(drafted, drafted.draft_probs, words)
+
+
+def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
+    """Say why the children cannot have been drawn from q; '' where they can."""
+    if q.shape != (len(tree), words):
+        return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)}, {words}]"
+    for child, parent in enumerate(tree.shape.parents):
+        if child and not abs(float(q[parent].sum()) - 1) < 1e-3:
+            return f"draft_probs of node {parent} sum to {float(q[parent].sum()):.4f}"
+        if child and not float(q[parent, tree.tokens[child]]) > 0:
+            return f"node {child} is {int(tree.tokens[child])}, which draft_probs of its parent say is never drawn"
+    return ""
+
+
+def branches(tree: DraftTree) -> set[tuple[int, ...]]:
+    """Return the token paths from the root to every node."""
+    return {tuple(path) for path in ways(tree)}
+
+
+def ways(tree: DraftTree) -> list[list[int]]:
+    """Return, for every node, the tokens from the root's child down to it."""
+    tokens, found = tree.tokens.tolist(), list[list[int]]([[]])
+    for node, parent in enumerate(tree.shape.parents[1:], start=1):
+        found.append([*found[parent], tokens[node]])
+    return found
+
+
+def rows(subject: Subject, case: Case) -> str:
+    """Test that the cache needs no more rows than were promised."""
+    excess, most = subject.watch(case).excess, subject.one.max_rows()
+    told = f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
+    return told if most is not None and excess > most else ""
+
+
+def counts(subject: Subject, case: Case) -> str:
+    """Test the counts of every step and of the whole answer."""
+    trace = subject.watch(case)
+    made = trace.generation
+    for i, (seen, step) in enumerate(zip(trace.steps, made.steps, strict=True)):
+        at, last = f"step {i + 1}", i == len(made.steps) - 1
+        if problem := no_path(seen):
+            return f"{at}: {problem}"
+        if not 0 <= step.accepted <= step.verified <= step.nodes or not step.accepted <= step.depth <= step.nodes:
+            return f"{at}: impossible counts {step}"
+        if not last and step.tokens != step.accepted + 1:
+            return f"{at} accepted {step.accepted} drafted tokens and kept {step.tokens}, not one more"
+    if made.draft_calls < 0:
+        return f"{made.draft_calls} calls of a draft model"
+    made.check()
+    return ""
+
+
+def no_path(seen: Seen) -> str:
+    """Say why the accepted nodes are not a path of the verified tree with one token after it; '' where they are."""
+    tree, verdict = seen.tree, seen.verdict
+    if tree is None or verdict is None:
+        return "nothing was verified"
+    path, parents = verdict.path, tree.shape.parents
+    if path[:1] != [0] or any(not 0 < b < len(tree) or parents[b] != a for a, b in zip(path, path[1:], strict=False)):
+        return f"accepted nodes {path} are no path from the root of parents {list(parents)}"
+    expected = [*(int(tree.tokens[i]) for i in path[1:]), *verdict.next_token.tolist()]
+    return "" if expected == verdict.tokens else f"nodes {path} and the next token are {expected}, not {verdict.tokens}"
+
+
+def cache(subject: Subject, case: Case) -> str:
+    """Test every row in every layer after every step."""
+    trace = subject.watch(case)
+    if not trace.steps:
+        return ""
+    prompt, last = trace.prompt, trace.steps[-1].ids
+    fresh = subject.fresh_rows(prompt, last[len(prompt) : -1])  # [layers, 2, kv_heads, S, head_dim]
+    for seen in trace.steps:
+        n, after = len(seen.ids) - 1, f"after {seen.ids[len(prompt) :]}"
+        layer = next((i for i, rows in enumerate(seen.lengths) if rows != n), None)
+        if layer is not None:
+            return f"{after}: layer {layer} holds {seen.lengths[layer]} rows for {n} tokens before the root"
+        off = (seen.held - fresh[:, :, :, :n]).abs().amax((1, 2, 4))  # [layers, n]
+        if not float(off.max()) <= CLOSE * (1 + float(fresh.abs().max())):
+            layer, row = divmod(int(off.nan_to_num(torch.inf).argmax()), n)
+            return f"{after}: row {row} of layer {layer} is off by {float(off[layer, row]):.2g}"
+    return ""
+
+
+def logits(subject: Subject, case: Case) -> str:
+    """Test in every step the logits of the root, of the last node and of one in between."""
+    trace = subject.watch(case)
+    subject.logits(case.prompt, trace.tokens[:-1])  # the roots of all steps in one pass
+    for seen in trace.steps:
+        if seen.tree is None:
+            continue
+        paths, n = ways(seen.tree), len(seen.tree)
+        for node in sorted({0, n // 2, n - 1}, reverse=True):  # the root lies on the way to the others
+            answer = [*seen.ids[len(case.prompt) :], *paths[node]]
+            expected = subject.logits(case.prompt, answer)
+            off = float((seen.logits[node].float() - expected).abs().max())
+            if not off <= CLOSE * (1 + float(expected.abs().max())):
+                what = f"node {node} of parents {list(seen.tree.shape.parents)}"
+                return f"{what}, after {answer}: logits are off by {off:.2g}"
+    return ""
+
+
+def greedy(subject: Subject, case: Case) -> str:
+    """Test the answer token by token."""
+    return subject.wrong_token(case.prompt, subject.watch(case).tokens)
+
+
+def model(subject: Subject, case: Case) -> str:
+    """Test that its next-token logits are the target's."""
+    answer = subject.watch(case).tokens[:3]
+    own, target = subject.logits(case.prompt, answer), subject.target.next_logits([*case.prompt, *answer])
+    off = float((own - target).abs().max())
+    close = off <= CLOSE * (1 + float(target.abs().max()))
+    return "" if close else f"after {answer} its next_logits are off from the target's by {off:.2g}"
+
+
+def another_model(subject: Subject) -> str:
+    """Say why it may decode with another model than the target; '' where it may not."""
+    reference = subject.one.reference_for(subject.one.options).label
+    if not subject.one.lossless:
+        return "it declares itself lossy"
+    return "" if reference == REFERENCE else f"it is compared with {reference}"
+
+
+def edges(subject: Subject) -> Iterator[Case]:
+    """Yield requests with the shortest prompt and the longest ones."""
+    context = subject.target.context_length
+    yield Case(subject.random_prompt(1), 10)
+    yield Case((0,), 6, WARM, forced=True)
+    for missing in (1, 2):
+        yield Case(subject.random_prompt(context - missing), 10)
+
+
+def crossing(subject: Subject) -> Iterator[Case]:
+    """Yield requests whose answers the end of the context cuts off."""
+    context = subject.target.context_length
+    for missing in (3, 4, 6, 9):
+        yield Case(subject.random_prompt(context - missing), 20, replace(WARM, seed=missing), forced=True)
+    for missing in (3, 7):
+        yield Case(subject.random_prompt(context - missing), 20)
+
+
+def within_context(subject: Subject, case: Case) -> str:
+    """Test that the answer fills the context as far as there is room, and that it is still right."""
+    made = subject.watch(case).generation
+    room = subject.target.context_length - len(case.prompt)
+    most = min(room, case.max_new_tokens)
+    finish = "length" if case.max_new_tokens <= room else "context"
+    if (len(made.tokens), made.finish) != (most, finish):
+        return f"{len(made.tokens)} tokens ({made.finish}), not {most} ({finish})"
+    return "" if case.forced or not subject.exact else subject.wrong_token(case.prompt, made.tokens)
+
+
+def ending(subject: Subject) -> Iterator[Case]:
+    """Yield requests for blocks of many lengths; a method with an acceptance rule of its own gets one that uses it."""
+    yield Case(REPEATING, 12, WARM, forced=True)
+    if type(subject.one).accept is not Decoder.accept:
+        yield GREEDY
+
+
+def ends(subject: Subject, case: Case) -> str:
+    """Test everything that may end an answer, at many places of it."""
+    whole = subject.watch(case).tokens
+    for limits, expected, finish in endings(subject, case, whole):
+        made = subject.watch(case, limits).generation
+        if (made.tokens, made.finish) != (expected, finish):
+            asked = f"max_new_tokens {limits.max_new_tokens}, end tokens {sorted(limits.stop_ids)}, stop strings "
+            found = f"{made.tokens} ({made.finish}), not {expected} ({finish})"
+            return f"the answer is {whole}; with {asked}{list(limits.stop_strings)} it is {found}"
+        overshoot = 1 + sum(s.accepted + 1 for s in made.steps) - len(made.tokens)
+        if made.overshoot != overshoot:
+            return f"{made.overshoot} tokens beyond the end are counted, there were {overshoot}"
+    return ""
+
+
+def endings(subject: Subject, case: Case, whole: list[int]) -> Iterator[tuple[Limits, list[int], str]]:
+    """Yield limits with what they should leave of the answer: its tokens and finish."""
+    most, text = case.max_new_tokens, subject.target.decode_text
+    for n in (n for n in (1, 2, 3, 5, 8) if n < len(whole)):
+        yield Limits(n), whole[:n], "length"
+    for token in dict.fromkeys(whole[1::4]):
+        yield Limits(most, frozenset({token})), whole[: whole.index(token) + 1], "eos"
+    for i in range(2, len(whole) - 1, 3):
+        stop = text(whole[i : i + 1])[-1:] + text(whole[i + 1 : i + 2])[:1]  # from one token into the next
+        if stop:
+            n = next(n for n in range(1, len(whole) + 1) if stop in text(whole[:n]))
+            yield Limits(most, stop_strings=(stop,)), whole[:n], "stop"
+
+
+def not_exact(subject: Subject) -> str:
+    """Say why its tokens are not compared with the model's; '' where they are."""
+    return "" if subject.exact else "it declares itself lossy"
+
+
+def unstated(subject: Subject) -> str:
+    """Why it may write any number of rows: its cache grows."""
+    return "it states no max_rows" if subject.one.max_rows() is None else ""
+
+
+def no_fresh_rows(subject: Subject) -> str:
+    """Say why its cache is not compared with a fresh pass; '' where it is."""
+    if not subject.shows_rows:
+        return "its next_logits does not fill a cache"
+    lossy = type(subject.one).forward is not Decoder.forward and type(subject.one).next_logits is Decoder.next_logits
+    return "it declares itself lossy and has a pass of its own" if lossy and not subject.exact else ""
+
+
+GREEDY_LAWS = (
+    Law("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
+    Law("answers", "prompts are answered", few, answers),
+    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
+    Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
+    Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
+    Law("model", "a method that is compared with plain decoding of the target decodes with the target", asked, model,
+        another_model),
+    Law("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
+    Law("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
+        on=("large", "small")),
+    Law("context", "a draft that would cross the end of the context does no harm", crossing, within_context,
+        exact_length=True),
+    Law("lengths", "prompts of one token, and of all the context but one, work as others do", edges,
+        within_context, exact_length=True),
+    Law("ends", "end tokens, stop strings and max_new_tokens end an answer exactly, inside a block too", ending, ends,
+        on=("small",)),
+)  # fmt: skip
+
+
+SEEDS = 12
+LATER = 4  # tokens that one of several requests is longer than the others
+
+
+def sampled(subject: Subject) -> Iterator[Case]:
+    """Yield a request with sampling."""
+    yield Case(REPEATING[:5], 6, Sampling(1.3, seed=7))
+
+
+def seed(subject: Subject, case: Case) -> str:
+    """Test that the process's own random generators do not matter, and that seeds matter beyond the first token.
+
+    The first token is drawn by the core.
+    """
+    one, two = (_at_global_seed(i, subject, case) for i in (1, 2))
+    if problem := _differing(one, two, "with the process's generators at another point"):
+        return problem
+    if not subject.exact or case.max_new_tokens < 3:
+        return ""
+    after: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for i in range(SEEDS):
+        first, *others = subject.watch(replace(case, sampling=replace(case.sampling, seed=i))).tokens
+        after[first].add(tuple(others))
+        if len(after[first]) > 1:
+            return ""
+    return f"{SEEDS} seeds gave only {dict(after)}"
+
+
+def _at_global_seed(number: int, subject: Subject, case: Case) -> Trace:
+    state, decoder = random.getstate(), subject.decoder()
+    with seeded(number):
+        random.seed(number)
+        try:
+            return subject.watch(case, decoder=decoder)
+        finally:
+            random.setstate(state)
+
+
+def _differing(one: Trace, two: Trace, when: str, steps: bool = True) -> str:
+    if one.tokens != two.tokens:
+        return f"{one.tokens}; {when} {two.tokens}"
+    if steps and one.counts != two.counts:
+        names = "nodes, verified, depth and accepted"
+        return f"the same tokens in other steps: {names} are {one.counts}; {when} {two.counts}"
+    return ""
+
+
+def asked_again(subject: Subject) -> Iterator[Case]:
+    """Yield requests that repeat earlier text.
+
+    What a method remembers may change only its steps, so that one is greedy.
+    """
+    yield GREEDY
+    if not subject.one.remembers:
+        yield Case(subject.random_prompt(6), 8, Sampling(0.9, seed=2))
+
+
+def memory(subject: Subject, case: Case) -> str:
+    """Test that a decoder that has answered other prompts, and this one, answers as a new one does."""
+    used, alone = subject.decoder(), subject.watch(case)
+    others = ((*case.prompt, *alone.tokens, *case.prompt), subject.random_prompt(9, seed=1), case.prompt)
+    for i, prompt in enumerate(others):
+        subject.watch(Case(prompt[:60], 9, replace(WARM, seed=i), forced=True), decoder=used)
+    again, remembers = subject.watch(case, decoder=used), subject.one.remembers
+    problem = _differing(alone, again, "after other prompts", steps=not remembers)
+    if problem or not remembers:
+        return problem
+    used.forget()
+    return _differing(alone, subject.watch(case, decoder=used), "after other prompts and forget()")
+
+
+def together(subject: Subject, case: Case) -> str:
+    """Test that an answer is the same beside others, of which some end earlier and some later."""
+    lengths = (2, case.max_new_tokens, 3, case.max_new_tokens + LATER)
+    prompts = (subject.random_prompt(3, seed=1), case.prompt, subject.random_prompt(9, seed=2), case.prompt[:4])
+    requests = [Asked(p, Limits(n), case.sampling) for p, n in zip(prompts, lengths, strict=True)]
+    found: dict[int, Answered] = {}
+    Together(subject.decoder(), 3).answer(requests, found.__setitem__)
+    for place, request in enumerate(requests):
+        alone = subject.watch(Case(tuple(request.prompt), request.limits.max_new_tokens, case.sampling)).generation
+        made, error = found[place].generation, found[place].error
+        said = f"prompt {list(request.prompt)}, at most {request.limits.max_new_tokens} tokens, beside three others: "
+        if made is None:
+            return said + str(error)
+        if made.tokens != alone.tokens:
+            return f"{said}{made.tokens}, alone {alone.tokens}{_hint(subject)}"
+        if _counts(made) != _counts(alone):
+            return f"{said}the same tokens in other steps: {_counts(made)}, alone {_counts(alone)}{_hint(subject)}"
+    return ""
+
+
+def _hint(subject: Subject) -> str:
+    """Name what is wrong most often."""
+    itself = subject.one.beside() is subject.one
+    return "; its beside() gives the method itself" if itself else "; what beside() gives may share state with it"
+
+
+def _counts(of: Generation) -> list[tuple[int, ...]]:
+    return [(s.nodes, s.verified, s.depth, s.accepted) for s in of.steps]
+
+
+def not_together(subject: Subject) -> str:
+    """Say why it is never answered beside others."""
+    try:
+        check_together(subject.one)
+    except UserError as e:
+        return str(e)
+    return ""
+
+
+def untouched(subject: Subject, case: Case) -> str:
+    """Test that the target's logits are, to the last bit, what they were before the method was made."""
+    subject.watch(case)
+    off = float((subject.place.now() - subject.place.before).abs().max())
+    return "" if off == 0 else f"logits of the target itself have changed by {off:.2g}"
+
+
+def tuned(subject: Subject) -> Iterator[Case]:
+    """Yield one request."""
+    if subject.whole:
+        yield GREEDY
+
+
+def tunable(subject: Subject, case: Case) -> str:
+    """Test every value of every option that tuning may try."""
+    decoder = subject.decoder()
+    for option, values in decoder.tunable().items():
+        for value in values:
+            other = _variant(decoder, option, value)
+            if other is None:
+                continue
+            tokens = subject.watch(case, decoder=other).tokens
+            if problem := subject.wrong_token(case.prompt, tokens):
+                return f"with {option}={value}: {problem}"
+    return ""
+
+
+def _variant(decoder: Decoder, option: str, value: Any) -> Decoder | None:
+    """Return the decoder with this value, or None where the method refuses it, as tuning leaves such a value out."""
+    try:
+        return decoder.variant(replace(decoder.options, **{option: value}))
+    except UserError:
+        return None
+
+
+def nothing_tunable(subject: Subject) -> str:
+    """Say why there is no option to try."""
+    return not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable")
+
+
+PROMPT_LAWS = (
+    Law("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
+    Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
+    Law("together", "an answer is the same beside other requests", asked_again, together, not_together),
+    Law("target", "the target is left as it was", asked, untouched),
+    Law("tunable", "no value that tuning may try changes the output", tuned, tunable, nothing_tunable, on=("small",)),
+)  # fmt: skip
+
+
+SUITE = SuiteData("kit", "tiny", (Question("q", "qa", ("?",)),))
+
+
+class Undrafted(Decoder):
+    """Plain decoding, as a stand-in for the method that others are compared with."""
+
+    name, summary = REFERENCE, "autoregressive decoding"
+    autoregressive = True
+
+    def propose(self, state: State) -> DraftTree:
+        """Return a draft of nothing but the root."""
+        return DraftTree.root_only(state.root)
+
+
+def described(subject: Subject, case: Case) -> str:
+    """Test name and options, the description that goes into the manifest, and what reports make of it."""
+    decoder, again = subject.decoder(), subject.decoder()
+    if problem := unlisted(decoder):
+        return problem
+    said, second = plain(decoder.described()), plain(again.described())
+    if said != second:
+        return f"described() of two that are made alike: {said} and {second}"
+    subject.watch(case, decoder=decoder)
+    if plain(decoder.described()) != said:
+        return f"described() was {said}, and after an answer {plain(decoder.described())}"
+    return "" if decoder.lossless else unsaid(decoder, subject.watch(case, decoder=again))
+
+
+def unlisted(decoder: Decoder) -> str:
+    """Say what `ssbench methods` cannot show of the method; '' where it can show everything."""
+    kind = type(decoder)
+    for name in ("name", "summary"):
+        text = getattr(kind, name, None)
+        if not isinstance(text, str) or not text or "\n" in text:
+            return f"{name} is {text!r}, not one line of text"
+    if not dataclasses.is_dataclass(decoder.options):
+        return f"its options are {type(decoder.options).__name__}, not a dataclass"
+    if decoder.reference_for(decoder.options).name == kind.name != REFERENCE:
+        return f"reference_for names {kind.name} itself; name {REFERENCE!r}, or an autoregressive method of its model"
+    silent = [option.name for option in describe_options(kind.Options) if not option.help]
+    if silent:
+        return f'option {silent[0]} has no metadata={{"help": ...}}'
+    helps = [option.help for option in describe_options(kind.Options)]
+    if kind.lossless and not decoder.lossless and not any("loss" in text for text in helps):
+        return "an option made it lossy, and no option's help says 'lossy': `ssbench methods` calls the method lossless"
+    return ""
+
+
+def unsaid(decoder: Decoder, trace: Trace) -> str:
+    """Say what a run's results leave unsaid of a lossy method; '' where all of them say that it is lossy."""
+    run = made_up_run(decoder, trace)
+    entry = next(m for m in run.manifest["methods"] if m["label"] == decoder.name)
+    if entry["lossless"]:
+        return "the manifest calls it lossless"
+    row = next(row for row in summarise(run) if row.method == decoder.name)
+    config = run.manifest["config"]
+    promised = output(row, config) != "not compared" and not row.reference_of
+    if row.lossless or promised:
+        return f"the table's row is lossless={row.lossless}, output {output(row, config)!r}"
+    if not any("does not promise" in note for note in notes([row], config)):
+        return "no note under the table says that it does not promise the output of its reference"
+    return ""
+
+
+def made_up_run(decoder: Decoder, trace: Trace) -> Run:
+    """Return a run of one question, as it would be read from its directory."""
+    reference = decoder.reference_for(decoder.options).label
+    others = {label: Undrafted(decoder.target) for label in (REFERENCE, reference)}
+    config = RunConfig(methods=(MethodSpec(REFERENCE), MethodSpec(decoder.name)))
+    manifest = manifest_for(config, decoder.target, SUITE, {**others, decoder.name: decoder}, [])
+    rows, steps = list[Row](), dict[Key, list[Step]]()
+    for i, label in enumerate((REFERENCE, decoder.name)):
+        row = Row("q", 0, label, 0, "qa", i, i, 0, SUITE.edition, SUITE.content_hash, "ok")
+        row.fill(trace.generation)
+        rows.append(row)
+        steps[row.key] = trace.generation.steps
+    verdicts = [] if decoder.lossless else [Sameness(*rows[1].key, verdict="not compared")]
+    return Run(Path(), manifest, rows, Steps.from_samples(steps), verdicts)
+
+
+SAYS = "every report says what the method is and measures, and that it is lossy if it is"
+DESCRIPTION_LAWS = (Law("description", SAYS, asked, described, on=("small",)),)
+
+
+WORDS, CONTEXT = 2600, 448  # of the model; the tokenizer has no more texts than some 2,700
+PROMPT, ANSWER, AGAIN, OWN = 200, 200, 80, 44  # tokens: of prompt and answer; when asked again; accepted by itself
+LOOKED_AT = 6  # steps whose logits are compared
+
+
+def lengthy(subject: Subject) -> Iterator[Case]:
+    """Yield one long request; only the first shape is asked it."""
+    if subject.number == 0:
+        yield Case(subject.random_prompt(PROMPT), ANSWER, forced=True)
+
+
+def long(subject: Subject, case: Case) -> str:
+    """Test that the long answer is right, and the same in the same steps when the same decoder is asked again."""
+    decoder = subject.decoder()
+    first = subject.watch(case, decoder=decoder)
+    if problem := _wrong_logits(subject, case, first.steps) if subject.exact else "":
+        return problem
+    if subject.one.remembers:
+        decoder.forget()
+    again = subject.watch(Case(case.prompt, min(AGAIN, case.max_new_tokens), forced=True), decoder=decoder)
+    if problem := _other_steps(first.steps, again.steps[:-1]):  # the last step may be cut
+        return problem
+    own = subject.watch(Case(case.prompt, min(OWN, case.max_new_tokens)))
+    return subject.wrong_token(case.prompt, own.tokens) if subject.exact else ""
+
+
+def _other_steps(first: Sequence[Seen], again: Sequence[Seen]) -> str:
+    """Say in which step the second answer was drafted otherwise than the first; '' for none."""
+    for i, (one, two) in enumerate(zip(first, again, strict=False), start=1):
+        drafts = [[seen.ids, seen.drafted.tokens.tolist(), seen.drafted.shape.parents] for seen in (one, two)]
+        if drafts[0] != drafts[1]:
+            (_, was, _), (_, now, _) = drafts
+            return f"step {i} drafted {was}; when the same decoder was asked the same again, {now}"
+    return ""
+
+
+def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
+    """Say where the root's logits are not those of a fresh pass; '' for nowhere. Some steps are looked at."""
+    for seen in reversed(steps[:: max(1, len(steps) // LOOKED_AT)]):  # the longest first: it shows the others too
+        answer = seen.ids[len(case.prompt) :]
+        expected = subject.logits(case.prompt, answer)
+        off = float((seen.logits[0].float() - expected).abs().max())
+        if not off <= CLOSE * (1 + float(expected.abs().max())):
+            return f"after {len(answer)} tokens the root's logits are off by {off:.2g}"
+    return ""
+
+
+LONG_LAWS = (
+    Law("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
+        "in the same steps when asked again", lengthy, long, on=("long",)),
+)  # fmt: skip

@@ -1,0 +1,362 @@
+"""Laws of sampled decoding: every token is drawn from the target's distribution."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench_ss.conformance.harness import Case, Law, Seen, Subject, Trace, Untested, Watched
+from specbench_ss.conformance.laws import REPEATING, not_exact
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.sampling import Sampling, exponential_race
+from specbench_ss.engine.target import Output
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
+from specbench_ss.results.quality import acceptance, bound
+from specbench_ss.runs.records import PIT_BINS, SampledTokens
+
+# so many tokens find an acceptance of 0.98 where 0.85 is right with probability 0.99, at p < 1e-5 after Bonferroni over
+# 24 positions
+ENOUGH = 400
+ROUNDING = 1e-6  # of a sum of float32 probabilities
+
+
+class Decision:
+    """The distribution p [V] that a token is decided by, with the drafted tokens first in its cumulative order."""
+
+    def __init__(self, p: Tensor, drafted: Sequence[int] = ()) -> None:
+        self.p = p.double().numpy()
+        self.drafted = frozenset(drafted)
+        first = np.isin(np.arange(len(self.p)), list(self.drafted))
+        order = np.lexsort((-self.p, ~first))
+        self.chance = float(self.p[first].sum())  # that the token is a drafted one
+        self.before = np.empty_like(self.p)  # the probability of all tokens that come before each
+        self.before[order] = np.cumsum(self.p[order]) - self.p[order]
+
+
+class Tallies:
+    """Statistics of decided tokens by position in the draft."""
+
+    def __init__(self, seed: int) -> None:
+        self.by_position = defaultdict[str, SampledTokens](SampledTokens)
+        self.rng = np.random.default_rng(seed)
+
+    def add(self, where: str, decision: Decision, token: int) -> None:
+        """Add a token that should have been drawn from the decision's p. Raises Impossible if p(token) is 0."""
+        p = float(decision.p[token])
+        if p <= 0:
+            raise Impossible(f"{where}: token {token} has probability 0")
+        place = float(decision.before[token]) + self.rng.random() * p
+        if 0 < decision.chance < 1 - ROUNDING:
+            self.by_position[where] += acceptance(decision.chance, token in decision.drafted)
+        self.by_position[where].pit_counts[min(int(place * PIT_BINS), PIT_BINS - 1)] += 1
+
+    def scarce(self, wanted: int = ENOUGH) -> list[str]:
+        """Return the positions at which fewer tokens were decided."""
+        return [where for where, tally in self.by_position.items() if tally.tokens < wanted]
+
+    @property
+    def tested_acceptance(self) -> bool:
+        """Return True if drafted tokens were decided often enough at some position."""
+        return any(tally.offered >= ENOUGH for tally in self.by_position.values())
+
+    def p_values(self) -> dict[str, float]:
+        """Return a p-value for each position, times the number of positions (Bonferroni), by what was found there."""
+        many = len(self.by_position)
+        return {_found(where, tally): min(1.0, many * bound(tally)) for where, tally in self.by_position.items()}
+
+
+class Impossible(Exception):  # noqa: N818
+    """Raised for a token that its distribution never gives."""
+
+
+def _found(where: str, tally: SampledTokens) -> str:
+    found = f"{where}: {tally.tokens} tokens are not distributed as the logits say"
+    if not tally.offered:
+        return found
+    share, expected = tally.accepted / tally.offered, tally.expected / tally.offered
+    return f"{found}; {share:.3f} of {tally.offered} are drafted ones, their probability is {expected:.3f}"
+
+
+def siblings(q: Tensor, count: int, rng: torch.Generator) -> list[int]:
+    """Draw tokens from q [V] without replacement, in the order of drawing; the first again where q has fewer."""
+    drawn: list[int] = exponential_race(q, rng).topk(min(count, int((q > 0).sum()))).indices.tolist()
+    return [*drawn, *drawn[:1] * (count - len(drawn))]
+
+
+# one of each filter, and temperatures on both sides of those that people use
+SAMPLINGS = (Sampling(1.0), Sampling(0.3), Sampling(0.7, top_p=0.95), Sampling(1.3, top_k=3))
+# p-values below which a test is made again with other seeds, and below which it then breaks the law: chance does both
+# in less than one of 10**8 cases, and the kit has some thousands for all registered methods
+FIRST, SECOND = 1e-3, 1e-5
+WORDS = 7  # of which a prompt has every pair
+LENGTH, ANSWERS = 4, 200  # tokens of an answer, and answers, on the model of seven words
+LONG, FEW = 24, 24  # and on the one of thousands
+NUMBERED = 4  # the first tokens of an answer are tested each by itself
+
+
+def samplings(subject: Subject) -> Iterator[Case]:
+    """Yield requests for each kind of sampling; of a shape that is not tried in full, one of them.
+
+    Any two tokens of the small model follow each other in the prompt, so that methods that look up text find some.
+    """
+    large = subject.target.vocab_size > 100
+    prompt = subject.random_prompt(24) * 3 if large else every_pair(min(WORDS, subject.target.vocab_size))
+    kinds = SAMPLINGS if subject.whole else SAMPLINGS[subject.number % len(SAMPLINGS) :][:1]
+    for sampling in kinds[:2] if large else kinds:
+        yield Case(prompt, LONG if large else LENGTH, sampling)
+
+
+def every_pair(words: int) -> tuple[int, ...]:
+    """Return a text in which every pair of these tokens occurs once (a de Bruijn sequence), and the first again."""
+    pairs = [(a, b) for a in range(words) for b in range(a, words)]
+    text = [x for a, b in pairs for x in ((a,) if a == b else (a, b))]
+    return (*text, text[0])
+
+
+def distribution(subject: Subject, case: Case) -> str:
+    """Test every token against the probabilities of a fresh pass, and drawn drafts against their own."""
+    answers = ANSWERS if case.max_new_tokens <= LENGTH else FEW
+    return confirmed(subject, lambda seed: of_answers(subject, case, range(seed, seed + answers)))
+
+
+def confirmed(subject: Subject, tallied: Callable[[int], Tallies]) -> str:
+    """Describe the least p-value if it is too small twice, with other seeds the second time; '' otherwise.
+
+    A token of probability 0 is too much at once. Raises Untested if there were too few tokens for any test.
+    """
+    found = ""
+    for attempt, unlikely in enumerate((FIRST, SECOND)):
+        try:
+            tallies = tallied(1_000_000 * subject.number + 100_000 * attempt)
+        except Impossible as impossible:
+            return str(impossible)
+        p = tallies.p_values()
+        if not p:
+            raise Untested("too few tokens were sampled")
+        worst = min(p, key=lambda what: p[what])
+        if p[worst] > unlikely:
+            return ""
+        found = f"{worst} (p = {p[worst]:.1g})"
+    return found
+
+
+def of_answers(subject: Subject, case: Case, seeds: range) -> Tallies:
+    """Tally the tokens of one answer a seed."""
+    decoder, tallies, known = subject.decoder(), Tallies(seeds[0]), dict[tuple[object, ...], Decision]()
+    for seed in seeds:
+        watched = Watched(decoder)
+        sampling = replace(case.sampling, seed=seed)
+        trace = subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
+        subject.logits(case.prompt, trace.tokens[:-1])  # one pass for all of them
+        for number, (token, (where, drafted, q)) in enumerate(zip(trace.tokens, decided(trace), strict=False)):  # cut
+            before = tuple(trace.tokens[:number])
+            key = (before, tuple(drafted), where == "the first token")
+            if q is not None or key not in known:
+                p = case.sampling.probs(subject.logits(case.prompt, before))
+                known[key] = Decision(p, drafted if q is None else (q > p).nonzero()[:, 0].tolist())
+            tallies.add(f"token {number + 1}" if number < NUMBERED else "later tokens", known[key], token)
+            tallies.add(where, known[key], token)
+        for step in trace.steps:
+            add_draws(tallies, step)
+    return tallies
+
+
+def decided(trace: Trace) -> Iterator[tuple[str, list[int], torch.Tensor | None]]:
+    """Yield, for each token of an answer, its position in the draft, what was drafted there, and q [V] if drawn."""
+    yield "the first token", [], None
+    for seen in trace.steps:
+        assert seen.tree is not None and seen.verdict is not None
+        children = seen.tree.shape.children()
+        for depth, node in enumerate(seen.verdict.path):
+            q = None if seen.tree.draft_probs is None else seen.tree.draft_probs[node]
+            drafted = seen.tree.tokens[children[node]].tolist()
+            yield position(depth, drafted), drafted, q if drafted else None
+
+
+def position(depth: int, drafted: list[int]) -> str:
+    """Name a position in a draft: deep ones are seen too seldom to be tested each by itself."""
+    return f"depth {min(depth, 14)} of the draft" if drafted else "after all of a draft"
+
+
+def add_draws(tallies: Tallies, seen: Seen) -> None:
+    """Tally the sampled tokens of a draft: siblings are drawn from draft_probs of their parent without replacement.
+
+    A token that is repeated among siblings stands for one that is missing, where draft_probs has fewer tokens.
+    """
+    tree = seen.drafted
+    if tree.draft_probs is None:
+        return
+    for node, children in enumerate(tree.shape.children()):
+        left = tree.draft_probs[node].double()
+        for token in dict.fromkeys(tree.tokens[children].tolist()):
+            if float(left[token]) <= 0:
+                raise Impossible(f"draws from draft_probs: token {token} has probability 0")
+            tallies.add("draws from draft_probs", Decision(left / left.sum()), token)
+            left = left.clone()
+            left[token] = 0
+
+
+SAMPLING_LAWS = (
+    Law("distribution", "at T>0 every token is drawn from the model's own probabilities", samplings, distribution,
+        not_exact, on=("small", "long")),
+)  # fmt: skip
+
+
+BLOCK_LENGTH = 16
+LIKELY = 0.85  # probability of what was drafted
+REPEATS, MORE = 40, 240  # verdicts on each draft; if drafts or tokens deep in them are seldom
+MOST = 6000  # verdicts in all; at LIKELY a depth of 14 is then reached often enough
+SAMPLED = 3  # times as many for sampled drafts, in which a rule that accepts too much shows less
+LEAST_ANSWERS, MOST_ANSWERS = 3, 24
+
+
+class Designed(Watched):
+    """Accepts as the wrapped decoder does, but from logits that make the drafted tokens likely."""
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """Return the wrapped decoder's verdict on the changed logits."""
+        output.logits = designed(output.logits[0], tree, state.sampling)[None]
+        self.steps[-1].logits = output.logits[0].clone()
+        return super().accept(state, tree, output)
+
+
+class Repeated(Designed):
+    """As `Designed`, and calls `accept` many times for each draft, tallying what it decides."""
+
+    def __init__(self, inner: Decoder, tallies: Tallies, seed: int, repeats: int) -> None:
+        super().__init__(inner)
+        self.tallies, self.seed, self.repeats = tallies, seed, repeats
+        self.verdicts, self.sampled = 0, False
+
+    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+        """Tally repeated verdicts, then return the one that counts."""
+        logits = designed(output.logits[0], tree, state.sampling)
+        children = tree.shape.children()
+        probs = state.sampling.probs(logits)
+        known = dict[int, Decision]()
+        self.sampled = self.sampled or tree.draft_probs is not None
+        for _ in range(self.repeats if len(tree) > 1 else REPEATS // 10):
+            self.verdicts += 1
+            rng = torch.Generator().manual_seed(self.seed * MOST * 10 + self.verdicts)
+            drawn = redrawn(tree, rng)
+            again, given = replace(state, ids=[*state.ids], rng=rng), replace(output, logits=logits.clone()[None])
+            verdict = self.inner.accept(again, drawn, given)
+            for depth, (node, token) in enumerate(zip(verdict.path, verdict.tokens, strict=True)):
+                drafted = children[node]
+                if node not in known:
+                    known[node] = Decision(probs[node], favoured(tree, node, drafted, probs[node]))
+                self.tallies.add(position(depth, drafted), known[node], token)
+        return super().accept(state, tree, output)
+
+
+def favoured(tree: DraftTree, node: int, children: list[int], p: Tensor) -> list[int]:
+    """Return the tokens that a rule which accepts too much would give too often after this node."""
+    if not children or tree.draft_probs is None:
+        return [int(token) for token in tree.tokens[children].tolist()]
+    return [int(token) for token in (tree.draft_probs[node] > p).nonzero()[:, 0].tolist()]
+
+
+def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
+    """Return the tree with other sampled tokens, drawn from the same draft_probs; a deterministic tree as it is.
+
+    Exactness of sampled drafts holds on average over what is drawn.
+    """
+    if tree.draft_probs is None or len(tree) == 1:
+        return tree
+    tokens = tree.tokens.clone()
+    for node, children in enumerate(tree.shape.children()):
+        if children:
+            tokens[children] = torch.tensor(siblings(tree.draft_probs[node], len(children), rng))
+    return replace(tree, tokens=tokens)
+
+
+def designed(logits: Tensor, tree: DraftTree, sampling: Sampling) -> Tensor:
+    """Return logits [n, V] of which the temperature makes a stated mixture; nodes without children keep theirs.
+
+    LIKELY is the share of the drafted tokens, or of the distribution that they were drawn from. The rest goes to what
+    is not drafted, by the model's own probabilities; for sampled drafts most of it goes to the token that is drafted
+    least, so that one of seven is refused and not fewer.
+    """
+    wanted = torch.zeros_like(logits, dtype=torch.float32)
+    parents = tree.parents()[1:]
+    own = logits.float().softmax(-1)
+    if tree.draft_probs is None:
+        n = torch.arange(1, len(tree), dtype=torch.float32)
+        wanted.index_put_((parents, tree.tokens[1:]), 1 / (1.0 + n), accumulate=True)
+        rest = own.masked_fill(wanted > 0, 0)
+    else:
+        wanted[parents] = tree.draft_probs[parents].float()
+        least = torch.zeros_like(own).scatter_(1, wanted.argmin(-1, keepdim=True), 1.0)
+        rest = 0.8 * least + 0.2 * own
+    drafted, undrafted = wanted.sum(-1, keepdim=True), rest.sum(-1, keepdim=True)
+    tiny = torch.finfo(torch.float32).tiny
+    rest = torch.where(undrafted > 0, rest / undrafted.clamp_min(tiny), own)
+    mixed = LIKELY * wanted / drafted.clamp_min(tiny) + (1 - LIKELY) * rest
+    temperature = sampling.temperature or 1.0
+    return torch.where(drafted > 0, temperature * mixed.clamp_min(tiny).log(), logits.float()).to(logits.dtype)
+
+
+def long(subject: Subject) -> Iterator[Case]:
+    """Yield requests for answers of many blocks."""
+    yield Case(REPEATING, BLOCK_LENGTH)
+    yield from (replace(case, max_new_tokens=BLOCK_LENGTH) for case in samplings(subject))
+
+
+def blocks(subject: Subject, case: Case) -> str:
+    """At T>0, test what is accepted at every depth; at T=0, test the argmax."""
+    if case.sampling.greedy:
+        return greediness(subject, case)
+    return confirmed(subject, lambda seed: of_verdicts(subject, case, seed))
+
+
+def greediness(subject: Subject, case: Case) -> str:
+    """Test that at T=0 every token is the most probable one in the logits that the rule was given."""
+    trace = subject.answer(Designed(subject.decoder()), case.prompt, Limits(case.max_new_tokens), case.sampling)
+    if subject.one.max_rows() != 1 and not any(seen.tree and len(seen.tree) > 1 for seen in trace.steps):
+        raise Untested("nothing was drafted at T=0")
+    for seen in trace.steps:
+        assert seen.verdict is not None
+        for node, token in zip(seen.verdict.path, seen.verdict.tokens, strict=True):
+            row = seen.logits[node]
+            if float(row[token]) < float(row.max()):
+                return f"after {seen.ids}, node {node} of the draft: {token}, the logits have {int(row.argmax())} first"
+    return ""
+
+
+def enough(subject: Subject, tallies: Tallies) -> bool:
+    """Return whether acceptance was tested; a method whose passes have one row has none."""
+    return tallies.tested_acceptance or subject.one.max_rows() == 1
+
+
+def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
+    """Tally verdicts on the drafts of some answers, until every position of a draft was decided often enough."""
+    decoder, tallies, verdicts = subject.decoder(), Tallies(first), 0
+    for answer in range(MOST_ANSWERS):
+        watched = Repeated(decoder, tallies, first + answer, REPEATS if answer < LEAST_ANSWERS else MORE)
+        sampling = replace(case.sampling, seed=first + answer)
+        subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
+        verdicts += watched.verdicts
+        wanted = ENOUGH * SAMPLED if watched.sampled else ENOUGH
+        if verdicts >= MOST or (
+            answer + 1 >= LEAST_ANSWERS and enough(subject, tallies) and not tallies.scarce(wanted)
+        ):
+            break
+    if not enough(subject, tallies):
+        raise Untested("too few decisions on drafted tokens to test acceptance")
+    if scarce := tallies.scarce():
+        others = f" and {len(scarce) - 1} more positions" if len(scarce) > 1 else ""
+        subject.untested[f"too few tokens at {scarce[0]}{others}"] = None
+    return tallies
+
+
+BLOCK_LAWS = (
+    Law("blocks", "acceptance is exact at every depth of a draft, and so is the token after it (at T=0 the argmax)",
+        long, blocks, not_exact, on=("small", "long")),
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""The decoding loop and what it stands on: what an author of a method reads."""

@@ -1,0 +1,344 @@
+"""The decoding loop, once for all methods: prefill, propose, forward, verify, commit, observe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from specbench_ss.engine.checks import check_logits
+from specbench_ss.engine.decoder import (
+    Decoder,
+    Finish,
+    Generation,
+    Offer,
+    State,
+    Step,
+    drop_caches,
+)
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Output, Target
+from specbench_ss.engine.timing import Clock, now
+from specbench_ss.engine.tree import DraftTree, indices
+from specbench_ss.engine.verify import Verdict, verify
+from specbench_ss.errors import UserError
+
+FIRST_GUESS = 64  # rows of a step that the cache reserves where a method does not say how many it needs
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where an answer ends: after max_new_tokens, after one of stop_ids, or with the token completing a stop string."""
+
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+
+class Cutter:
+    """Decides, token by token, where the answer ends."""
+
+    def __init__(self, target: Target, limits: Limits, prompt_tokens: int) -> None:
+        room = target.context_length - prompt_tokens
+        self.cap = min(limits.max_new_tokens, room)
+        self.cap_reason: Finish = "length" if limits.max_new_tokens <= room else "context"
+        self.limits, self.target = limits, target
+        # a token holds at least one byte, a character at most four: so many tokens may hold a stop string, and as
+        # many as a character may have begun before it
+        self.tail = 4 * max(map(len, limits.stop_strings), default=0) + 4
+
+    def cut(self, answer: list[int], new: Sequence[int]) -> tuple[int, Finish | None]:
+        """How many of the new tokens are kept after `answer`, and why it ends there (None: it goes on)."""
+        watch = bool(self.limits.stop_strings) and self._stopped(answer, new)
+        for i, token in enumerate(new, start=1):
+            if token in self.limits.stop_ids:
+                return i, "eos"
+            if watch and self._stopped(answer, new[:i]):
+                return i, "stop"
+            if len(answer) + i >= self.cap:
+                return i, self.cap_reason
+        return len(new), None
+
+    def _stopped(self, answer: list[int], new: Sequence[int]) -> bool:
+        """Whether a stop string ends among the new tokens (none has before)."""
+        text = self.target.decode_text([*answer[-self.tail :], *new])
+        return any(s in text for s in self.limits.stop_strings)
+
+
+class Session:
+    """One request on its way through the loop.
+
+    began: when it was made, by `step_clock.now`; the time since then is part of its prefill. None: from the prefill.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        limits: Limits,
+        sampling: Sampling,
+        cache: Cache,
+        began: float | None = None,
+    ) -> None:
+        target = decoder.target
+        self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
+        self.cutter = Cutter(target, limits, len(prompt))
+        self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
+        self.clock = Clock(*target.layers_on)
+        self.prompt, self.began = list(prompt), began
+        self.finish: Finish | None = None
+        self.overshoot = 0
+        self.candidates: list[Candidates] = []  # of every kept token, at a temperature above 0
+        self.rows = decoder.max_rows()
+        self.one_token = type(decoder).autoregressive
+        self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
+
+    def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
+        """The whole request; whether its counts add up is not checked."""
+        state, prefill_s = self.prefill()
+        steps: list[Step] = []
+        while self.finish is None:
+            steps.append(self.step(state))
+            if on_step is not None:
+                on_step(steps[-1].tokens)
+        check_logits(self.largest, self.target.dtype)
+        answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
+        self._check_known(answer)
+        counts = (self.overshoot, state.draft_calls)
+        return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
+
+    def prefill(self) -> tuple[State, float]:
+        """Run the prompt; the first token comes from here."""
+        self.clock.start()
+        before = 0.0 if self.began is None else self.clock.started - self.began
+        self._allow(len(self.prompt))
+        state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
+        ids = torch.tensor([self.prompt], device=self.target.device)
+        output = self.decoder.prefill(state, ids)
+        first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
+        self._look(first, output)
+        state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
+        state.taps = {layer: t[:, -1:] for layer, t in output.taps.items()}
+        self.decoder.begin(state)
+        seconds, _ = self.clock.stop()
+        _, self.finish = self.cutter.cut([], first.tokens)
+        self.candidates = [] if self.sampling.greedy else [Candidates([0])]
+        return state, before + seconds
+
+    def step(self, state: State) -> Step:
+        """One verifying forward pass."""
+        clock = self.clock
+        clock.start()
+        self._allow(state.position)
+        tree = self._within_context(self.propose(state), state)
+        clock.mark()
+        output = self._forward(state, tree)
+        clock.mark()
+        kept = output.tree or tree
+        verdict = self.decoder.accept(state, kept, output)
+        self._check_kept(len(tree), verdict)
+        self._look(verdict, output)
+        if verdict.root not in (None, state.ids[-1]):
+            raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {state.ids[-1]}")
+        new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
+        self._commit(state, verdict, output, new)
+        clock.mark()
+        if self.finish is None:
+            self._allow(state.position)
+            self.decoder.observe(state, verdict, output)
+        clock.mark()
+        total, (draft, forward, accept, observe) = clock.stop()
+        parts = (draft + observe, forward, accept)
+        host = max(0.0, total - sum(parts))
+        if not self.sampling.greedy:
+            self.candidates.append(candidates(kept, verdict.path[:new]))
+        return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
+
+    def propose(self, state: State) -> DraftTree:
+        """The method's draft. Raises TypeError for what is none."""
+        tree = self.decoder.propose(state)
+        if not isinstance(tree, DraftTree):
+            raise TypeError(f"propose returned {_named(tree)}, not a DraftTree")
+        if not (isinstance(tree.tokens, torch.Tensor) and tree.tokens.shape == (len(tree),)):
+            raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes whose tokens are {_named(tree.tokens)}")
+        return tree
+
+    def _forward(self, state: State, tree: DraftTree) -> Output:
+        """The method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
+
+        They are looked for when the pass has failed: asking before would make every step wait for the device.
+        """
+        try:
+            return self.decoder.forward(state, tree)
+        except IndexError:
+            unknown = self._unknown(tree.tokens.tolist())
+            if unknown:
+                words = self.target.vocab_size
+                raise ValueError(f"propose drafted token {unknown[0]}, the model has {words:,} tokens") from None
+            raise
+
+    def _check_known(self, answer: Sequence[int]) -> None:
+        """Raise ValueError for an answer with tokens that the model lacks."""
+        if unknown := self._unknown(answer):
+            words = self.target.vocab_size
+            raise ValueError(f"{self.decoder.name} answered with token {unknown[0]}, the model has {words:,} tokens")
+
+    def _unknown(self, tokens: Sequence[int]) -> list[int]:
+        """Return those of the tokens that the model lacks."""
+        return [token for token in tokens if not 0 <= token < self.target.vocab_size]
+
+    def _check_kept(self, nodes: int, verdict: Verdict) -> None:
+        """Raise ValueError for a step that keeps no token, and for drafts of an autoregressive method."""
+        name = self.decoder.name
+        if not isinstance(verdict, Verdict) or verdict.path[:1] != [0]:
+            raise TypeError(
+                f"{name}: accept returned {_named(verdict)}; return a Verdict whose path begins with node 0"
+            )
+        kept = len(verdict.tokens)
+        if not kept:
+            raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
+        if self.one_token and max(nodes, kept) > 1:
+            raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
+
+    def _look(self, verdict: Verdict, output: Output) -> None:
+        """Keep what `run` looks at when the answer is complete: nothing is waited for here.
+
+        A rule that neither gives the largest logits nor has looked at its rows by itself is not taken at its word.
+        """
+        if not verdict.checked:
+            largest = output.logits[0].amax(-1) if verdict.largest is None else verdict.largest
+            self.largest.append((largest, verdict.path))
+
+    def _allow(self, decided: int) -> None:
+        """Rows of these decided tokens, and as many as the method says that it needs."""
+        self.cache.allow(None if self.rows is None else decided + self.rows)
+
+    def _within_context(self, tree: DraftTree, state: State) -> DraftTree:
+        """Without the nodes whose position the model does not have."""
+        room = self.target.context_length - 1 - state.position
+        if tree.shape.deepest <= room:
+            return tree
+        return tree.select([i for i, d in enumerate(tree.shape.depths) if d <= room])
+
+    def _commit(self, state: State, verdict: Verdict, output: Output, kept: int) -> None:
+        """Tokens, root, taps and cache of the accepted path."""
+        path, start = verdict.path, state.position
+        ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
+        for lo, hi, offsets in ranges:
+            self.cache.keep(start, taken(offsets, path), lo, hi)
+        state.ids = state.ids + verdict.tokens[:kept]
+        state.root = verdict.next_token
+        node = path[-1]
+        state.taps = {layer: t[:, node : node + 1] for layer, t in output.taps.items()}
+        self.overshoot += len(verdict.tokens) - kept
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Candidates for successive tokens of an answer, on the device.
+
+    counts: of candidates for each token. tokens: int64 [sum of counts]. q: draft probability of the first candidate of
+    each token that has any; None where the candidates were chosen, not drawn.
+    """
+
+    counts: list[int]
+    tokens: Tensor | None = None
+    q: Tensor | None = None
+
+
+def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
+    """Return the candidates behind each node of an accepted path, without waiting for the device."""
+    children = tree.shape.children()
+    own = [children[node] for node in path]
+    counts, firsts = [len(nodes) for nodes in own], [nodes[0] for nodes in own if nodes]
+    if not firsts:
+        return Candidates(counts)
+    tokens = tree.tokens[indices([node for nodes in own for node in nodes], tree.tokens.device)]  # copied
+    if (q := tree.draft_probs) is None:
+        return Candidates(counts, tokens)
+    nodes = indices([node for node, count in zip(path, counts, strict=True) if count], q.device)
+    first = tree.tokens[indices(firsts, tree.tokens.device)].to(q.device)
+    return Candidates(counts, tokens, q[nodes, first])
+
+
+def offers(steps: Sequence[Candidates]) -> list[Offer]:
+    """Return what was drafted for each token; waits for the device twice at most."""
+    tokens, q = (iter(_on_host([getattr(step, name) for step in steps])) for name in ("tokens", "q"))
+    return [
+        Offer(tuple(islice(tokens, n)), next(q) if n and step.q is not None else None)
+        for step in steps
+        for n in step.counts
+    ]
+
+
+def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:
+    """Return the numbers of all these tensors, in one transfer."""
+    given = [part for part in parts if part is not None]
+    return torch.cat(given).tolist() if given else []
+
+
+def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
+    """Return the offsets of these nodes; where they are on a device that is waited for, they stay there."""
+    if not isinstance(offsets, torch.Tensor):
+        return [offsets[i] for i in path]
+    found = offsets[indices(path, offsets.device)]
+    return cast("list[int]", found.tolist()) if found.device.type == "cpu" else found
+
+
+def _named(value: object) -> str:
+    """'None', 'a list', 'a Tensor [3]': what was given instead of something else."""
+    if value is None:
+        return "None"
+    shape = f" {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    kind = type(value).__name__
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}{shape}"
+
+
+def generate(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    limits: Limits,
+    sampling: Sampling,
+    on_step: Callable[[int], None] | None = None,
+) -> Generation:
+    """Answer one prompt: what a run measures.
+
+    on_step: called after each step, outside its time, with the number of tokens that it kept. Raises UserError for an
+    empty prompt or one that leaves no room in the context, and NotFinite, which is one too, where the target's logits
+    or the draft's probabilities are not finite.
+    """
+    began = now()  # before anything of the method is read: what it does then is part of its time
+    check_prompt(decoder.target, prompt)
+    target = decoder.target
+    with torch.inference_mode():
+        cache = target.request_cache(*room_for(decoder, prompt, limits))
+        try:
+            result = Session(decoder, prompt, limits, sampling, cache, began).run(on_step)
+        except BaseException:
+            if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
+                drop_caches(decoder)
+            raise
+    result.check()
+    return result
+
+
+def check_prompt(target: Target, prompt: Sequence[int]) -> None:
+    """Raise UserError for an empty prompt, or one that leaves no room in the context."""
+    if not prompt:
+        raise UserError("the prompt is empty")
+    if len(prompt) >= target.context_length:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, the context of {target.name!r} holds {target.context_length}"
+        )
+
+
+def room_for(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> tuple[int, bool]:
+    """Return the rows of a cache for the prompt and its answer, and whether the cache may have to grow."""
+    stated = decoder.max_rows()
+    most = min(decoder.target.context_length, len(prompt) + limits.max_new_tokens)
+    return most + (FIRST_GUESS if stated is None else stated), stated is None

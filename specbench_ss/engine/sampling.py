@@ -1,0 +1,71 @@
+"""Sampling from logits (temperature, top-k, top-p, in that order), and draws from distributions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
+from torch import Generator, Tensor
+
+from specbench_ss.errors import UserError
+from specbench_ss.options import Bounded
+
+COLDEST = 1e-5  # the least temperature above 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling(Bounded):
+    """How tokens are chosen. Temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
+
+    Raises UserError for values beyond their bounds, and for a temperature that is neither 0 nor COLDEST at least.
+    """
+
+    temperature: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_k: Annotated[int, Ge(0)] = 0
+    seed: int = 0
+
+    def check_together(self) -> None:
+        """Raise UserError for a temperature so small that logits over it are infinite."""
+        if 0 < self.temperature < COLDEST:
+            raise UserError(
+                f"temperature must be 0, which is greedy, or at least {COLDEST:g}, not {self.temperature:g}"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether tokens are the argmax."""
+        return self.temperature == 0
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """logits [..., V] -> the target's distribution p [..., V], float32, T > 0."""
+        scores = logits.float() / self.temperature
+        if self.top_k and self.top_k < scores.shape[-1]:
+            kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < kth, float("-inf"))
+        p = scores.softmax(-1)
+        if self.top_p < 1:
+            ordered, order = p.sort(-1, descending=True)
+            # a token stays while the mass before it is under top_p: the first one always does
+            drop = ordered.cumsum(-1) - ordered >= self.top_p
+            p = p.masked_fill(drop.scatter(-1, order, drop), 0.0)
+            p = p / p.sum(-1, keepdim=True)
+        return p
+
+
+def sample_categorical(p: Tensor, rng: Generator) -> Tensor:
+    """Draw a token [.., 1] from each row of p [.., V], which need not be normalised.
+
+    Nothing waits for the device, where torch.multinomial looks at p twice. Of a row with NaN the token is any.
+    """
+    return exponential_race(p, rng).argmax(-1, keepdim=True)
+
+
+def exponential_race(p: Tensor, rng: Generator) -> Tensor:
+    """Return p/E [.., V] with E ~ Exp(1) for every token of p [.., V].
+
+    The first of the largest is a draw from p; the largest m are m draws without replacement, in their order.
+    """
+    return p / p.new_empty(p.shape).exponential_(generator=rng).clamp_min_(1e-30)  # 0 / 0 would win

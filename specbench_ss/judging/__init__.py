@@ -1,1 +1,0 @@
-"""Rating a run's answers by a model that judges, after the run: `ssbench judge`."""

@@ -1,0 +1,191 @@
+"""Limits of a device: memory bandwidth, matrix products and launch times, measured once."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench_ss import storage, user_files
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.models.devices import processor_name
+from specbench_ss.storage import cache_folder
+
+PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
+ON_CPU = {"read": 512 << 20, "side": 1024, "launches": 2000}  # bytes to read, side of the matrices, operators in a row
+ON_CUDA = {"read": 4 << 30, "side": 8192, "launches": 2000}
+LONG_S = 0.05  # of a product, after which no larger one is tried
+LEAST_S, LEAST_TIMES = 0.3, 3  # how long, and how often at least, a measurement is repeated; the best one is taken
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """The limits of one device. read_bytes_per_s: from memory, beyond the last cache.
+
+    flops_per_s: of a product of large square matrices, by dtype; a multiplication and an addition are two. launch_s:
+    until the host can start the next operator after the smallest one. threads: of torch, None on a GPU. busy: what else
+    the machine did when they were measured, in words.
+    """
+
+    device: str
+    threads: int | None
+    torch: str
+    made: str
+    read_bytes_per_s: float
+    flops_per_s: dict[str, float]
+    launch_s: float
+    busy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the limits as JSON-ready data."""
+        return asdict(self)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the GPU's name, or the processor's as the system tells it."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return processor_name()
+
+
+def known_limits(device: torch.device) -> MachineLimits | None:
+    """Return the limits that were measured of this device, with as many threads; None where there are none."""
+    try:
+        return user_files.decoder(MachineLimits)(device_file(device).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS, busy: str = "") -> MachineLimits:
+    """Measure the limits of a device and keep them. Raises UserError without memory, or where they cannot be written.
+
+    busy: what else the machine does, in words; it is kept with the limits.
+    """
+    try:
+        limits = _measured(device, dtypes, busy)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(f"there is too little free memory on {device} to measure its limits") from None
+    file = device_file(device)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_json(file, limits.as_dict())
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {os_reason(error)}") from error
+    return limits
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Say whether an error tells of too little memory: on a CPU torch has no class of its own for that."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def _measured(device: torch.device, dtypes: Sequence[torch.dtype], busy: str) -> MachineLimits:
+    sizes = ON_CUDA if device.type == "cuda" else ON_CPU
+    with torch.inference_mode():
+        return MachineLimits(
+            device_name(device),
+            _threads(device),
+            torch.__version__,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            read_bandwidth(device, sizes["read"]),
+            {_name(dtype): rate for dtype in dtypes if (rate := _products(device, dtype, sizes["side"]))},
+            _launch(device, sizes["launches"]),
+            busy,
+        )
+
+
+def read_bandwidth(device: torch.device, size: int) -> float:
+    """Return bytes per second of reading `size` bytes once, the better of a sum and a matrix times a vector."""
+    side = 4096
+    matrix = torch.ones(size // 4 // side, side, device=device)
+    vector = torch.ones(side, device=device)
+    fastest = min(best_time(lambda: matrix.sum(), device), best_time(lambda: torch.mv(matrix, vector), device))
+    return matrix.numel() * 4 / fastest
+
+
+def _products(device: torch.device, dtype: torch.dtype, side: int) -> float | None:
+    """Return floating-point operations per second of a product of square matrices; None where there is none.
+
+    side: of the largest ones. Where smaller ones take long already, as in a dtype that is emulated, they will do.
+    """
+    try:
+        rates = []
+        for size in _sides(side):
+            a = torch.randn(size, size, device=device).to(dtype)
+            rates.append(2 * size**3 / best_time(lambda a=a: a @ a, device))  # type: ignore[misc]
+            if 2 * size**3 / rates[-1] > LONG_S:
+                break
+        return max(rates)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return None  # a dtype that the device has no product for
+
+
+def _sides(largest: int) -> list[int]:
+    return [largest // 8, largest // 4, largest // 2, largest]
+
+
+def _launch(device: torch.device, times: int) -> float:
+    """Return seconds of the host for one smallest operator, of a row of them."""
+    one = torch.zeros(1, device=device)
+
+    def row() -> None:
+        for _ in range(times):
+            one.add_(1)
+
+    return best_time(row, device) / times
+
+
+def best_time(work: Callable[[], Any], device: torch.device, least_s: float | None = None) -> float:
+    """Return the seconds that the work takes at its fastest, the device idle before and after.
+
+    least_s: seconds for which it is repeated; LEAST_S by default.
+    """
+
+    def once() -> float:
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        return time.perf_counter() - started
+
+    once()
+    fastest, total, times = math.inf, 0.0, 0
+    while times < LEAST_TIMES or total < (LEAST_S if least_s is None else least_s):
+        took = once()
+        fastest, total, times = min(fastest, took), total + took, times + 1
+    return fastest
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _threads(device: torch.device) -> int | None:
+    return None if device.type == "cuda" else torch.get_num_threads()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def device_file(device: torch.device) -> Path:
+    """Return the file that keeps what was measured of this device, with as many threads."""
+    name, threads = device_name(device), _threads(device)
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "device"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    key = hashlib.sha256(f"{name}\0{threads}\0{usable if threads else ''}".encode()).hexdigest()[:8]
+    return cache_folder() / "limits" / f"{plain}-{key}.json"

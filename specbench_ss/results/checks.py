@@ -1,0 +1,433 @@
+"""Checks of a run: failures, output mismatches, impossible and unstable times."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specbench_ss.results.concurrency import level_rows, missing
+from specbench_ss.results.sample_checks import comparable, says_so, unfinished
+from specbench_ss.results.summary import OVERALL, SummaryRow
+from specbench_ss.results.text import interval, number, times, title
+from specbench_ss.runs.environment import between_sessions, is_of_times
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.stats import FEWEST
+
+OF_METHOD = 0.1  # of a method's samples: a share of disturbed ones with which its speed is marked
+
+
+def often_disturbed(run: Run) -> set[str]:
+    """Return the methods of whose good samples, or of the reference's, a tenth or more was disturbed."""
+    every, bad = Counter[str](), Counter[str]()
+    for row in run.rows:
+        every[row.method] += row.ok
+        bad[row.method] += bool(row.ok and row.disturbed)
+    found = {label for label, n in every.items() if n and bad[label] >= OF_METHOD * n}
+    return set(run.labels) if run.baseline in found else found
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The highest speedup that the interval of such a method holds, and its name. It lies above 1."""
+
+    method: str
+    speedup: float
+
+    def holds(self, row: SummaryRow) -> bool:
+        """Say whether a method is called faster though its interval begins within the noise."""
+        low = row.speedup_interval[0] if row.speedup_interval else 0.0
+        return row.comparison == "faster" and not plain(row) and low <= self.speedup
+
+
+def plain(row: SummaryRow) -> bool:
+    """Say whether a method decodes as the reference does: it drafted nothing at all."""
+    drafted = row.acceptance_rate is not None or any(row.acceptance_at_n)
+    return row.comparison != "reference" and row.tau is not None and not drafted
+
+
+def floor(overall: Iterable[SummaryRow]) -> Floor | None:
+    """Return the noise that such methods show; None where there are none, or none reaches above 1.
+
+    overall: the summaries over all tasks.
+    """
+    high = {row.method: row.speedup_interval[1] for row in overall if plain(row) and row.speedup_interval}
+    most = max(high, key=lambda method: high[method], default=None)
+    return Floor(most, high[most]) if most is not None and high[most] > 1 else None
+
+
+TAIL = 32  # tokens at the end of an answer that are looked at
+LONGEST = 8  # tokens that repeat themselves, at most
+MANY = 0.1  # of the answers: from here on it is said
+
+
+def repeats_itself(ids: Sequence[int]) -> bool:
+    """Say whether the last TAIL tokens are one n-gram of at most LONGEST tokens again and again: four times or more."""
+    tail = list(ids[-TAIL:])
+    return len(tail) == TAIL and any(tail[n:] == tail[:-n] for n in range(1, LONGEST + 1))
+
+
+def loops(run: Run) -> str:
+    """Say how many of the reference's answers end in a repetition; '' where these are less than a tenth."""
+    answers = [row.token_ids for row in run.rows if row.ok and row.method == run.baseline and row.token_ids]
+    looping = sum(map(repeats_itself, answers))
+    if not answers or looping < MANY * len(answers):
+        return ""
+    return (
+        f"{looping:,} of {len(answers):,} answers of {run.baseline} end in a repetition: methods that copy gain there."
+    )
+
+
+POOR = 0.1  # of 1, by the task's own measure: below that, answers are called poor
+
+
+def poor_tasks(summaries: Sequence[SummaryRow]) -> dict[str, float]:
+    """Return the mean quality of the reference's answers by task, where it is poor, the worst first."""
+    own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
+    found = {row.category: row.quality for row in own if row.quality is not None and row.quality < POOR}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def poor_answers(run: Run, summaries: Sequence[SummaryRow]) -> str:
+    """Return a sentence on the tasks in which answers are poor, or ''. summaries: of all tasks, and of each."""
+    tasks = poor_tasks(summaries)
+    if not tasks:
+        return ""
+    named = ", ".join(f"{title(task)} ({number(quality)} of 1)" for task, quality in tasks.items())
+    return f"Answers of {run.baseline} are poor in {named}: the model is weak there, or the limit cut them too early."
+
+
+ServedState = Literal["wrong", "warning", "not checked", "ok"]
+Found = tuple[str, ServedState, str, tuple[str, ...]]  # name, state, sentence, lines
+
+
+def served_findings(run: Run) -> Iterator[Found]:
+    """Yield the checks that only such runs have; nothing for another one."""
+    if run.manifest["config"].get("endpoints"):
+        yield from _tokens(run)
+        yield from _acceptance(run)
+    if turned := tuple(_turned(run)):
+        said = "With several requests at a time some verdicts are others than those of one at a time."
+        yield "levels of requests", "warning", said, turned
+    if lacking := tuple(missing(run)):
+        yield "levels", "wrong", "Not every number of requests at a time was measured; --resume goes on.", lacking
+
+
+def _turned(run: Run) -> Iterator[str]:
+    """Say which methods have another verdict with several requests at a time than with one."""
+    found = level_rows(run)
+    alone = {row.method: row.comparison for row in found if row.concurrency == 1}
+    for row in found:
+        if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != alone[row.method]:
+            how = f"{times(row.speedup)} ({interval(row.speedup_interval)})"
+            yield f"{row.method} with {row.concurrency} at a time: {how} by single requests, {row.comparison}"
+
+
+def _tokens(run: Run) -> Iterator[Found]:
+    """Say where pieces of text were counted in place of tokens, and whether servers were counted in one way."""
+    ways: dict[str, set[str]] = {label: set() for label in run.labels}
+    for row in run.rows:
+        if row.counted:
+            ways[row.method].add(row.counted)
+    known = {label: way for label, way in ways.items() if way}
+    by_pieces = [label for label, way in known.items() if way != {"usage"}]
+    names = ", ".join(by_pieces)
+    if by_pieces and len(by_pieces) < len(known):
+        said = (
+            f"Tokens were counted in two ways: {names} told no number of tokens, so that pieces of text were counted."
+        )
+        yield "tokens", "wrong", f"{said} Times per token do not compare with those of the others.", ()
+    elif by_pieces:
+        said = f"No server told its number of tokens: pieces of text were counted of {names}."
+        yield "tokens", "warning", f"{said} A piece may hold several tokens, above all where drafts are accepted.", ()
+    elif known:
+        yield "tokens", "ok", "Every server told how many tokens its answers have.", ()
+
+
+def _acceptance(run: Run) -> Iterator[Found]:
+    """Say of which servers nobody knows how many drafted tokens they accepted."""
+    lacking = []
+    for entry in run.manifest["methods"]:
+        own = [row for row in run.rows if row.method == entry["label"] and row.ok]
+        known = sum(row.accepted is not None for row in own)
+        if known < len(own):
+            told = str(entry.get("served", {}).get("acceptance", ""))
+            why = told.removeprefix("not measured: ") if told.startswith("not measured") else OTHERS
+            lacking.append(f"{entry['label']}, {len(own) - known:,} of {len(own):,} answers: {why}")
+    if lacking:
+        yield "acceptance", "not checked", f"Acceptance was not measured: {'; '.join(lacking)}.", tuple(lacking)
+
+
+OTHERS = "it answered somebody else meanwhile, or did not tell its counts every time"
+
+
+CheckState = Literal["ok", "warning", "wrong", "not checked"]
+STATES: tuple[CheckState, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
+
+MEMORY = "only where prompts are answered greedily, twice or more, does it show."
+USELESS = "what a method gains on such answers, by copying for instance, may be of no use"
+KINDS = 3  # of warnings, that are named in one sentence
+NUMBERS = re.compile(r"[\d.,]*\d")
+
+FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`health`) -> how bad it is, and what is said
+    "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
+    "void": ("wrong", "Results that must not be used."),
+    "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
+    "untestable": (
+        "warning",
+        "Sampled tokens cannot be tested: rounding, or the baseline fails the test.",
+    ),
+    "failed": ("wrong", "Samples failed; no number includes them."),
+    "mismatch": ("wrong", "Answers differ from their reference's in a way that no near-tie explains."),
+    "length": ("warning", "Answers end earlier or later than their reference's."),
+    "near-tie": ("warning", "Near-ties in float32, where they should be rare."),
+    "unjudged": ("warning", "Answers were not compared with their reference's: the verdicts are lost."),
+    "unstable": ("warning", "Unstable timing: other work on the machine, clocks that change, or prompts that differ."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `tau`,
+    `noise`, `loops`, `poor`, `engine`.
+
+    sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
+    run that has not ended, and of which nothing is lost, the share of its samples that there are.
+    """
+
+    name: str
+    state: CheckState
+    sentence: str
+    lines: tuple[str, ...] = ()
+    made: float | None = None
+
+
+def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
+    """Return every check of a run, passed or not. summaries: as `summarise` gives them; those of all tasks count."""
+    rows = [row for row in summaries if row.category == OVERALL]
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for sentence in row.health:
+            kind, _, text = sentence.partition(": ")
+            found.setdefault(kind, []).append(f"{row.method}: {text}")
+    answered = [row for row in rows if row.method in _answering(run) or row.comparison == "reference"]
+    passed = {check.name: check for check in _not_found(run, answered)}
+    bad = {
+        kind: Check(kind, *FOUND.get(kind, ("warning", f"{kind.capitalize()}.")), tuple(lines))
+        for kind, lines in found.items()
+    }
+    return [
+        _finished(run),
+        *_warned(run),
+        *_disturbed(run),
+        *{**passed, **bad}.values(),
+        *(Check(name, state, said, lines) for name, state, said, lines in served_findings(run)),
+        *_unreplayed(run),
+        *_bound(answered),
+        *_noise(rows),
+        *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
+        *_poor(run, summaries),
+    ]
+
+
+def _answering(run: Run) -> set[str]:
+    """Return the methods with a good sample: of the others nothing but their failures can be checked."""
+    return {row.method for row in run.rows if row.ok} or set(run.labels)
+
+
+def worst_first(made: Sequence[Check]) -> list[Check]:
+    """Return the checks in which something was found or nothing could be, the worst first."""
+    return [check for state in STATES[:-1] for check in made if check.state == state]
+
+
+def _finished(run: Run) -> Check:
+    lacking = unfinished(run)
+    if lacking:
+        going = run.manifest["status"] != "complete" and run.samples > len(run.rows)
+        share = len(run.rows) / run.samples if going else None
+        return Check("incomplete", "wrong", f"The run is {lacking}.", made=share)
+    return Check("incomplete", "ok", f"The run is complete: {len(run.rows):,} samples.")
+
+
+def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Say in which tasks the reference's own answers are poor."""
+    if said := poor_answers(run, summaries):
+        yield Check("poor", "warning", said, (USELESS,))
+
+
+def _warned(run: Run) -> Iterator[Check]:
+    if said := tuple(run.manifest.get("warnings", [])):
+        yield Check("warnings", "warning", _kinds(said), said)
+    changed = between_sessions(run.manifest)
+    if changed:
+        what = ", ".join(changed)
+        yield Check("sessions", "warning", f"Not all sessions had the same {what}: their times do not compare.")
+
+
+def _kinds(warnings: Sequence[str]) -> str:
+    """Say how many warnings there are, and of what: the words before their first colon."""
+    kinds = list(dict.fromkeys(text.partition(":")[0] for text in warnings))
+    more = [f"{len(kinds) - KINDS} more"] if len(kinds) > KINDS else []
+    many = f"{len(warnings)} warning{'s' * (len(warnings) > 1)} of the run"
+    return f"{many}: {'; '.join([*kinds[:KINDS], *more])}."
+
+
+def _disturbed(run: Run) -> Iterator[Check]:
+    """Say how many samples something else on the machine disturbed, and of how many nobody can know."""
+    bad = [row.disturbed for row in run.rows if row.disturbed]
+    good = [row for row in run.rows if row.ok]
+    unseen = [row for row in good if not row.disturbed and not _seen(row, run.manifest)]
+    if bad:
+        said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine"
+        again = sum(row.remade or 0 for row in run.rows)
+        remade = f"{again} times one was made again" if again else ""
+        rest = f"of {len(unseen):,} it is not known: not all of the machine was read" if unseen else ""
+        yield Check("disturbed", "warning", f"{said}.", (*filter(None, [remade, rest]), *_alike(bad)))
+    elif unseen or not good:
+        many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
+        said = f"Disturbances{many} were not checked: not all of the machine was read."
+        yield Check("disturbed", "not checked", said)
+    else:
+        yield Check("disturbed", "ok", "Nothing else on the machine was seen to disturb a sample.")
+
+
+def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:
+    """Whether the machine was read while this sample was made: the host and, where it computes, the GPU."""
+    if row.disturbed is None or row.host_foreign_share is None:
+        return False
+    on_gpu = str(manifest["model"].get("device", "")).startswith("cuda")
+    return not on_gpu or row.nvml_sm_mhz is not None
+
+
+def _alike(reasons: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each kind of reason: how often it was given, and its range of numbers by two examples."""
+    kinds = Counter(NUMBERS.sub("#", why) for why in reasons)
+    for kind, n in kinds.most_common():
+        found = sorted((why for why in reasons if NUMBERS.sub("#", why) == kind), key=_numbers)
+        ends = found[0] if found[0] == found[-1] else f"from “{found[0]}” to “{found[-1]}”"
+        yield f"{'once' if n == 1 else f'{n:,} times'}: {ends}"
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in NUMBERS.findall(text)]
+
+
+def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Yield what each check says where no method has a finding of its kind."""
+    good = any(row.ok for row in run.rows)
+    if good:
+        yield Check("impossible", "ok", "No impossible result: no count or time contradicts another.")
+    else:
+        yield Check("impossible", "not checked", "Counts and times were not checked: there is no good sample.")
+    if run.rows:
+        yield Check("failed", "ok", "No sample failed.")
+    else:
+        yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
+    yield _sampled(rows) if any(row.bias for row in rows) else _same(rows)
+    yield _timing(run, rows)
+    yield from _remembered(run)
+
+
+def _remembered(run: Run) -> Iterator[Check]:
+    """Say whether methods could have been seen to answer from memory, where some do not say that they do."""
+    answering = _answering(run) - {run.baseline}
+    silent = [label for label in run.labels if label in answering and not says_so(run, label)]
+    rest = [label for label in silent if not comparable(run, label)]
+    if len(rest) < len(silent):
+        others = f" Not checked: {', '.join(rest)}." if rest else ""
+        yield Check("void", "ok", f"No method was seen to answer repeats from memory.{others}")
+    elif silent:
+        yield Check("void", "not checked", "Whether methods answer repeats from memory was not checked: " + MEMORY)
+
+
+def _same(rows: Sequence[SummaryRow]) -> Check:
+    verdicts = {row.method: row.sameness for row in rows if row.comparison != "reference"}
+    compared = {m for m, of in verdicts.items() if any(n for verdict, n in of.items() if verdict != "not compared")}
+    rest = [method for method in verdicts if method not in compared]
+    if not compared:
+        return Check("mismatch", "not checked", "No answer was compared with its reference's.")
+    others = f" Not compared: {', '.join(rest)}." if rest else ""
+    return Check("mismatch", "ok", f"No answer that was compared differs without a near-tie.{others}")
+
+
+def _sampled(rows: Sequence[SummaryRow]) -> Check:
+    """Return the check of sampled tokens."""
+    rest: dict[str, list[str]] = {}
+    promised = [row for row in rows if row.lossless and row.comparison != "reference"]
+    for row in (row for row in promised if row.bias not in ("biased", "no bias found")):
+        rest.setdefault(row.bias or "no tokens", []).append(row.method)
+    if promised and not rest:
+        return Check("biased", "ok", "No bias was found in sampled tokens.")
+    if not promised:
+        return Check("biased", "not checked", "No method promises a distribution that its sampled tokens could follow.")
+    which = "; ".join(f"of {', '.join(methods)}: {why}" for why, methods in rest.items())
+    return Check("biased", "not checked", f"Whether sampled tokens are biased was not checked {which}.")
+
+
+def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
+    if any(map(is_of_times, run.manifest.get("warnings", []))) or between_sessions(run.manifest):
+        return Check("unstable", "warning", "Timing cannot be called stable: the run has warnings of its times.")
+    if any(row.disturbed for row in run.rows):
+        return Check("unstable", "warning", "Timing cannot be called stable: samples were disturbed.")
+    if not any(row.unstable is False for row in rows):
+        served = bool(run.manifest["config"].get("endpoints"))
+        takes = (
+            "that takes repeats" if served else f"that takes repeats, or {FEWEST} prompts that {run.baseline} answered"
+        )
+        return Check("unstable", "not checked", f"Whether timing is stable was not checked: {takes}.")
+    work = "repeats of an answer" if run.repeats > 1 else f"steps of {run.baseline}"
+    return Check("unstable", "ok", f"Timing is stable: the times of {work} differ by less than a tenth.")
+
+
+def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
+    plain = next((row.verify_s for row in rows if row.comparison == "reference"), None)
+    rows = [row for row in rows if row.comparison != "reference"]
+    unknown = [row.method for row in rows if row.within_tau is None]
+    if unknown:
+        why = f"there are fewer than {FEWEST} questions that both answered, or no steps"
+        what = "Whether a method is faster than its steps allow was not checked"
+        yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
+    elif rows and all(row.within_tau for row in rows):
+        said = "Over all prompts no method is faster than its steps allow."
+        yield Check("tau", "ok", said, tuple(_cheaper(rows, plain)))
+
+
+def _cheaper(rows: Sequence[SummaryRow], plain: float | None) -> Iterator[str]:
+    """Yield how a method can be faster than its tokens per step."""
+    for row in rows:
+        if row.speedup and row.tau and row.speedup > row.tau and row.verify_s and plain:
+            share = f"its verifying takes {number(row.verify_s / plain)} of a plain pass"
+            yield f"{row.method}: {times(row.speedup)} with {number(row.tau)} tokens per step; {share}"
+
+
+def _unreplayed(run: Run) -> Iterator[Check]:
+    """Say, of a run that replays its steps, which passes were made operator by operator all the same, and why."""
+    known = [row for row in run.rows if row.unreplayed is not None]
+    counts = defaultdict[tuple[str, str], int](int)
+    for row in known:
+        counts[row.method, row.unreplayed_why or ""] += row.unreplayed or 0
+    in_order = sorted(counts.items(), key=lambda item: (run.labels.index(item[0][0]), item[0][1]))
+    found = [f"{n:,} of {label} ({why})" for (label, why), n in in_order if n]
+    if found:
+        which = ", ".join(found)
+        said = f"Not every pass was replayed; these were made operator by operator, which takes longer: {which}."
+        yield Check("engine", "warning", said)
+    elif known:
+        yield Check("engine", "ok", "Every pass that the engine was given after a prompt was replayed.")
+
+
+def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Say which methods are called faster by no more than methods that keep one token a step may seem to be."""
+    found = floor(rows)
+    if found is None:
+        return
+    near = [row for row in rows if found.holds(row)]
+    seems = f"the interval of {found.method}, which keeps one token a step, reaches {times(found.speedup)}"
+    if near:
+        lines = tuple(f"{row.method}: {times(row.speedup)} ({interval(row.speedup_interval)})" for row in near)
+        yield Check("noise", "warning", f"Leads that may be noise: {seems}, and these begin below that.", lines)
+    else:
+        yield Check("noise", "ok", f"No lead begins within the noise: {seems}.")

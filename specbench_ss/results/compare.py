@@ -1,0 +1,535 @@
+"""Two runs compared: differences of configuration, changes with intervals, regression limits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specbench_ss.engine.numerics import HALF_WEIGHTS
+from specbench_ss.errors import UserError, known_words
+from specbench_ss.options import REFERENCE, value_text
+from specbench_ss.results.analysis import RunResults
+from specbench_ss.results.checks import checks
+from specbench_ss.results.columns import COMPARISON, DIFFERENCES
+from specbench_ss.results.frames import frame
+from specbench_ss.results.summary import OVERALL, PairedTimes, disbelieved, paired, summarise
+from specbench_ss.results.text import MISSING
+from specbench_ss.runs.config import decoding
+from specbench_ss.runs.environment import between_sessions, machine_changes
+from specbench_ss.runs.manifest import engine_of
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.stats import Floats, Interval, mean_interval, ratio_interval
+
+SHOWN = 12  # characters of a hash
+HASH = 40  # characters from which a text of hexadecimal digits is taken for a hash
+MACHINE = {  # what must be the same for times of two runs to compare directly, and its name in words
+    "cpu": "processor",
+    "gpus": "GPUs",
+    "threads": "threads",
+    "driver": "driver",
+}
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs, with its value in both runs as text. hinders: results then do not compare."""
+
+    what: str
+    a: str
+    b: str
+    hinders: bool = False
+
+
+def differences(a: Run, b: Run) -> list[Difference]:
+    """Return everything that differs between two runs, what makes them incomparable first."""
+    old, new = _facts(a), _facts(b)
+    pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
+    found = [Difference(what, x, y, what in HINDERING or _rounded(what, x, y)) for what, x, y in pairs if x != y]
+    made = [*_question_differences(a, b), *found, *_method_differences(a.manifest, b.manifest)]
+    return sorted(made, key=lambda difference: not difference.hinders)
+
+
+def _rounded(what: str, x: str, y: str) -> bool:
+    """Say whether weights were rounded for one run alone: their hash is of the weights as loaded."""
+    return what == "number format" and HALF_WEIGHTS in (x, y)
+
+
+def conditions_apart(a: Run, b: Run) -> dict[str, str]:
+    """Return the conditions that make times of the two runs incomparable, each with both values: '1 → 2'.
+
+    They are the processor, GPUs, threads, driver and device. Two machines of the same kind cannot be distinguished.
+    """
+    old, new = a.manifest["environment"], b.manifest["environment"]
+    changed = [name for name in machine_changes(old, new) if name in MACHINE]
+    apart = {MACHINE[name]: _both(old.get(name), new.get(name)) for name in changed}
+    devices = [run.manifest["model"]["device"] for run in (a, b)]
+    return apart if devices[0] == devices[1] else {**apart, "device": _both(*devices)}
+
+
+def _both(old: Any, new: Any) -> str:
+    """Return two values as text; of two mappings the entries that differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        return ", ".join(f"{name} {_both(old.get(name), new.get(name))}" for name in names)
+    return f"{_text(old)} → {_text(new)}"
+
+
+HINDERING = (
+    "model hash",
+    "quantised weights",
+    "chat template",
+    "suite",
+    "decoding",
+    "longest answer",
+    "history of later turns",
+    "method that speedups are over",
+)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Return what is compared of a run, by its name in words."""
+    manifest = run.manifest
+    config, model, suite, here = (manifest[part] for part in ("config", "model", "suite", "environment"))
+    facts = {
+        "model": model["name"],
+        "model hash": model["hash"],
+        "number format": model["dtype"],
+        "device": model["device"],
+        **{f"CUDA setting, {name}": state for name, state in (model.get("cuda_settings") or {}).items()},
+        "chat template": model.get("chat_template"),
+        "suite": suite["name"],
+        "edition of the suite": suite["edition"],
+        "hash of the questions": suite["content_hash"],
+        "questions": suite["size"],
+        "tasks": ", ".join(run.categories),
+        "decoding": decoding(config),
+        "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
+        "history of later turns": config.get("history", "reference"),
+        "order of questions": config.get("order", "suite"),
+        "engine": engine_of(manifest),
+        "quantised weights": model.get("quantised", "none").partition(":")[0],
+        "how weights were quantised": model.get("quantised"),
+        "seed": config.get("seed"),
+        "repeats": run.repeats,
+        "warm-up prompts": config.get("warmup"),
+        "methods": ", ".join(run.labels),
+        "method that speedups are over": run.baseline,
+        "version of ssbench": manifest["version"],
+        "code revision": _revision(here.get("revision")),
+        "Python": here["python"],
+        **{f"version of {name}": version for name, version in here["packages"].items()},
+        "platform": here["platform"],
+        "processor": here.get("cpu"),
+        "threads": here.get("threads"),
+        "memory": here.get("memory_bytes"),
+        "GPUs": ", ".join(gpu["name"] for gpu in here["gpus"]),
+        "driver": here.get("driver"),
+        "CUDA": here.get("cuda"),
+    }
+    return {what: _text(value) for what, value in facts.items()}
+
+
+def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
+    """Yield where questions of the same id have other texts, or where no question is in both runs.
+
+    Where a run has no texts, as those of old versions, the hashes of all questions must be the same.
+    """
+    same = a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]
+    if same:
+        return
+    old, new = ({question.id: (question.history, question.turns) for question in run.questions} for run in (a, b))
+    if not old or not new:
+        known = ["known" if texts else "not known" for texts in (old, new)]
+        yield Difference("texts of the questions", known[0], known[1], hinders=True)
+        return
+    common = [id for id in old if id in new]
+    others = [id for id in common if old[id] != new[id]]
+    if not common:
+        yield Difference("questions in both", "none", "none", True)
+    if others:
+        said = f"{len(others)} of {len(common)} with another text, first {others[0]}"
+        yield Difference("questions of the same id", said, said, True)
+    elif common:
+        yield Difference("questions in both", f"{len(common)} of {len(old)}", f"{len(common)} of {len(new)}")
+
+
+def _method_differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
+    """Yield options, weights and settings of methods that both runs have under the same label."""
+    old, new = ({method["label"]: method for method in manifest["methods"]} for manifest in (a, b))
+    for label in (label for label in old if label in new):
+        for part in ("options", "resolved"):
+            mine, theirs = old[label].get(part, {}), new[label].get(part, {})
+            for key in mine | theirs:
+                texts = [_text(of[key]) if key in of else MISSING for of in (mine, theirs)]
+                if texts[0] != texts[1]:
+                    yield Difference(f"{label}: {key}", texts[0], texts[1])
+
+
+def _revision(revision: Mapping[str, Any] | None) -> str | None:
+    if not revision:
+        return None
+    return f"{revision['commit'][:SHOWN]}{' with changes' if revision['dirty'] else ''}"
+
+
+def _text(value: Any) -> str:
+    """Return a value as people read it; a hash is cut."""
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items()) or MISSING
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or MISSING
+    text = value if isinstance(value, str) else value_text(value)
+    is_hash = len(text) >= HASH and not set(text) - set("0123456789abcdef")
+    return text[:SHOWN] if is_hash else text
+
+
+OTHER_MACHINE, OTHER_THREADS, FAILED = "other machine", "other threads", "failed"
+TOO_FEW, SAME, VOID = "too few", "not distinguishable", "void"
+FIGURES = ("speedup", "tokens_per_s", "tau", "quality")
+UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, VOID)
+WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
+Rows = list[Row]
+Prompt = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure in both runs. change: B over A, less 1; of quality, B less A. None where there is nothing to compare.
+
+    interval: the 95% interval of change, None below four questions. verdict: `faster`, `slower` (`higher`, `lower`
+    where it is no speed), `not distinguishable`, or one of UNJUDGED: `too few` questions, `other machine`, `other
+    threads`, `failed` where a run has no whole answer, `void` where a run's times must not be used. reason: the cause
+    of `other machine`, `other threads` and `failed` in words.
+    """
+
+    a: float | None
+    b: float | None
+    change: float | None
+    interval: Interval | None
+    verdict: str
+    reason: str = ""
+
+    @property
+    def why(self) -> str:
+        """Return the verdict with its reason."""
+        return f"{self.verdict} ({self.reason})" if self.reason else self.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """One method on one category (or `overall`). changes: by the names in `regression.METRICS`.
+
+    n_prompts, n_questions: what is in both runs. n_failed_a, n_failed_b: the method's failed samples in each run;
+    error: the first of their errors.
+    n_answers: answers of the same prompt and repeat in both; n_other_answers: of these, with other tokens. baseline:
+    the method that speedups are over.
+    """
+
+    category: str
+    method: str
+    n_prompts: int
+    n_questions: int
+    n_failed_a: int
+    n_failed_b: int
+    changes: Mapping[str, Change]
+    n_answers: int
+    n_other_answers: int
+    baseline: str = REFERENCE
+    error: str = ""
+
+
+def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
+    """Return what differs between two runs, and a row for each method that is in both, `overall` first, then by task.
+
+    Raises UserError where they do not compare, unless `anyway`, and where no method or question is in both.
+    """
+    found = differences(a, b)
+    hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.hinders]
+    if hindering and not anyway:
+        raise UserError(f"the runs do not compare, since they differ in {', '.join(hindering)}; --anyway compares them")
+    labels = [label for label in a.labels if label in b.labels]
+    shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
+    if not shared or not [label for label in labels if label != a.baseline]:
+        what = "question" if not shared else f"method besides {a.baseline}"
+        raise UserError(f"the runs have no {what} in common: there is nothing to compare")
+    apart = conditions_apart(a, b)
+    categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
+    void = {label for label in labels if any(disbelieved(run, label) for run in (a, b))}
+    rows = [_Pair(a, b, label, category, label in void).row(apart) for category in categories for label in labels]
+    return found, rows
+
+
+def _nothing(verdict: str, reason: str = "") -> Change:
+    return Change(None, None, None, None, verdict, reason)
+
+
+def _unmeasured(apart: Mapping[str, str]) -> tuple[str, str]:
+    """Return the verdict on times made under other conditions, and the conditions with both values."""
+    if list(apart) == ["threads"]:
+        return OTHER_THREADS, apart["threads"]
+    return OTHER_MACHINE, ", ".join(f"{what} {values}" for what, values in apart.items())
+
+
+class _Pair:
+    """A method's samples in two runs, with the reference's, on the prompts that all four answered."""
+
+    def __init__(self, a: Run, b: Run, label: str, category: str, void: bool) -> None:
+        self.label, self.category, self.void, self.baseline = label, category, void, a.baseline
+        self.asked = [_rows(run, label, category) for run in (a, b)]
+        references = [_rows(run, run.baseline, category) for run in (a, b)]
+        sides = [paired(*both) for both in zip(self.asked, references, strict=True)]
+        self.failed = _failures(label, self.asked) or _failures(a.baseline, references)
+        both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
+        kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
+        self.own: list[Rows] = [own for own, _ in kept]
+        self.times = [PairedTimes(own, ref) for own, ref in kept]
+
+    def row(self, apart: Mapping[str, str]) -> ComparedRow:
+        failed = [sum(not row.ok for row in rows) for rows in self.asked]
+        made = [{(*_prompt(row), row.repeat): _answer(row) for row in own} for own in self.own]
+        twice = [key for key in made[0] if key in made[1]]
+        return ComparedRow(
+            category=self.category,
+            method=self.label,
+            n_prompts=len(self.times[0].own_s),
+            n_questions=len(self.times[0].questions),
+            n_failed_a=failed[0],
+            n_failed_b=failed[1],
+            changes=self._changes(apart),
+            n_answers=len(twice),
+            n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
+            baseline=self.baseline,
+            error=first_error([row for rows in self.asked for row in rows]),
+        )
+
+    def _changes(self, apart: Mapping[str, str]) -> dict[str, Change]:
+        if self.failed:
+            return dict.fromkeys(FIGURES, _nothing(FAILED, self.failed))
+        rates = self._rates()
+        if apart:
+            rates = Change(rates.a, rates.b, None, None, *_unmeasured(apart))
+        return {
+            "speedup": _nothing(VOID) if self.void else self._speedups(),
+            "tokens_per_s": _nothing(VOID) if self.void else rates,
+            "tau": self._tau(),
+            "quality": self._quality(),
+        }
+
+    def _speedups(self) -> Change:
+        a, b = (times.by_question() for times in self.times)
+        return _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in (a, b)])
+
+    def _rates(self) -> Change:
+        a, b = (times.by_question() for times in self.times)
+        return _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in (a, b)])
+
+    def _tau(self) -> Change:
+        """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
+        a, b = (_by_question(own, _in_steps) for own in self.own)
+        stepped = [question for question in a if a[question].all() and b[question].all()]
+        columns = [np.array([of[question] for question in stepped]).reshape(-1, 2) for of in (a, b)]
+        return _ratio("tau", [(of[:, 0], of[:, 1]) for of in columns], processes=0)
+
+    def _quality(self) -> Change:
+        scored = [[row for row in own if row.quality is not None] for own in self.own]
+        means = [_by_question(own, lambda r: (r.quality or 0.0, 1)) for own in scored]
+        both = [question for question in means[0] if question in means[1]]
+        if not both:
+            return _nothing(TOO_FEW)
+        a, b = (np.array([of[question][0] / of[question][1] for question in both]) for of in means)
+        around = mean_interval(b - a)
+        change = float((b - a).mean())
+        return Change(float(a.mean()), float(b.mean()), change, around, _verdict("quality", around))
+
+
+def _rows(run: Run, label: str, category: str) -> Rows:
+    return [row for row in run.rows if row.method == label and category in (OVERALL, row.category)]
+
+
+def _failures(label: str, asked: Sequence[Rows]) -> str:
+    """Return the runs in which every sample of a method failed, and the first error; '' where there are none."""
+    failed = [(name, rows) for name, rows in zip("AB", asked, strict=True) if rows and not any(row.ok for row in rows)]
+    return "; ".join(f"{label} failed in {name}: {first_error(rows)}" for name, rows in failed)
+
+
+def first_error(rows: Sequence[Row]) -> str:
+    """Return the first line of the first error of some samples; '' where none failed."""
+    return next((line for row in rows if not row.ok for line in (row.error or "").splitlines()), "")
+
+
+def _prompt(row: Row) -> Prompt:
+    return row.question_id, row.turn
+
+
+def _answer(row: Row) -> object:
+    """Return the tokens of an answer; its text where a server made it, which sends no tokens."""
+    return row.token_ids if row.token_ids is not None else row.text
+
+
+def _in_steps(row: Row) -> tuple[float, float]:
+    """Return the tokens that came from steps, and the steps."""
+    return (row.tokens or 0) - (row.prefill_tokens or 0), row.steps or 0
+
+
+def _by_question(rows: Rows, values: Callable[[Row], tuple[float, float]]) -> dict[str, Floats]:
+    """Return the sums of two values over the samples of each question."""
+    sums: dict[str, Floats] = {}
+    for row in rows:
+        sums[row.question_id] = sums.get(row.question_id, np.zeros(2)) + np.array(values(row), dtype=np.float64)
+    return sums
+
+
+def _ratio(metric: str, sides: Sequence[Sequence[Floats]], processes: int = 2) -> Change:
+    """Compare a figure that is a product of sums over another. sides: of each run those above, then as many below.
+
+    Each is [questions].
+    """
+    (a, b), half = sides, len(sides[0]) // 2
+    before, after = (_over(side[:half], side[half:]) for side in sides)
+    if before is None or after is None:
+        return Change(before, after, None, None, TOO_FEW)
+    around = ratio_interval((*b[:half], *a[half:]), (*b[half:], *a[:half]), processes)
+    changed = None if around is None else (around[0] - 1, around[1] - 1)
+    return Change(before, after, after / before - 1, changed, _verdict(metric, changed))
+
+
+def _over(above: Sequence[Floats], below: Sequence[Floats]) -> float | None:
+    tops, bottoms = ([float(column.sum()) for column in columns] for columns in (above, below))
+    return float(np.prod(tops) / np.prod(bottoms)) if all(tops) and all(bottoms) else None
+
+
+def _verdict(metric: str, around: Interval | None) -> str:
+    if around is None:
+        return TOO_FEW
+    if around[0] <= 0 <= around[1]:
+        return SAME
+    return WORDS.get(metric, ("lower", "higher"))[around[0] > 0]
+
+
+def as_record(row: ComparedRow) -> dict[str, Any]:
+    """Return a row with its changes as flat, JSON-ready columns: `speedup_a`, `speedup_change_low`, ..."""
+    own = {name: getattr(row, name) for name in ComparedRow.__slots__ if name not in ("changes", "baseline", "error")}
+    for metric, change in row.changes.items():
+        low, high = change.interval or (None, None)
+        own |= {f"{metric}_a": change.a, f"{metric}_b": change.b, f"{metric}_change": change.change}
+        own |= {f"{metric}_change_low": low, f"{metric}_change_high": high, f"{metric}_verdict": change.verdict}
+    return own
+
+
+METRICS = ("speedup", "tokens_per_s", "tau", "quality")
+FORM = re.compile(r"(?P<metric>\w+)\s*<\s*(?P<value>[-+−]?\d+(?:\.\d+)?)\s*(?P<percent>%?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """metric: one of METRICS. value: the change that is still allowed, as a share: -0.05. text: as it was given."""
+
+    metric: str
+    value: float
+    text: str
+
+
+def read_limits(text: str | None) -> tuple[Limit, ...]:
+    """Read limits that are separated by commas; None gives none. Raises UserError for what is none, a blank too."""
+    return () if text is None else tuple(_read(part.strip()) for part in text.split(","))
+
+
+def _read(part: str) -> Limit:
+    if not part:
+        raise UserError("--fail-on has a blank where a limit is expected: speedup<-5%, or several with commas")
+    found = FORM.fullmatch(part)
+    if found is None:
+        raise UserError(f"--fail-on: cannot read {part!r}; expected a figure, <, and a change: speedup<-5%")
+    if found["metric"] not in METRICS:
+        raise UserError(f"--fail-on: there is no figure {found['metric']!r}{known_words(found['metric'], METRICS)}")
+    value = float(found["value"].replace("−", "-")) / (100 if found["percent"] else 1)
+    if not math.isfinite(value) or abs(value) > 1:
+        raise UserError(f"--fail-on: {part!r} is a change of more than 100%: speedup<-5% is one of a twentieth")
+    return Limit(found["metric"], value, part)
+
+
+def broken(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[ComparedRow, Limit]]:
+    """Return the rows whose whole interval lies below a limit, with that limit."""
+    return [(row, limit) for row in rows for limit in limits if judged(limit.metric, row) and _below(row, limit)]
+
+
+def judged(metric: str, row: ComparedRow) -> bool:
+    """Say whether a figure of a method says anything: of the reference, only its tokens per second do."""
+    return row.method != row.baseline or metric == "tokens_per_s"
+
+
+def _below(row: ComparedRow, limit: Limit) -> bool:
+    around = row.changes[limit.metric].interval
+    return around is not None and around[1] < limit.value
+
+
+def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str]:
+    """Return what a limit was set on and could not be judged: 'tokens_per_s of ss: other threads (threads 1 → 2)'."""
+    return [
+        f"{limit.metric} of {row.method}: {row.changes[limit.metric].why}"
+        for row in rows
+        for limit in limits
+        if judged(limit.metric, row) and row.changes[limit.metric].interval is None
+    ]
+
+
+OF_TIMES = ("unstable", "disturbed")  # warnings of a run that concern its times
+
+
+class RunComparison:
+    """Two runs and what changed from `a` to `b`; `compare` returns it.
+
+    warnings: what there is to know before the numbers are believed, a sentence each.
+    """
+
+    def __init__(self, a: Run, b: Run, anyway: bool = False) -> None:
+        self.a, self.b = a.path, b.path
+        self.found, self.rows = compared(a, b, anyway)
+        self.warnings = tuple(f"run {name}: {said}" for name, run in (("A", a), ("B", b)) for said in _doubts(run))
+
+    def __repr__(self) -> str:
+        return f"<comparison of {self.a} and {self.b}: {len(self.found)} differences in configuration>"
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row for each task and method, `overall` first, with every figure in both runs and its change."""
+        return frame(COMPARISON, map(as_record, self.rows), lambda record, name: record[name])
+
+    @cached_property
+    def differences(self) -> pd.DataFrame:
+        """One row for each thing in which the configurations differ: what, a, b, and whether it hinders comparing."""
+        return frame(DIFFERENCES, self.found, getattr)
+
+
+def _doubts(run: Run) -> list[str]:
+    """Return what is wrong with a run's results, and whether its own times compare."""
+    changed = ", ".join(between_sessions(run.manifest))
+    made = checks(run, summarise(run))
+    wrong = [c.sentence for c in made if c.state == "wrong" or (c.state == "warning" and c.name in OF_TIMES)]
+    return wrong + ([f"Not all sessions had the same {changed}: their times do not compare."] if changed else [])
+
+
+def compare(run_a: str | Path | RunResults, run_b: str | Path | RunResults, *, anyway: bool = False) -> RunComparison:
+    """Compare two runs of the same questions by the same model: run directories, or what `load_run` returned.
+
+    anyway: compare runs of another model, other questions or another way of decoding too. Raises UserError where the
+    runs do not compare, and where they have no method or question in common.
+    """
+    return RunComparison(_run(run_a), _run(run_b), anyway)
+
+
+def _run(given: Any) -> Run:
+    if not isinstance(given, str | Path | RunResults):
+        raise UserError(f"compare takes run directories, or what load_run returned, not {given!r}")
+    return read_run(given.path if isinstance(given, RunResults) else Path(given).expanduser())

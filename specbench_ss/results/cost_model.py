@@ -1,0 +1,512 @@
+"""Cost model: FLOPs, bytes, roofline, waterfall and predictions for other models or machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from specbench_ss.engine.numerics import arithmetic
+from specbench_ss.options import REFERENCE
+from specbench_ss.results.summary import PARTS, PairedTimes, Tally, disbelieved, over, paired, tally
+from specbench_ss.results.text import number, percent
+from specbench_ss.runs.records import Key, Row, Run
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What some steps cost in all.
+
+    drafter_bytes, drafter_flops: of `bytes` and `flops`, the drafter's; bytes are None where they are not known.
+    fixed_flops: of `flops`, those of rows that each step has whatever it verifies.
+    """
+
+    steps: int
+    flops: float
+    bytes: float
+    drafter_bytes: float | None
+    drafter_flops: float = 0.0
+    fixed_flops: float = 0.0
+
+    @property
+    def intensity(self) -> float | None:
+        """Return floating-point operations for each byte."""
+        return self.flops / self.bytes if self.bytes else None
+
+    def fastest_s(self, limits: Mapping[str, Any], dtype: str) -> float | None:
+        """Return the seconds of a step that reaches the nearer limit, bandwidth or products; None without limits."""
+        rate, peak = limits.get("read_bytes_per_s"), (limits.get("flops_per_s") or {}).get(dtype)
+        return max(self.bytes / rate, self.flops / peak) / self.steps if rate and peak and self.steps else None
+
+
+def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
+    """Return the cost of all steps of these samples; None where there are none, or where shapes do not tell it.
+
+    shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter` and the rows of the method's own
+    under `own`. The context of a step is taken as the mean of its lengths at the beginning and the end of the answer.
+    """
+    good = [row for row in rows if row.ok and row.steps]
+    if not good or shape["weight_bytes"] is None:
+        return None
+    steps = sum(row.steps or 0 for row in good)
+    own = shape.get("own") or {}
+    dropped = sum(max(0, (row.drafted or 0) - (row.verified or 0)) for row in good)
+    fixed = 2.0 * steps * own.get("step", 0.0)
+    flops, moved = fixed + 2.0 * dropped * own.get("dropped", 0.0), 0.0
+    for row in good:
+        made, passed = _rows_of(row), _context_of(row)
+        seen = sum(passed if window is None else min(passed, window) for window in shape["windows"])
+        flops += made * (2 * (shape["matrix_parameters"] + own.get("node", 0.0)) + shape["attention_flops"] * seen)
+        moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
+    drafter = shape.get("drafter")
+    if drafter is None or (not drafter["weight_bytes"] and any(row.draft_calls for row in good)):
+        # what is called has weights: they are where nobody looked
+        return Cost(steps, flops, moved, None, fixed_flops=fixed)
+    calls = sum(row.draft_calls or row.steps or 0 for row in good)
+    read = float(calls * drafter["weight_bytes"])
+    drafting = calls * 2.0 * drafter["matrix_parameters"]
+    return Cost(steps, flops + drafting, moved + read, read, drafting, fixed)
+
+
+def _rows_of(row: Row) -> int:
+    """Return the rows that reached the last layer: of each step the root, and the drafted nodes that were verified."""
+    return (row.verified or 0) + (row.steps or 0)
+
+
+def _context_of(row: Row) -> float:
+    return (row.prompt_tokens or 0) + (row.tokens or 0) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One method's samples. cost: from shapes, where these are known."""
+
+    method: str
+    rows: Sequence[Row]
+    tally: Tally
+    cost: Cost | None
+
+    @property
+    def nodes(self) -> float:
+        """Return the drafted nodes that a step verified; 0 without a step."""
+        return sum(row.verified or 0 for row in self.rows) / max(self.tally.steps, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A method and the reference over the samples that both answered."""
+
+    own: Work
+    plain: Work
+
+
+def pairs(run: Run) -> list[Pair]:
+    """Return a pair for each method, in the order in which the methods were asked for; the reference's is of itself."""
+    rows = {label: [row for row in run.rows if row.method == label] for label in run.labels}
+    plains: dict[frozenset[Key], Work] = {}  # the reference's, by its samples: one, where no method failed
+    found = []
+    for label in run.labels:
+        own, ref = paired(rows[label], rows.get(run.baseline, []))
+        same = frozenset(row.key for row in ref)
+        if same not in plains:
+            plains[same] = _work(run, run.baseline, ref)
+        found.append(Pair(plains[same] if label == run.baseline else _work(run, label, own), plains[same]))
+    return found
+
+
+def _work(run: Run, label: str, rows: Sequence[Row]) -> Work:
+    shapes: Mapping[str, Any] = (run.manifest.get("machine") or {}).get("shapes") or {}
+    cost = counted(rows, shapes[label]) if shapes.get(label) else None
+    return Work(label, rows, tally(rows, run.steps), cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The machine's limits: bytes read a second, and floating-point operations a second in the model's dtype."""
+
+    read: float
+    products: float
+
+    @property
+    def ridge(self) -> float:
+        """Return the operations a byte from where products are the limit."""
+        return self.products / self.read
+
+    def at(self, intensity: float) -> float:
+        """Return the most operations a second with so many operations a byte."""
+        return min(self.products, self.read * intensity)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A part of a method's steps, `verifying` or `drafting`. intensity: operations a byte. rate: operations a second.
+
+    Both are counted from shapes; the seconds are the measured ones of that part.
+    """
+
+    method: str
+    part: str
+    intensity: float
+    rate: float
+
+
+def roof_of(run: Run) -> Roof | None:
+    """Return the limits of the machine that the run was made on; None where they were not measured."""
+    limits = (run.manifest.get("machine") or {}).get("limits") or {}
+    read, products = (
+        limits.get("read_bytes_per_s"),
+        (limits.get("flops_per_s") or {}).get(arithmetic(run.manifest["model"]["dtype"])),
+    )
+    return Roof(read, products) if read and products else None
+
+
+def points(pairs: Iterable[Pair]) -> list[Point]:
+    """Return the parts of every method that could be counted; drafting only where a drafter has weights."""
+    found = []
+    for work in (pair.own for pair in pairs):
+        cost, took = work.cost, work.tally.sums
+        if cost is None:
+            continue
+        drafted = cost.drafter_bytes or 0.0
+        parts = {
+            "verifying": (cost.flops - cost.drafter_flops, cost.bytes - drafted, took["verify_s"]),
+            "drafting": (cost.drafter_flops, drafted, took["draft_s"]),
+        }
+        found += [
+            Point(work.method, part, flops / moved, flops / seconds)
+            for part, (flops, moved, seconds) in parts.items()
+            if flops and moved and seconds
+        ]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRow:
+    """One method over its samples that are paired with the reference's. Void results have no speedup.
+
+    The fields are the columns of `MACHINE` in results/columns.py.
+    """
+
+    method: str
+    step_s: float | None
+    draft_share: float | None
+    verify_share: float | None
+    accept_share: float | None
+    host_share: float | None
+    parts_residual: float | None
+    flops_per_step: float | None
+    bytes_per_step: float | None
+    drafter_bytes_per_step: float | None
+    intensity: float | None
+    bandwidth_share: float | None
+    compute_share: float | None
+    fastest_step_s: float | None
+    predicted_speedup: float | None
+    decode_speedup: float | None
+    samples: int
+    disturbed: int
+    remade: int
+    host_cpu_share: float | None
+    host_foreign_share: float | None
+    nvml_kernel_busy: float | None
+    nvml_memory_busy: float | None
+    gpm_sm_active: float | None
+    gpm_tensor_active: float | None
+    gpm_dram_active: float | None
+    nvml_power_w: float | None
+    joules_per_token: float | None
+    trace_busy_share: float | None
+    trace_launches_per_token: float | None
+
+
+def machine_rows(
+    run: Run, void: Collection[str] | None = None, worked: Sequence[Pair] | None = None
+) -> list[MachineRow]:
+    """Return a row for each method, in the order in which the methods were asked for.
+
+    void: the methods without a speedup over all tasks, where the summaries are known; they are found out otherwise.
+    worked: what `work.pairs` gives, where that is known.
+    """
+    about = run.manifest.get("machine") or {}
+    limits, dtype = about.get("limits") or {}, arithmetic(run.manifest["model"]["dtype"])
+    traces = run.manifest.get("traces") or {}
+    found = []
+    for pair in pairs(run) if worked is None else worked:
+        label = pair.own.method
+        untold = bool(disbelieved(run, label)) if void is None else label in void
+        found.append(_row(pair, limits, dtype, traces.get(label) or {}, untold))
+    return found
+
+
+def _row(pair: Pair, limits: Mapping[str, Any], dtype: str, traced: Mapping[str, Any], void: bool) -> MachineRow:
+    """Return a method's row. traced: what the profiler saw of one request. void: no speedup is told."""
+    rows, cost, own = pair.own.rows, pair.own.cost, pair.own.tally
+    columns, steps = own.columns(), cost.steps if cost else 0
+    shares = {name.replace("_s", "_share"): over(columns[name], own.step_s) for name in PARTS}
+    energy = [row for row in rows if row.energy_j is not None]
+    decode_s = sum(row.decode_s or 0.0 for row in rows)
+    return MachineRow(
+        method=pair.own.method,
+        step_s=own.step_s,
+        **shares,
+        parts_residual=over(columns["parts_residual_s"], own.step_s),
+        flops_per_step=over(cost and cost.flops, steps),
+        bytes_per_step=over(cost and cost.bytes, steps),
+        drafter_bytes_per_step=over(cost and cost.drafter_bytes, steps),
+        intensity=cost and cost.intensity,
+        bandwidth_share=over(over(cost and cost.bytes, decode_s), limits.get("read_bytes_per_s")),
+        compute_share=over(over(cost and cost.flops, decode_s), (limits.get("flops_per_s") or {}).get(dtype)),
+        fastest_step_s=cost and cost.fastest_s(limits, dtype),
+        predicted_speedup=None if void else _predicted(pair, limits, dtype),
+        decode_speedup=None if void else _times(own.tau, over(pair.plain.tally.step_s, own.step_s)),
+        samples=len(rows),
+        disturbed=sum(bool(row.disturbed) for row in rows),
+        remade=sum(row.remade or 0 for row in rows),
+        **{name: _weighted(rows, name) for name in TELEMETRY},
+        joules_per_token=over(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
+        trace_busy_share=traced.get("busy_share"),
+        trace_launches_per_token=traced.get("launches_per_token"),
+    )
+
+
+def _predicted(pair: Pair, limits: Mapping[str, Any], dtype: str) -> float | None:
+    """Return what tau and shapes promise; None where nobody knows what the drafter reads."""
+    own, plain = pair.own.cost, pair.plain.cost
+    if own is None or own.drafter_bytes is None or plain is None:
+        return None
+    return _times(pair.own.tally.tau, over(plain.fastest_s(limits, dtype), own.fastest_s(limits, dtype)))
+
+
+TELEMETRY = (
+    "host_cpu_share", "host_foreign_share", "nvml_kernel_busy", "nvml_memory_busy", "gpm_sm_active",
+    "gpm_tensor_active", "gpm_dram_active", "nvml_power_w",
+)  # fmt: skip
+
+
+def _weighted(rows: Sequence[Row], name: str) -> float | None:
+    """Return the mean of a row's field, samples weighted by how long they took."""
+    known = [(row.wall_s or 0.0, getattr(row, name)) for row in rows if getattr(row, name) is not None]
+    return over(sum(s * value for s, value in known), sum(s for s, _ in known))
+
+
+def _times(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a * b
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """Milliseconds per kept token on the prompts that both answered: reference_ms + the five parts = method_ms.
+
+    passes_saved: the reference's pass, made less often. verifying: what the method's passes take beyond that.
+    drafting: making drafts. reading: the prompt. other: accepting, the host. tau: kept tokens a step. pass_ratio: the
+    method's pass over the reference's.
+    """
+
+    method: str
+    reference_ms: float
+    passes_saved: float
+    verifying: float
+    drafting: float
+    reading: float
+    other: float
+    method_ms: float
+    tau: float
+    pass_ratio: float | None
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return the five parts by what they are called, in order."""
+        return {
+            "passes saved": self.passes_saved,
+            "verifying widened": self.verifying,
+            "drafting added": self.drafting,
+            "reading prompts": self.reading,
+            "other": self.other,
+        }
+
+    def sentence(self) -> str:
+        """Say the same in words."""
+        end = f"{number(self.reference_ms)} ms a token become {number(self.method_ms)}."
+        if self.passes_saved >= 0:
+            return f"{self.method} keeps {number(self.tau)} tokens a pass and saves no passes. {self._costs()} {end}"
+        share = percent(-self.passes_saved / self.reference_ms)
+        saved = f"saves {number(-self.passes_saved)} ms a token in passes ({share} of all, reading the prompt included)"
+        return f"{self.method} keeps {number(self.tau)} tokens a pass, which {saved}. {self._costs()} {end}"
+
+    def _costs(self) -> str:
+        wide = f" (its passes take {number(self.pass_ratio)} times as long as plain ones)" if self.pass_ratio else ""
+        rest = self.reading + self.other
+        others = f"drafting {_adds(self.drafting)}, reading the prompt and other work {_adds(rest)}:"
+        return f"Verifying {_adds(self.verifying)}{wide}, {others}"
+
+
+def _adds(ms: float) -> str:
+    if abs(ms) < 0.005:
+        return "adds nothing"
+    return f"{'adds' if ms > 0 else 'saves'} {number(abs(ms))} ms"
+
+
+def waterfalls(run: Run, worked: Sequence[Pair] | None = None) -> dict[str, Waterfall]:
+    """Return the waterfall of each method that has samples and steps beside the reference's; of the reference none.
+
+    worked: what `work.pairs` gives, where that is known.
+    """
+    of = {pair.own.method: pair for pair in (pairs(run) if worked is None else worked)}
+    made = {label: _waterfall(pair) for label, pair in of.items() if label != REFERENCE}
+    return {label: found for label, found in made.items() if found}
+
+
+def _waterfall(pair: Pair) -> Waterfall | None:
+    mine, theirs = pair.own.tally, pair.plain.tally
+    times = PairedTimes(*paired(pair.own.rows, pair.plain.rows))
+    start = over(float(times.ref_s.sum()), float(times.ref_tokens.sum()))
+    end = over(float(times.own_s.sum()), float(times.own_tokens.sum()))
+    tokens, tokens_ref = (float(sum(row.tokens or 0 for row in work.rows)) for work in (pair.own, pair.plain))
+    if not start or not end or not mine.steps or not theirs.steps or mine.tau is None:
+        return None
+    verify, verify_ref = _mean(mine, "verify_s"), _mean(theirs, "verify_s")
+    passes, passes_ref = mine.steps / tokens, theirs.steps / tokens_ref
+    saved = verify_ref * (passes - passes_ref)
+    wider = (verify - verify_ref) * passes
+    drafting = mine.sums["draft_s"] / tokens - theirs.sums["draft_s"] / tokens_ref
+    prefill, prefill_ref = (sum(row.prefill_s or 0.0 for row in work.rows) for work in (pair.own, pair.plain))
+    reading = prefill / tokens - prefill_ref / tokens_ref
+    return Waterfall(
+        pair.own.method,
+        reference_ms=1000 * start,
+        passes_saved=1000 * saved,
+        verifying=1000 * wider,
+        drafting=1000 * drafting,
+        reading=1000 * reading,
+        other=1000 * (end - start - saved - wider - drafting - reading),
+        method_ms=1000 * end,
+        tau=mine.tau,
+        pass_ratio=over(verify, verify_ref),
+    )
+
+
+def _mean(of: Tally, name: str) -> float:
+    return float(of.sums[name]) / of.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One method's step. depth, nodes: drafted tokens one behind the other, and verified drafted nodes, a step.
+
+    read_s, product_s: seconds that counted bytes and operations take at the limits. overhead_s: measured time beyond
+    the longer of the two. rows_s: the part of it by which verifying takes longer than the reference's pass of one row,
+    beyond what counted operations explain. fixed_s: of product_s, what does not grow with the nodes: the drafter's, and
+    rows that each step has.
+    """
+
+    method: str
+    tau: float
+    depth: float
+    nodes: float
+    read_s: float
+    product_s: float
+    overhead_s: float
+    rows_s: float = 0.0
+    fixed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A method's step and that of the reference, over the samples that both answered."""
+
+    own: Parts
+    plain: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Factors on what was measured; 1 leaves it as it is.
+
+    size: of the model, and of drafters with it. bandwidth, products: of the machine. launch: of the overhead without
+    `rows_s`.
+    acceptance: of accepted drafted tokens a step. nodes: of verified nodes, acceptance unchanged.
+    """
+
+    size: float = 1.0
+    bandwidth: float = 1.0
+    products: float = 1.0
+    launch: float = 1.0
+    acceptance: float = 1.0
+    nodes: float = 1.0
+
+
+def parts(run: Run, worked: Sequence[Pair] | None = None) -> list[Sides]:
+    """Return both sides of every method that can be predicted; none where the machine's limits are not known.
+
+    worked: what `work.pairs` gives, where that is known.
+    """
+    roof = roof_of(run)
+    if roof is None:
+        return []
+    both = [
+        (pair, _parts(pair.own, roof), _parts(pair.plain, roof)) for pair in (pairs(run) if worked is None else worked)
+    ]
+    return [Sides(_widened(own, roof, pair), plain) for pair, own, plain in both if own and plain]
+
+
+def _parts(work: Work, roof: Roof) -> Parts | None:
+    own, cost = work.tally, work.cost
+    if not cost or not cost.flops or not cost.bytes or not own.tau or not own.step_s:
+        return None
+    read, product = cost.bytes / cost.steps / roof.read, cost.flops / cost.steps / roof.products
+    depth = own.sums["depth"] / own.steps
+    fixed = (cost.drafter_flops + cost.fixed_flops) / cost.steps / roof.products
+    beyond = own.step_s - max(read, product)
+    return Parts(work.method, own.tau, depth, work.nodes, read, product, beyond, fixed_s=fixed)
+
+
+def _widened(own: Parts, roof: Roof, pair: Pair) -> Parts:
+    """Return the method's parts with what its rows add to the overhead of verifying, drafting left aside."""
+    verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))
+    counted = _verifying_s(pair.own, roof) - _verifying_s(pair.plain, roof)
+    added = verify - verify_plain - max(0.0, counted)
+    return replace(own, rows_s=min(max(0.0, added), max(0.0, own.overhead_s)))
+
+
+def _verifying_s(work: Work, roof: Roof) -> float:
+    """Return the seconds that the model's part of a step takes at the limits, without the drafter's."""
+    cost = work.cost
+    assert cost is not None
+    moved, flops = cost.bytes - (cost.drafter_bytes or 0.0), cost.flops - cost.drafter_flops
+    return max(moved / roof.read, flops / roof.products) / cost.steps
+
+
+def step_s(one: Parts, change: Change) -> float:
+    """Return the predicted seconds of a step."""
+    wider = (1 + change.nodes * one.nodes) / (1 + one.nodes)
+    read = one.read_s * change.size / change.bandwidth
+    products = change.size / change.products
+    launched = (one.overhead_s - one.rows_s) * change.launch
+    computed = (one.fixed_s + (one.product_s - one.fixed_s) * wider) * products
+    return max(read, computed) + launched + one.rows_s * change.nodes * products
+
+
+def speedup(one: Parts, plain: Parts, change: Change) -> float:
+    """Return the predicted speedup of decoding over plain decoding."""
+    kept = min((one.tau - 1) * change.acceptance, max(one.depth, one.tau - 1))  # no more than is drafted
+    return (1 + kept) * step_s(plain, change) / step_s(one, change)
+
+
+def breaks_even(one: Parts, plain: Parts, change: Change) -> float | None:
+    """Return the factor of acceptance below which the method does not pay; None for one that keeps no draft.
+
+    It is infinite where not even accepting all that is drafted would pay.
+    """
+    if one.tau <= 1:
+        return None
+    needed = step_s(one, change) / step_s(plain, change) - 1  # accepted tokens a step
+    return math.inf if needed > max(one.depth, one.tau - 1) else max(0.0, needed / (one.tau - 1))
+
+
+def predictions(found: Iterable[Sides], change: Change) -> Mapping[str, float]:
+    """Return the predicted speedup of every method but the reference."""
+    return {
+        sides.own.method: speedup(sides.own, sides.plain, change) for sides in found if sides.own.method != REFERENCE
+    }

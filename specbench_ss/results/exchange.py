@@ -1,0 +1,390 @@
+"""Exchange formats: Spec-Bench answer files, CSV, Parquet, Markdown; rescoring of imported answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from specbench_ss.errors import UserError, known_words
+from specbench_ss.options import REFERENCE
+from specbench_ss.results import frames
+from specbench_ss.results.frames import write_frames
+from specbench_ss.results.ranking import output, quality, short_n
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired
+from specbench_ss.results.terminal import ranked
+from specbench_ss.results.text import interval, number, table, times, title
+from specbench_ss.runs.records import Row, Run
+from specbench_ss.stats import Comparison, Interval, compare
+from specbench_ss.user_files import read_bytes
+
+FAILED = "ERROR"  # what Spec-Bench writes as the text of a turn that failed, beside numbers of the turn before
+
+
+class Choice(msgspec.Struct):
+    """All turns of one question, answered once."""
+
+    turns: list[str]
+    decoding_steps: list[int]
+    new_tokens: list[int]
+    wall_time: list[float]
+    accept_lengths: list[int] = []
+    index: int = 0
+
+
+class Answer(msgspec.Struct):
+    """A line of an answer file."""
+
+    question_id: int | str
+    choices: list[Choice]
+    category: str = ""
+    model_id: str = ""
+    tstamp: float | None = None
+
+
+def read_answers(file: Path) -> list[Answer]:
+    """Return the lines of an answer file; of several lines with the same question, the last one, as Spec-Bench does.
+
+    Raises UserError for a line that is none.
+    """
+    lines = read_bytes(file).splitlines()
+    answers = [_answer(f"{file}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not answers:
+        raise UserError(f"{file} holds no answers")
+    return list({str(answer.question_id): answer for answer in answers}.values())
+
+
+def _answer(place: str, line: bytes) -> Answer:
+    try:
+        answer = msgspec.json.decode(line, type=Answer)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise UserError(f"{place}: not a line of a Spec-Bench answer file: {e}") from None
+    for choice in answer.choices:
+        lengths = {len(part) for part in (choice.turns, choice.decoding_steps, choice.new_tokens, choice.wall_time)}
+        if len(lengths) > 1 or min([*choice.new_tokens, *choice.decoding_steps, *choice.accept_lengths], default=0) < 0:
+            raise UserError(f"{place}: lists of different lengths, or a negative count")
+    return answer
+
+
+def write_answers(run: Run, folder: Path) -> list[str]:
+    """Write an answer file for each method of a run into a folder; return what was left out, a sentence each.
+
+    Only whole repeats of a question are written: a turn that failed has no numbers. Raises UserError for a run of
+    served engines.
+    """
+    if run.manifest["config"].get("endpoints"):
+        raise UserError("Spec-Bench's answer files hold the steps of an answer, which servers do not tell")
+    told, names = [], file_names(run.labels)
+    turns = {question.id: len(question.turns) for question in run.questions}
+    for label in run.labels:
+        lines, lacking = [], 0
+        for answers in _by_question([row for row in run.rows if row.method == label]):
+            whole = [rows for rows in answers if _whole(rows, turns.get(rows[0].question_id))]
+            lacking += len(answers) - len(whole)
+            if whole:
+                lines.append(_line(run, label, whole))
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (folder / names[label]).write_bytes(text.encode("utf-8", "replace"))
+        if lacking:
+            told.append(f"{label}: {lacking} answers with failed or missing turns are left out")
+    return told
+
+
+def file_names(labels: Sequence[str]) -> dict[str, str]:
+    """Return a file name for each label, none twice: what a file system may not take is replaced."""
+    names: dict[str, str] = {}
+    for label in labels:
+        stem = plain = re.sub(r"[^\w.,=\[\]#-]+", "_", label)[:100]
+        while f"{stem}.jsonl" in names.values():
+            stem = f"{plain}-{len(names)}"
+        names[label] = f"{stem}.jsonl"
+    return names
+
+
+def _by_question(rows: Sequence[Row]) -> Iterator[list[list[Row]]]:
+    """Yield for each question its repeats, each a list of turns in order."""
+    questions: dict[str, dict[int, list[Row]]] = {}
+    for row in sorted(rows, key=lambda row: (row.repeat, row.turn)):
+        questions.setdefault(row.question_id, {}).setdefault(row.repeat, []).append(row)
+    for repeats in questions.values():
+        yield list(repeats.values())
+
+
+def _whole(rows: Sequence[Row], turns: int | None) -> bool:
+    return all(row.ok for row in rows) and [row.turn for row in rows] == list(range(turns or len(rows)))
+
+
+def _line(run: Run, label: str, answers: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    first, model = answers[0][0], run.manifest["model"]
+    return {
+        "question_id": int(first.question_id) if first.question_id.isdecimal() else first.question_id,
+        "category": first.category,
+        "model_id": f"{model['name']}-{label}-{model['dtype']}",
+        "choices": [_choice(run, rows) for rows in answers],
+        "tstamp": max(row.ended or 0.0 for rows in answers for row in rows),
+    }
+
+
+def _choice(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "index": rows[0].repeat,
+        "turns": [row.text for row in rows],
+        "decoding_steps": [row.steps for row in rows],
+        "new_tokens": [row.tokens for row in rows],
+        "wall_time": [row.wall_s for row in rows],
+        "accept_lengths": [n for row in rows for n in run.steps.of(row.key).tokens.tolist()],
+    }
+
+
+HEAD = ("task", "method", "speedup", "95% interval", "verdict", "τ", "output", "quality", "tokens/s", "n")
+LEFT = ("task", "method", "verdict", "output")
+
+
+def write_csv(run: Run, folder: Path) -> list[str]:
+    """Write the frames of a run as CSV files; lists are JSON texts."""
+    for name in ("samples", "steps", "sameness", "summary"):
+        plain(getattr(frames, name)(run)).to_csv(folder / f"{name}.csv", index=False, errors="replace")
+    return []
+
+
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame for CSV: lists as JSON texts."""
+    lists = [name for name in frame if str(frame[name].dtype) == "object"]
+    return frame.assign(**{name: frame[name].map(_json) for name in lists})
+
+
+def _json(value: Any) -> Any:
+    return value if value is pd.NA else json.dumps(list(value))
+
+
+def write_parquet(run: Run, folder: Path) -> list[str]:
+    """Write the frames of a run as Parquet files."""
+    write_frames(run, folder)
+    return []
+
+
+FOLDERS: dict[str, Callable[[Run, Path], list[str]]] = {  # formats of several files
+    "specbench": write_answers,
+    "csv": write_csv,
+    "parquet": write_parquet,
+}
+
+
+def markdown(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> str:
+    """Return the summary of a run as a Markdown table: all tasks together first, then every task.
+
+    config: that of the manifest.
+    """
+    tasks = list(dict.fromkeys(row.category for row in rows))
+    tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
+    ordered = [row for task in tasks for row in ranked([row for row in rows if row.category == task])]
+    return table(HEAD, [_cells(row, config) for row in ordered], LEFT)
+
+
+def _cells(row: SummaryRow, config: Any) -> tuple[str, ...]:
+    return (
+        "all" if row.category == OVERALL else title(row.category),
+        row.method,
+        times(row.speedup),
+        interval(row.speedup_interval),
+        row.comparison,
+        number(row.tau),
+        output(row, config),
+        number(quality(row, config)),
+        number(row.tokens_per_s, 1),
+        short_n(row),
+    )
+
+
+BASELINES = (REFERENCE, "vanilla", "baseline")  # what a baseline's file is called
+Place = tuple[str, int]  # question id, repeat
+
+
+@dataclass(frozen=True, slots=True)
+class RescoredRow:
+    """One file on one category (or `overall`). n_left_out: answers of this file that count on neither side.
+
+    tau: tokens per step, bonus token included, first token counted apart where the file does so. tau_written: the mean
+    of accept_lengths, which Spec-Bench prints. speedup_specbench: its formula, on the same questions and tokens.
+    n_turns: answered turns, repeats included; n_same_text: of these, turns whose text is the baseline's; n_other_count:
+    of these, turns with another number of tokens. longest: most tokens of a turn. beyond: tokens in accept_lengths that
+    are no part of an answer.
+    """
+
+    category: str
+    method: str
+    n_prompts: int
+    n_questions: int
+    n_left_out: int
+    speedup: float | None
+    speedup_interval: Interval | None
+    comparison: Comparison
+    speedup_geomean: float | None
+    speedup_specbench: float | None
+    tau: float | None
+    tau_written: float | None
+    tokens_per_s: float | None
+    n_turns: int
+    n_same_text: int
+    n_other_count: int
+    longest: int
+    first_apart: bool
+    bonus_left_out: bool
+    beyond: int
+
+
+class AnswerFile:
+    """An answer file as samples. choices: what it holds, by question and repeat."""
+
+    def __init__(self, label: str, answers: Sequence[Answer]) -> None:
+        self.label = label
+        self.choices: dict[Place, Choice] = {}
+        self.rows: list[Row] = []
+        for answer in answers:
+            for repeat, choice in enumerate(answer.choices):
+                self.choices[str(answer.question_id), repeat] = choice
+                self.rows += _rows(label, answer, repeat, choice)
+        good = [self.choices[place] for place in dict.fromkeys((r.question_id, r.repeat) for r in self.rows if r.ok)]
+        counted = [(sum(c.new_tokens), sum(c.accept_lengths), _steps(c), len(c.turns)) for c in good]
+        missing = [(tokens - listed) / steps for tokens, listed, steps, _ in counted if steps]
+        self.bonus_left_out = bool(missing) and median(missing) > 0.5
+        rests = [n - listed - steps * self.bonus_left_out >= turns for n, listed, steps, turns in counted]
+        self.first_apart = sum(rests) * 2 > len(rests)
+
+
+def _steps(choice: Choice) -> int:
+    return len(choice.accept_lengths) or sum(choice.decoding_steps)
+
+
+def _rows(label: str, answer: Answer, repeat: int, choice: Choice) -> Iterator[Row]:
+    """Yield a sample for each turn. Where one failed all count as failed: later ones follow the text of the failure."""
+    good = choice.turns and not any(text.strip() == FAILED for text in choice.turns)
+    good = good and all(
+        n > 0 and math.isfinite(s) and s > 0 for n, s in zip(choice.new_tokens, choice.wall_time, strict=True)
+    )
+    for turn, text in enumerate(choice.turns):
+        row = Row(
+            str(answer.question_id), turn, label, repeat, answer.category, 0, 0, 0, "", "", "ok" if good else "failed"
+        )
+        if good:
+            row.tokens, row.wall_s, row.text = choice.new_tokens[turn], choice.wall_time[turn], text
+        yield row
+
+
+def rescored(files: Sequence[Path], baseline: str | None = None) -> list[RescoredRow]:
+    """Return a row for each file, the baseline's first, on `overall` and then on each category.
+
+    baseline: name of the baseline's file without its ending. Raises UserError where it is not known which that is.
+    """
+    labels = [file.name.removesuffix(".jsonl") for file in files]
+    if len(set(labels)) < len(labels):
+        raise UserError("two of the files have the same name: a method is called by the name of its file")
+    chosen = _baseline(labels, baseline)
+    made = {label: AnswerFile(label, read_answers(file)) for label, file in zip(labels, files, strict=True)}
+    ref = made[chosen]
+    if not any(row.ok for row in ref.rows):
+        raise UserError(f"the baseline {chosen} has no answer that did not fail")
+    categories = [OVERALL, *dict.fromkeys(row.category for row in ref.rows)]
+    ordered = [ref, *(one for label, one in made.items() if label != chosen)]
+    return [_row(one, ref, category) for category in categories for one in ordered]
+
+
+def _baseline(labels: Sequence[str], asked: str | None) -> str:
+    if asked is not None:
+        if asked.removesuffix(".jsonl") not in labels:
+            raise UserError(f"--baseline: there is no file {asked!r}{known_words(asked, labels)}")
+        return asked.removesuffix(".jsonl")
+    found = [x for x in labels if x.lower() == REFERENCE or any(name in x.lower() for name in BASELINES[1:])]
+    if len(found) != 1:
+        raise UserError(f"say which file is the baseline, --baseline NAME; there are {', '.join(labels)}")
+    return found[0]
+
+
+def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
+    asked = [row for row in file.rows if category in (OVERALL, row.category)]
+    own, ref = _together(*paired(asked, baseline.rows), file, baseline)
+    times = PairedTimes(own, ref)
+    itself = file is baseline
+    around = None if itself else times.interval()
+    choices = [file.choices[place] for place in dict.fromkeys((row.question_id, row.repeat) for row in own)]
+    tokens, steps = sum(row.tokens or 0 for row in own), sum(map(_steps, choices))
+    listed, lengths = sum(sum(c.accept_lengths) for c in choices), sum(len(c.accept_lengths) for c in choices)
+    in_steps = tokens - len(own) * file.first_apart
+    same = [(a, b) for a, b in zip(own, ref, strict=True) if a.text == b.text]
+    left = {(row.question_id, row.repeat) for row in asked} - {(row.question_id, row.repeat) for row in own}
+    seconds = sum(row.wall_s or 0.0 for row in own)
+    return RescoredRow(
+        category=category,
+        method=file.label,
+        n_prompts=len(times.own_s),
+        n_questions=len(times.questions),
+        n_left_out=len(left),
+        speedup=times.speedup(),
+        speedup_interval=around,
+        comparison="reference" if itself else compare(around),
+        speedup_geomean=times.geomean(),
+        speedup_specbench=times.specbench(),
+        tau=in_steps / steps if steps else None,
+        tau_written=listed / lengths if lengths else None,
+        tokens_per_s=tokens / seconds if seconds else None,
+        n_turns=len(own),
+        n_same_text=len(same),
+        n_other_count=sum(a.tokens != b.tokens for a, b in same),
+        longest=max((row.tokens or 0 for row in own), default=0),
+        first_apart=file.first_apart,
+        bonus_left_out=file.bonus_left_out,
+        beyond=max(0, listed + lengths * file.bonus_left_out - in_steps) if lengths else 0,
+    )
+
+
+def _together(own: Sequence[Row], ref: Sequence[Row], *files: AnswerFile) -> tuple[list[Row], list[Row]]:
+    """Return the pairs of those answers with as many turns in each of the files: steps belong to whole answers."""
+    first, second = (file.choices for file in files)
+    same = [len(first[r.question_id, r.repeat].turns) == len(second[r.question_id, r.repeat].turns) for r in own]
+    kept = [pair for pair, equal in zip(zip(own, ref, strict=True), same, strict=True) if equal]
+    return [a for a, _ in kept], [b for _, b in kept]
+
+
+def cannot_tell(rows: Sequence[RescoredRow]) -> Iterator[str]:
+    """Yield what is to be known of these files, and what they cannot tell."""
+    of_all = [row for row in rows if row.category == OVERALL]
+    yield from _counting(of_all)
+    yield (
+        "The files cannot tell: the parts of a step, time to first token, what was drafted and refused, whether texts "
+        "that differ do so by a near-tie, whether methods were interleaved, and which machine took the times."
+    )
+
+
+def _counting(rows: Sequence[RescoredRow]) -> Iterator[str]:
+    if len({row.first_apart for row in rows}) > 1:
+        apart = ", ".join(row.method for row in rows if row.first_apart)
+        yield f"The first token belongs to no step in {apart}, and to a step in the others: so it is in τ."
+    if len({row.longest for row in rows}) > 1:
+        longest = ", ".join(f"{row.method} {row.longest}" for row in rows)
+        yield f"Longest answers, in tokens, which limits may have cut: {longest}."
+    sentences: Mapping[str, Sequence[tuple[RescoredRow, int]]] = {
+        "answers left out on both sides, since a turn failed or is in one of the files alone": [
+            (row, row.n_left_out) for row in rows
+        ],
+        "tokens in accept_lengths lie beyond the end of an answer; τ leaves them out": [
+            (row, row.beyond) for row in rows
+        ],
+        "texts are the baseline's, with another number of tokens: the files count otherwise": [
+            (row, row.n_other_count) for row in rows
+        ],
+    }
+    for text, counts in sentences.items():
+        for row, count in counts:
+            if count:
+                yield f"{row.method}: {count} {text}."
+    for row in rows:
+        if row.bonus_left_out:
+            yield f"{row.method}: accept_lengths leave out the bonus token; τ counts it."

@@ -1,0 +1,327 @@
+"""Checks of samples: failures, impossible times, work outside the clock, cross-request memory."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbench_ss.engine.numerics import arithmetic
+from specbench_ss.results.text import percent
+from specbench_ss.runs.records import COUNTS, KILLED, Array, Row, Run, StepColumns, Steps
+from specbench_ss.runs.run_dir import unjudged as without_verdicts
+from specbench_ss.stats import Floats, Interval
+
+
+def least_seconds(own: Sequence[Row], ref: Sequence[Row], steps: Steps) -> Floats:
+    """Return the least seconds of each answer of `own`: [samples]. ref: the reference's answers to the same prompts.
+
+    They are the reference's prefill and as many of its steps as the method made. A step in which a method verifies
+    several rows may run other kernels than one of a single row: where the method's verifying takes a smaller share of
+    the reference's, its steps may take that share too. A method that never drafts has no such excuse.
+    """
+    made, verify, _ = _steps_of(own, steps)
+    made_ref, verify_ref, total_ref = _steps_of(ref, steps)
+    prefill = np.array([row.prefill_s or 0.0 for row in ref])
+    with np.errstate(all="ignore"):  # an answer without a step: prefill gave its one token
+        share = np.minimum(1.0, np.nan_to_num((verify / made) / (verify_ref / made_ref), nan=1.0))
+        step = np.nan_to_num(total_ref / made_ref, nan=0.0)
+    drafts = any(row.drafted for row in own)
+    return np.asarray(prefill + made * step * (share if drafts else 1.0))
+
+
+def _steps_of(rows: Sequence[Row], steps: Steps) -> tuple[Floats, Floats, Floats]:
+    """Return the number of steps of each sample, their seconds of verifying and their seconds: [samples] each."""
+    places = np.array([steps.place.get(row.key, -1) for row in rows], dtype=np.int64)
+    there = places >= 0
+    counts, verify, total = (np.zeros(len(rows)) for _ in range(3))
+    totals = steps.totals
+    counts[there] = steps.counts[places[there]]
+    verify[there], total[there] = totals.verify_s[places[there]], totals.total_s[places[there]]
+    return counts, verify, total
+
+
+LEAST = 0.1  # Lower bound, as a share of measured time; ratio_interval takes logarithms.
+MOST = 1.25  # times its measured time that an answer may take; honest methods had 0.98 to 1.06
+
+
+def passed_seconds(own: Sequence[Row], ref: Sequence[Row]) -> Floats | None:
+    """Return the seconds from start to end of each answer of `own`, [samples]; None where that is not known.
+
+    ref: the reference's answers to the same prompts. The time within these that is not measured is the harness's: it
+    is taken off.
+    """
+    rows = (*own, *ref)
+    if not own or any(row.counted or row.started is None or row.ended is None for row in rows):
+        return None
+    left = _passed(own) - np.maximum(0.0, _passed(ref) - _measured(ref))
+    return np.maximum(LEAST * _measured(own), left)
+
+
+def _passed(rows: Sequence[Row]) -> Floats:
+    return np.array([(row.ended or 0.0) - (row.started or 0.0) for row in rows], dtype=np.float64)
+
+
+def _measured(rows: Sequence[Row]) -> Floats:
+    return np.array([row.wall_s or 0.0 for row in rows], dtype=np.float64)
+
+
+HALF = ("float16", "bfloat16")  # where two drafted tokens may be equally likely, and one repeat takes the other one
+NOISE = 0.1  # share of its steps that a method must save in half precision
+
+
+def remembering(run: Run, label: str) -> list[str]:
+    """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
+
+    Nothing in such a repeat is new but what the method kept from the one before. A method that `remembers` by its own
+    word is left out. So are samples that were made again
+    since the machine was disturbed: the method was asked them twice. In half precision a step or two may differ by a
+    tie of the drafter: only fewer steps in all later repeats are told.
+    """
+    several = comparable(run, label)
+    differ = [same for same in several if len({_counts(run.steps.of(row.key)) for row in same}) > 1]
+    if not differ or (run.manifest["model"]["dtype"] in HALF and not _fewer(several)):
+        return []
+    first = differ[0][0]
+    return [
+        f"void: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
+        f"(first {first.question_id} turn {first.turn + 1}): the method remembers earlier answers and does not say so"
+    ]
+
+
+def comparable(run: Run, label: str) -> list[list[Row]]:
+    """Return the repeats with the same prompt and answer, of a greedy method that says it remembers nothing."""
+    if _entry(run, label).get("remembers", True) or run.manifest["config"]["temperature"]:
+        return []
+    repeats: dict[Any, list[Row]] = defaultdict(list)
+    own = (row for row in run.rows if row.method == label and row.ok and not row.remade)
+    for row in sorted(own, key=lambda row: row.repeat):
+        repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
+    return [same for same in repeats.values() if len(same) > 1]
+
+
+def says_so(run: Run, label: str) -> bool:
+    """Whether a method remembers by its own word."""
+    return bool(_entry(run, label).get("remembers", False))
+
+
+def _counts(steps: StepColumns) -> bytes:
+    """Return what can be compared of the counts of every step."""
+    return b"".join(getattr(steps, name).tobytes() for name in COUNTS)
+
+
+def _fewer(several: Sequence[Sequence[Row]]) -> bool:
+    """Whether the later repeats together take clearly fewer steps than the first ones."""
+    first = sum(same[0].steps or 0 for same in several)
+    later = sum(sum(row.steps or 0 for row in same[1:]) / (len(same) - 1) for same in several)
+    return later < (1 - NOISE) * first
+
+
+def _history(run: Run, row: Row) -> tuple[str | None, ...]:
+    """The method's own earlier answers, where they are part of the prompt."""
+    if run.manifest["config"].get("history") != "own" or not row.turn:
+        return ()
+    place = (row.question_id, row.method, row.repeat)
+    before = [r for r in run.rows if (r.question_id, r.method, r.repeat) == place and r.turn < row.turn]
+    return tuple(r.text for r in sorted(before, key=lambda r: r.turn))
+
+
+def _entry(run: Run, label: str) -> Mapping[str, Any]:
+    return next((m for m in run.manifest["methods"] if m["label"] == label), {})
+
+
+SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
+ENOUGH = 4  # times of the same work, to say that they do not spread
+FOR_A_LINE = 10  # samples, to say what a longer context costs
+CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
+
+NOT_HELD = "no process holds this folder; it may go on elsewhere if this is a copy"  # of a run that has not ended
+
+STEP_CHECKS: dict[str, Callable[[StepColumns], Array]] = {  # what no step may be, in words, and which steps [n] are
+    "more accepted than the depth of the draft": lambda s: s.accepted > s.depth,
+    "more accepted than drafted": lambda s: s.accepted > s.nodes,
+    "more nodes verified than drafted": lambda s: s.verified > s.nodes,
+    "a step kept more tokens than it accepted plus one": lambda s: s.tokens > s.accepted + 1,
+    "a negative time": lambda s: np.any([part < 0 for part in (*_parts(s), s.total_s)], axis=0),
+    "the parts of a step exceed its time": lambda s: sum(_parts(s)) > 1.01 * s.total_s + CLOCKS,
+}
+SUM_CHECKS: dict[str, Callable[[Row, int, float], bool]] = {  # the same of a sample and its steps' tokens and seconds
+    "tokens of prefill and steps do not add up": lambda r, tokens, _: (
+        r.tokens != (r.prefill_tokens or 0) + tokens or r.tokens != len(r.token_ids or ())
+    ),
+    "steps and prefill do not add up to the wall time": lambda r, _, seconds: (
+        not math.isclose(r.wall_s or 0, (r.prefill_s or 0) + seconds, rel_tol=1e-6, abs_tol=1e-9)
+    ),
+}
+
+
+def _parts(steps: StepColumns) -> tuple[Array, ...]:
+    return (steps.draft_s, steps.verify_s, steps.accept_s, steps.host_s)
+
+
+def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
+    """Report samples whose numbers contradict each other."""
+    bad = {**_bad_sums(rows, steps), **_bad_steps(rows, steps)}
+    return [f"impossible: {text} ({_samples(found)})" for text, found in bad.items() if found]
+
+
+def _bad_sums(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
+    """Return the samples that each of `SUM_CHECKS` finds."""
+    rows = [row for row in rows if row.counted is None]  # a server's steps are not known
+    tokens, seconds = steps.totals.tokens.tolist(), steps.totals.total_s.tolist()
+    at = [steps.place.get(row.key) for row in rows]
+    sums = [(0, 0.0) if i is None else (tokens[i], seconds[i]) for i in at]
+    return {
+        text: [row for row, own in zip(rows, sums, strict=True) if broken(row, *own)]
+        for text, broken in SUM_CHECKS.items()
+    }
+
+
+def _bad_steps(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
+    """Return the samples that have a step that one of `STEP_CHECKS` finds."""
+    made = [row for row in rows if row.key in steps.place]
+    places = steps.places(row.key for row in made)
+    own = steps.columns.take(steps.steps_of(places))
+    sample = np.repeat(np.arange(len(made)), steps.counts[places])  # [steps], which of `made` each belongs to
+    return {text: [made[i] for i in np.unique(sample[broken(own)]).tolist()] for text, broken in STEP_CHECKS.items()}
+
+
+def changed_target(run: Run) -> list[str]:
+    """Report that the model was another one at the end of the run than at its beginning."""
+    off = run.manifest.get("target_changed")
+    return [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
+
+
+def wrong_reference(run: Run, label: str) -> list[str]:
+    """Report answers of the method's reference that are not those of the reference's own model."""
+    reference = next((m.get("reference", "") for m in run.manifest["methods"] if m["label"] == label), "")
+    if reference in (label, run.baseline):
+        return []
+    wrong = sum(one.verdict == "mismatch" for one in run.sameness if one.method == reference)
+    return [f"void: {wrong} answers of its reference {reference} are not those of its own model"] if wrong else []
+
+
+def within_tau(excess: Interval | None) -> bool | None:
+    """Say whether a method is no faster than its steps allow. excess: the interval of the least time over its own.
+
+    It is not where the whole interval lies above 1. None where there is no interval.
+    """
+    return None if excess is None else excess[0] <= 1
+
+
+def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
+    """Report answers that took less than the least time, where `within_tau` says so."""
+    if excess is None or tau is None or within_tau(excess):
+        return []
+    return [f"impossible: at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"]
+
+
+def outside_clock(passed: Interval | None) -> list[str]:
+    """Report answers during which more time passed than was measured. passed: the interval of the one over the other.
+
+    It is reported where the whole interval lies above `outside_time.MOST`.
+    """
+    if passed is None or passed[0] <= MOST:
+        return []
+    return [f"void: wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"]
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Report how many samples failed, with the first one's error."""
+    bad = [row for row in rows if not row.ok]
+    return [f"failed: {_samples(bad)}: {bad[0].error}"] if bad else []
+
+
+def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
+    """Report answers that should equal the reference's and do not.
+
+    In half precision near-ties are expected and left out.
+    """
+    exact = arithmetic(dtype) in ("float32", "float64")
+    told = ("mismatch", "length", "near-tie") if exact else ("mismatch", "length")
+    total = sum(verdicts.values())
+    return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]
+
+
+def unjudged(rows: Sequence[Row], without: Sequence[Row]) -> list[str]:
+    """Report how many of these answers have no verdict. without: all of the run that should have one."""
+    lacking = {row.key for row in without}.intersection(row.key for row in rows)
+    return [f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"] if lacking else []
+
+
+def unsteady(found: Spread | None) -> list[str]:
+    """Report times that spread too much."""
+    if found is None or not unstable(found):
+        return []
+    if found.of_repeats:
+        return [f"unstable: times of the same work differ by {percent(found.share)}, more than a tenth"]
+    return [f"unstable: its step times over different prompts differ by {percent(found.share)} (middle half)"]
+
+
+def unfinished(run: Run) -> str:
+    """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run, of which nothing is lost."""
+    status, made, said = run.manifest["status"], len(run.rows), list[str]()
+    if status != "complete" or made < run.samples:
+        said.append({"complete": "samples are missing", KILLED: NOT_HELD}.get(status, status))
+    if n := len(without_verdicts(run)):
+        said.append(f"{n:,} {'answer was' if n == 1 else 'answers were'} not compared with the reference's")
+    return f"not complete ({'; '.join(said)}): {made:,} of {run.samples:,} samples" if said else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The relative standard deviation of times. of_repeats: of the same answers; else of steps over prompts."""
+
+    share: float
+    of_repeats: bool
+
+
+def unstable(found: Spread | None) -> bool | None:
+    """Say whether times spread by more than a tenth; None where that is not known."""
+    return None if found is None else found.share > SPREAD
+
+
+def spread(rows: Sequence[Row], equal_steps: bool) -> Spread | None:
+    """Return how far times of the same work spread; None where there are too few to call it small.
+
+    The same work is repeats of a prompt that gave the same tokens. Where every step does nearly equal work (the
+    reference), step times of different samples, without their outer quarters, stand in for it, as they would be behind
+    a context of the same length.
+    """
+    repeats: dict[tuple[str, int, tuple[int, ...] | str], list[float]] = defaultdict(list)
+    for row in rows:
+        answer = (row.text or "") if row.counted else tuple(row.token_ids or ())
+        repeats[row.question_id, row.turn, answer].append(row.wall_s or 0.0)
+    squares = [(np.std(t, ddof=1) / np.mean(t)) ** 2 for t in repeats.values() if len(t) > 1]
+    of_repeats = math.sqrt(float(np.mean(squares))) if squares else 0.0
+    if of_repeats > SPREAD or sum(len(t) - 1 for t in repeats.values()) >= ENOUGH - 1:
+        return Spread(of_repeats, True)
+    per_step = _at_one_length([row for row in rows if row.steps])
+    if not equal_steps or len(per_step) < ENOUGH:
+        return None
+    low, middle, high = np.quantile(per_step, (0.25, 0.5, 0.75))
+    return Spread(float((high - low) / 1.349 / middle), False)
+
+
+def _samples(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    what = "sample" if len(rows) == 1 else "samples"
+    return f"{len(rows)} {what}, first {first.question_id} turn {first.turn + 1}"
+
+
+def _at_one_length(rows: Sequence[Row]) -> Array:
+    """Return the mean seconds of a step of each sample [n], less what a longer context than the usual one adds.
+
+    What a token of context adds is the slope of a line through all samples, where there are enough for one.
+    """
+    seconds = np.array([(row.decode_s or 0.0) / (row.steps or 1) for row in rows])
+    length = np.array([(row.prompt_tokens or 0) + (row.tokens or 0) / 2 for row in rows])
+    if len(rows) < FOR_A_LINE or np.ptp(length) == 0:
+        return seconds
+    slope = float(np.polyfit(length, seconds, 1)[0])
+    corrected: Array = seconds - slope * (length - np.median(length))
+    return corrected

@@ -1,0 +1,129 @@
+"""Numbers and Markdown tables as text, for terminal and report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[str]) -> str:
+    """Return a Markdown table; what would end a cell or begin HTML is escaped."""
+    rule = ["---" if column in left else "---:" for column in head]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *([safe(c) for c in line] for line in lines)))
+
+
+def safe(cell: str) -> str:
+    """Return text that is neither HTML nor the end of a cell in Markdown."""
+    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+MISSING = "–"
+MOST_DIGITS = 17  # of a float
+
+
+def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    """Return a number as in '1,234.50 ms'; a dash for what is unknown."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:,.{digits}f}{unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """Return how many there are as in '1 question' or '1,280 questions'. what: one of them."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def times(value: float | None) -> str:
+    """Return a speedup as in '1.84×'."""
+    return number(value, 2, "×")
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """Return a share of 1 as in '43%'."""
+    return number(None if value is None else 100 * value, digits, "%")
+
+
+def scientific(value: float | None, digits: int = 3) -> str:
+    """Return a number as in '4.096E4', as the papers print parameter counts; a dash for what is unknown."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa}E{int(exponent)}"
+
+
+def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 1) -> str:
+    """Return bounds as in '1.71–1.97', with a longer separator where one is negative. line: see `end`.
+
+    An interval wider than 1 has a digit less: the last one would not stand, since the resamples are random.
+    """
+    if bounds is None:
+        return ""
+    digits -= bounds[1] - bounds[0] > 1
+    between = " to " if bounds[0] < 0 else "–"
+    return between.join(end(bound, digits, line) for bound in bounds)
+
+
+def interval_of(text: object) -> tuple[float, float] | None:
+    """Return the bounds that `interval` wrote, as far as its digits go; None for what is no interval."""
+    if not isinstance(text, str) or not text:
+        return None
+    low, _, high = text.partition(" to " if " to " in text else "–")
+    try:
+        return float(low.replace("−", "-")), float(high.replace("−", "-"))
+    except ValueError:
+        return None
+
+
+def end(bound: float, digits: int = 2, line: float = 1) -> str:
+    """Return an end of an interval, with enough digits to show on which side of `line` it lies: '1.004'."""
+    while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
+        digits += 1
+    return number(bound, digits).replace("-", "−")
+
+
+def parameters(count: int) -> str:
+    """Return a count as in '12.3 M parameters'."""
+    for unit, scale in (("B", 1e9), ("M", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit} parameters"
+    return f"{count:,} parameters"
+
+
+def short(count: int) -> str:
+    """Return a count in few digits, as in '0.43 M', '24 M', '12 k'."""
+    for least, size, unit in ((1e9, 1e9, "B"), (1e5, 1e6, "M"), (1e3, 1e3, "k")):
+        if count >= least:
+            scaled = count / size
+            return f"{scaled:.0f} {unit}" if scaled >= 10 else f"{scaled:.2g} {unit}"
+    return str(count)
+
+
+def title(name: str) -> str:
+    """Return a name as a title: 'math_reasoning' becomes 'math reasoning'."""
+    return name.replace("_", " ")
+
+
+def sameness(verdicts: Mapping[str, int]) -> str:
+    """Return the verdicts on many answers in a few words, the worst first: 'identical', or '2 near-ties of 80'.
+
+    What was not compared is counted behind them: 'identical, 1 not compared'.
+    """
+    if verdicts.get("sampled"):
+        return "sampled"
+    left = verdicts.get("not compared", 0)
+    total = sum(verdicts.values()) - left
+    if not total:
+        return "not compared" if left else MISSING
+    plural = {
+        "mismatch": "mismatches",
+        "near-tie": "near-ties",
+        "length": "lengths differ",
+        "other text": "other texts",
+    }
+    found = [
+        f"{n} {many if n > 1 or kind == 'length' else kind}"
+        for kind, many in plural.items()
+        if (n := verdicts.get(kind, 0))
+    ]
+    said = f"{', '.join(found)} of {total}" if found else "identical"
+    return f"{said}, {left} not compared" if left else said

@@ -1,0 +1,103 @@
+"""Output match: whether two answers are the same, and the near-tie, length or fault that explains a difference."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from specbench_ss.engine.decoder import Decoder, Step
+from specbench_ss.engine.numerics import near_tie_drop
+from specbench_ss.errors import error_text
+from specbench_ss.runs.records import Row, Sameness, StepRow
+from specbench_ss.runs.step_files import read_step_line
+from specbench_ss.user_files import encoded
+
+
+def check_readable(row: Row, steps: Sequence[Step]) -> None:
+    """Raise ValueError or TypeError where the lines of a sample could not be read again.
+
+    That is where a count is negative or not a whole number, or a time is not finite.
+    """
+    Row.read(encoded(row.as_dict()))
+    for index, step in enumerate(steps):
+        read_step_line(encoded(StepRow(*row.key, index=index, step=step).as_dict()))
+
+
+FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Logits of the target where two answers part. gap, drop: as in `Sameness`. best: the largest logit."""
+
+    gap: float
+    drop: float
+    best: float
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Return the index of the first token that differs or that only one sequence has; None for equal sequences."""
+    common = min(len(a), len(b))
+    for i in range(common):
+        if a[i] != b[i]:
+            return i
+    return None if len(a) == len(b) else common
+
+
+def gap_between(logits: Tensor, a: int, b: int) -> Gap:
+    """Compare the logits [V] after the last common token with those of a and b, the tokens that were chosen there."""
+    best, second = logits.float().topk(2).values.tolist()
+    return Gap(best - second, best - min(float(logits[a]), float(logits[b])), best)
+
+
+def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
+    """Return the verdict on a greedy answer to the same prompt as the reference's. Both samples must have succeeded.
+
+    decoder: the reference's decoder, which is asked for its logits at the place where the answers part.
+    """
+    expected, got = list(reference.token_ids or ()), list(row.token_ids or ())
+    at = first_difference(expected, got)
+    if at is None:
+        return Sameness(*row.key, verdict="identical")
+    if at == min(len(expected), len(got)):
+        reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
+        return Sameness(*row.key, verdict="length", first_difference=at, reason=reason)
+    return _explained(decoder, prompt_ids, expected[:at], (expected[at], got[at]), row)
+
+
+def judge_alone(decoder: Decoder, prompt_ids: list[int], row: Row, reason: str) -> Sameness:
+    """Return the verdict on a greedy answer of an autoregressive method that is compared with no other one.
+
+    One of its tokens, drawn by the sample's key, must be the likeliest by the method's own `next_logits`. reason: why
+    the answer is not compared, which is the verdict then.
+    """
+    tokens = list(row.token_ids or ())
+    at = random.Random(repr(row.key)).randrange(len(tokens))
+    found = _explained(decoder, prompt_ids, tokens[:at], (tokens[at], tokens[at]), row)
+    if found.verdict != "mismatch":
+        return not_compared(row, reason)
+    return replace(found, reason=found.reason or "not the likeliest token by its own next_logits")
+
+
+def _explained(decoder: Decoder, prompt: list[int], answer: list[int], chosen: tuple[int, int], row: Row) -> Sameness:
+    """Return a near-tie where both tokens may follow the answer by the decoder's logits, else a mismatch."""
+    at = len(answer)
+    try:
+        gap = gap_between(decoder.next_logits(prompt, answer), *chosen)
+    except Exception as e:  # a difference that nothing explains is never called harmless
+        reason = f"no logits to explain it: {error_text(e)}"
+        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
+    if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
+        reason = "logits are not finite"
+        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
+    tie = gap.drop <= near_tie_drop(str(decoder.target.dtype), gap.best)
+    return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap.gap, gap.drop)
+
+
+def not_compared(row: Row, reason: str) -> Sameness:
+    """Return the verdict for an answer whose equality is not promised or cannot be tested."""
+    return Sameness(*row.key, verdict="not compared", reason=reason)

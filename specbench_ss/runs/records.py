@@ -1,0 +1,561 @@
+"""Records of a run: samples, steps in columns, output matches, concurrency levels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from specbench_ss import user_files
+from specbench_ss.engine.decoder import Generation, Step
+from specbench_ss.options import REFERENCE
+from specbench_ss.suite import Question
+
+Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
+KEY = ("question_id", "turn", "method", "repeat")  # its parts, as columns
+
+
+def baseline_of(manifest: Mapping[str, Any]) -> str:
+    """Return the label of the run's reference: plain decoding, or, of a run of served engines, its first endpoint."""
+    return str(manifest.get("baseline") or REFERENCE)
+
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+LevelKey = tuple[str, int, int]  # method, requests in flight, repeat
+
+
+@dataclass(slots=True)
+class Level:
+    """The whole suite asked of one server or method, so many requests at a time.
+
+    wall_s: from the first request to the end of the last answer. requests: how many were made. drafts, drafted,
+    accepted: what the server's counters grew by meanwhile, None where that was not measured; of a method in this
+    process its steps, and what these drafted and accepted. started, ended: Unix times.
+    """
+
+    method: str
+    concurrency: Annotated[int, Meta(ge=1)]
+    repeat: Count
+    started: float
+    ended: float
+    wall_s: Annotated[float, Meta(ge=0)]
+    requests: Count
+    drafts: Count | None = None
+    drafted: Count | None = None
+    accepted: Count | None = None
+
+    @property
+    def key(self) -> LevelKey:
+        """Return what makes the level unique in a run."""
+        return (self.method, self.concurrency, self.repeat)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the level as JSON-ready data."""
+        return asdict(self)
+
+
+Array = NDArray[Any]
+COUNTS = ("nodes", "verified", "depth", "accepted", "tokens")
+TIMES = ("draft_s", "verify_s", "accept_s", "host_s", "total_s")
+DTYPES = {**dict.fromkeys(COUNTS, np.int32), **dict.fromkeys(TIMES, np.float64)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepColumns:
+    """Some steps, one after the other: the fields of `Step` as arrays [n]. Times are in seconds."""
+
+    nodes: Array
+    verified: Array
+    depth: Array
+    accepted: Array
+    tokens: Array
+    draft_s: Array
+    verify_s: Array
+    accept_s: Array
+    host_s: Array
+    total_s: Array
+
+    @classmethod
+    def of(cls, steps: Iterable[Any]) -> StepColumns:
+        """Return the columns of objects that have the fields of `Step`."""
+        made = list(steps)
+        return cls(*(np.fromiter(map(attrgetter(name), made), kind, len(made)) for name, kind in DTYPES.items()))
+
+    @classmethod
+    def joined(cls, parts: Iterable[StepColumns]) -> StepColumns:
+        """Return the columns of all the parts, one after the other."""
+        made = list(parts) or [cls.of(())]
+        return cls(*(np.concatenate([getattr(part, name) for part in made]) for name in DTYPES))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, which: Any) -> StepColumns:
+        """Return the steps of a slice, which shares memory, or those at an array of places."""
+        return StepColumns(*(getattr(self, name)[which] for name in DTYPES))
+
+    def steps(self) -> list[Step]:
+        """Return the steps as objects."""
+        return [Step(*values) for values in zip(*(getattr(self, name).tolist() for name in DTYPES), strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """All steps of a run, in the order in which they were made.
+
+    keys: the samples that have steps. starts: [samples + 1], where the steps of each begin; the last entry is the
+    number of all steps.
+    """
+
+    keys: tuple[Key, ...]
+    starts: Array
+    columns: StepColumns
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Any]) -> Steps:
+        """Return the steps that were given one by one, as `StepRow`s, those of a sample in their order."""
+        grouped: dict[Key, list[Step]] = {}
+        for row in rows:
+            grouped.setdefault(row.key, []).append(row.step)
+        return cls.from_samples(grouped)
+
+    @classmethod
+    def from_samples(cls, steps: Mapping[Key, list[Step]]) -> Steps:
+        """Return the steps of samples that have some."""
+        made = {key: some for key, some in steps.items() if some}
+        columns = StepColumns.of(step for some in made.values() for step in some)
+        return cls(tuple(made), starts_of([len(some) for some in made.values()]), columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def counts(self) -> Array:
+        """Return the number of steps of each sample of `keys`."""
+        return np.asarray(np.diff(self.starts))
+
+    @property
+    def index(self) -> Array:
+        """Return the number of each step within its sample, from 0."""
+        return np.asarray(np.arange(len(self)) - np.repeat(self.starts[:-1], self.counts))
+
+    @cached_property
+    def place(self) -> dict[Key, int]:
+        """Return where each sample stands in `keys`."""
+        return {key: i for i, key in enumerate(self.keys)}
+
+    def of(self, key: Key) -> StepColumns:
+        """Return the steps of one sample, in order; none for a sample without steps. Nothing is copied."""
+        at = self.place.get(key)
+        return self.columns.take(slice(0, 0) if at is None else slice(*self.starts[at : at + 2].tolist()))
+
+    def together(self, keys: Iterable[Key]) -> StepColumns:
+        """Return the steps of several samples, one after the other."""
+        return self.columns.take(self.steps_of(self.places(keys)))
+
+    @cached_property
+    def totals(self) -> StepColumns:
+        """Return the sums of every column over the steps of each sample: columns [samples]."""
+        starts = self.starts[:-1]
+        columns = (getattr(self.columns, name) for name in DTYPES)
+        wide = (x.astype(np.int64) if x.dtype.kind == "i" else x for x in columns)
+        return StepColumns(*(np.add.reduceat(x, starts) if len(starts) else x[:0] for x in wide))
+
+    def places(self, keys: Iterable[Key]) -> Array:
+        """Return where these samples stand in `keys`; samples without steps are left out."""
+        return np.array([at for key in keys if (at := self.place.get(key)) is not None], dtype=np.int64)
+
+    def only(self, keep: Array) -> Steps:
+        """Return those samples whose places in `keys` are given."""
+        keys = tuple(self.keys[i] for i in keep.tolist())
+        return Steps(keys, starts_of(self.counts[keep]), self.columns.take(self.steps_of(keep)))
+
+    def steps_of(self, samples: Array) -> Array:
+        """Return the places of all steps of these samples. samples: their places in `keys`."""
+        counts = self.counts[samples]
+        offset = self.starts[samples] - (np.cumsum(counts) - counts)
+        return np.asarray(np.arange(int(counts.sum())) + np.repeat(offset, counts))
+
+
+def starts_of(counts: Any) -> Array:
+    """Return where each of some samples begins, and the number of all steps. counts: steps of each, none of them 0."""
+    return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(np.int64)
+
+
+class StepsBySample(Mapping[Key, list[Step]]):
+    """The steps of every sample as objects, made when they are asked for; an empty list for a sample without steps."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __getitem__(self, key: Key) -> list[Step]:
+        return self._steps.of(key).steps()
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._steps.keys)
+
+    def __len__(self) -> int:
+        return len(self._steps.keys)
+
+
+assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.name for f in fields(StepColumns))
+
+
+Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
+CountName = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
+NonNegative = Annotated[float, Meta(ge=0)]
+Seconds = NonNegative
+
+KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
+MEASURED = (  # what every good sample has
+    "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified", "depth", "accepted", "overshoot",
+    "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
+)  # fmt: skip
+SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # and of a server
+
+
+@dataclass(slots=True)
+class OfSample:
+    """Says which sample a line of a run directory belongs to. turn and repeat count from 0."""
+
+    question_id: str
+    turn: CountName
+    method: str
+    repeat: CountName
+
+    @property
+    def key(self) -> Key:
+        """Return what makes the sample unique in a run."""
+        return (self.question_id, self.turn, self.method, self.repeat)
+
+    @property
+    def prompt(self) -> tuple[str, int, int]:
+        """Return what it has in common with the samples of other methods: question, turn and repeat."""
+        return (self.question_id, self.turn, self.repeat)
+
+
+@dataclass(slots=True)
+class Row(OfSample):
+    """One sample. Times are in seconds; started and ended are Unix times. In a failed sample every number is None.
+
+    index: its place in the schedule of the whole run. position: its place among the methods on this prompt. tokens:
+    number of kept tokens. steps: number of forward passes that verify a draft. drafted, verified: nodes of all draft
+    trees. depth: sum of the depths of the draft trees. accepted: drafted tokens that were accepted, before any cut.
+    overshoot: tokens that were accepted but cut off.
+
+    Of a server alone: counted, where the number of tokens comes from; chunks, pieces of text that came; drafts, how
+    often it drafted, by its own counters. Its prefill_s is the time to the first piece of text, and what it does not
+    tell is None. concurrency: requests at a time, where that is more than one. unreplayed: where steps are replayed,
+    how many passes were made operator by operator all the same; unreplayed_why: the reasons in words.
+    """
+
+    category: str
+    index: CountName
+    position: CountName
+    seed: int
+    suite_edition: str
+    suite_hash: str
+    status: Literal["ok", "failed"]
+    error: str | None = None
+    started: float | None = None
+    ended: float | None = None
+    prompt_tokens: CountName | None = None
+    tokens: CountName | None = None
+    prefill_tokens: CountName | None = None
+    steps: CountName | None = None
+    drafted: CountName | None = None
+    verified: CountName | None = None
+    depth: CountName | None = None
+    accepted: CountName | None = None
+    overshoot: CountName | None = None
+    draft_calls: CountName | None = None
+    finish: str | None = None
+    prefill_s: Seconds | None = None
+    decode_s: Seconds | None = None
+    wall_s: Seconds | None = None
+    peak_memory_bytes: CountName | None = None
+    quality: Annotated[float, Meta(ge=0, le=1)] | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    disturbed: str | None = None
+    remade: int | None = None
+    host_cpu_share: float | None = None
+    host_foreign_share: float | None = None
+    host_rss_bytes: int | None = None
+    host_page_faults: int | None = None
+    nvml_kernel_busy: float | None = None
+    nvml_memory_busy: float | None = None
+    nvml_sm_mhz: float | None = None
+    nvml_power_w: float | None = None
+    energy_j: float | None = None
+    joules_per_token: float | None = None
+    gpm_sm_active: float | None = None
+    gpm_tensor_active: float | None = None
+    gpm_dram_active: float | None = None
+    counted: Literal["usage", "chunks"] | None = None
+    chunks: CountName | None = None
+    drafts: CountName | None = None
+    concurrency: CountName | None = None
+    unreplayed: CountName | None = None
+    unreplayed_why: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the sample succeeded, so that its numbers are there."""
+        return self.status == "ok"
+
+    def fill(self, generation: Generation) -> None:
+        """Copy every count and time of a finished request into the sample."""
+        steps = generation.steps
+        self.prompt_tokens, self.tokens = generation.prompt_tokens, len(generation.tokens)
+        self.prefill_tokens, self.steps = generation.prefill_tokens, len(steps)
+        self.drafted, self.verified = sum(s.nodes for s in steps), sum(s.verified for s in steps)
+        self.depth, self.accepted = sum(s.depth for s in steps), sum(s.accepted for s in steps)
+        self.overshoot, self.draft_calls = generation.overshoot, generation.draft_calls
+        self.finish, self.token_ids = generation.finish, list(generation.tokens)
+        self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the sample as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, line: bytes) -> Row:
+        """Return the sample that was written as this line of JSON. Unknown fields are ignored.
+
+        Raises ValueError where a field is missing or of another type, where a count is negative, or where a successful
+        sample lacks a number.
+        """
+        row = _read_row(line)
+        needed = SERVED if row.counted else MEASURED
+        if row.ok and (lacking := [name for name in needed if getattr(row, name) is None]):
+            raise ValueError(f"it lacks {lacking[0]}")
+        return row
+
+
+@dataclass(slots=True)
+class StepRow(OfSample):
+    """One decoding step of one sample. index: its number within the sample, from 0."""
+
+    index: int
+    step: Step
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the step as flat, JSON-ready data."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
+        return {**own, **asdict(self.step)}
+
+
+PIT_BINS = 10  # of the histogram of PIT values
+OUTSIDE = PIT_BINS  # the place behind these bins: tokens that the sampling filters exclude
+TILTS = (-1 / 4, -1 / 16, 1 / 16, 1 / 4, 1.0)  # exponents of the alternatives p^(1 + tilt)
+
+ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # log-odds by which the alternatives accept more often
+
+
+@dataclass(slots=True)
+class SampledTokens:
+    """Sums over the tokens x of sampled answers, each compared with the distribution p that it should be drawn from.
+
+    pit_counts: tokens by their place in the cumulative distribution, the most probable token first; the last entry is
+    of tokens that the filters exclude, beyond rounding.
+    log_ratios: for each of `TILTS`, the sum of log p^(1 + tilt)(x) / (Z p(x)).
+    surplus: the sum of log p(x) minus its expectation.
+    variance: the sum of the variances of log p(x).
+    offered: tokens for which something was drafted.
+    accepted: of them, tokens that were drafted.
+    expected: the sum of the probabilities of that.
+    accept_variance: the sum of the variances of that.
+    accept_ratios: for each of `ACCEPT_TILTS`, the log-likelihood ratios of accepting with so much larger log-odds.
+    rounding: the sum of the near-tie bounds over the temperature.
+    """
+
+    pit_counts: list[CountName] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
+    log_ratios: list[float] = field(default_factory=lambda: [0.0] * len(TILTS))
+    surplus: float = 0.0
+    variance: NonNegative = 0.0
+    offered: CountName = 0
+    accepted: CountName = 0
+    expected: NonNegative = 0.0
+    accept_variance: NonNegative = 0.0
+    accept_ratios: list[float] = field(default_factory=lambda: [0.0] * len(ACCEPT_TILTS))
+    rounding: NonNegative = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens were compared."""
+        return sum(self.pit_counts)
+
+    def __add__(self, other: SampledTokens) -> SampledTokens:
+        """Return the sums over the tokens of both."""
+        return SampledTokens(
+            [a + b for a, b in zip(self.pit_counts, other.pit_counts, strict=True)],
+            [a + b for a, b in zip(self.log_ratios, other.log_ratios, strict=True)],
+            self.surplus + other.surplus,
+            self.variance + other.variance,
+            self.offered + other.offered,
+            self.accepted + other.accepted,
+            self.expected + other.expected,
+            self.accept_variance + other.accept_variance,
+            [a + b for a, b in zip(self.accept_ratios, other.accept_ratios, strict=True)],
+            self.rounding + other.rounding,
+        )
+
+
+@dataclass(slots=True)
+class Sameness(OfSample):
+    """One answer compared with the reference's; docs/metrics.md says what the verdicts mean.
+
+    first_difference: index of the first token that differs. gap: at that place, the target's best logit minus its
+    second best. drop: at that place, the target's best logit minus the lower logit of the two tokens that were chosen.
+    sampled: of an answer at a temperature above 0, its tokens compared with the target's distribution.
+    """
+
+    verdict: Agreement
+    first_difference: CountName | None = None
+    gap: float | None = None
+    drop: float | None = None
+    reason: str = ""
+    sampled: SampledTokens | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, line: bytes) -> Sameness:
+        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        return _read_sameness(line)
+
+
+def answer_hash(text: str) -> str:
+    """Return the sha256 of an answer."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(slots=True)
+class JudgeVerdict(OfSample):
+    """What a judge said of one answer. Its line in judge.jsonl is written after the run, by `ssbench judge`.
+
+    judge: name of the judging model. prompts: which prompts it was given. digest: sha256 of the judge and of what it
+    was sent. score: the rating over ten; None where it gave none. text: its whole answer. host: where it was asked.
+    max_tokens: of its answer. answer: sha256 of the text that it rated; '' where that was not kept.
+    """
+
+    judge: str
+    prompts: str
+    digest: str
+    score: float | None
+    text: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    host: str = ""
+    max_tokens: int | None = None
+    answer: str = ""
+
+    @property
+    def by(self) -> tuple[str, str, str, int | None]:
+        """Return what makes a judge: ratings by others are not comparable."""
+        return (self.judge, self.prompts, self.host, self.max_tokens)
+
+    def rates(self, row: Row) -> bool:
+        """Whether this is of the row's text, and not of one that the sample had before it was made again."""
+        return self.answer in ("", answer_hash(row.text or ""))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, line: bytes) -> JudgeVerdict:
+        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
+        verdict = _read_judged(line)
+        if verdict.score is not None and not 0 <= verdict.score <= 1:
+            raise ValueError("score is not in [0, 1]")
+        return verdict
+
+
+_read_row, _read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
+_read_judged = user_files.decoder(JudgeVerdict)
+
+
+@dataclass
+class Run:
+    """A run directory as it was read: everything that is committed, whether the run is finished or not.
+
+    steps: in columns; a list of `StepRow` is put into columns. levels, requests: of served engines, the suite sent with
+    several requests in flight.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    rows: list[Row]
+    steps: Steps
+    sameness: list[Sameness] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    judged: list[JudgeVerdict] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    requests: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, list):
+            self.steps = Steps.from_rows(self.steps)
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the method labels in the order in which they were asked for."""
+        return [method["label"] for method in self.manifest["methods"]]
+
+    @property
+    def baseline(self) -> str:
+        """Return the label of the method that the others are compared with."""
+        return baseline_of(self.manifest)
+
+    @property
+    def samples(self) -> int:
+        """Return how many samples the whole run has, those that are still to be made included."""
+        return int(self.manifest["suite"]["prompts"]) * self.repeats * len(self.labels)
+
+    @property
+    def repeats(self) -> int:
+        """Return how often every prompt is answered: as asked, or more where intervals had to become narrow."""
+        return int(self.manifest.get("repeats_made") or self.manifest["config"]["repeats"])
+
+    @property
+    def categories(self) -> list[str]:
+        """Return the categories in order of first appearance."""
+        return list(dict.fromkeys(row.category for row in self.rows))
+
+    @property
+    def judge(self) -> str:
+        """Return who judged last, as 'NAME at HOST, prompts PROMPTS, N tokens'; '' where nobody did."""
+        if not self.judged:
+            return ""
+        name, prompts, host, most = self.judged[-1].by
+        return f"{name}{f' at {host}' if host else ''}, prompts {prompts}{f', {most} tokens' if most else ''}"
+
+    @cached_property
+    def judged_scores(self) -> dict[Key, float]:
+        """Return the ratings by the judge who judged last, over ten: those of two judges are not comparable.
+
+        A rating of an answer that was replaced since is left out.
+        """
+        rows = {row.key: row for row in self.rows} if self.judged else {}
+        same = [v for v in self.judged if v.by == self.judged[-1].by and v.key in rows and v.rates(rows[v.key])]
+        return {v.key: v.score for v in same if v.score is not None}
+
+    @cached_property
+    def steps_by_sample(self) -> StepsBySample:
+        """Return the steps of every sample as objects, made one sample at a time: `steps.of(key)` has them in columns.
+
+        A sample without steps has an empty list.
+        """
+        return StepsBySample(self.steps)

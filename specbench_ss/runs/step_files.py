@@ -1,0 +1,192 @@
+"""Files of a run's steps: JSON lines read into columns, and Parquet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+
+from specbench_ss import storage, user_files
+from specbench_ss.runs.records import DTYPES, KEY, Array, Key, StepColumns, Steps, starts_of
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what fits its column
+
+
+class _Line(msgspec.Struct, gc=False):
+    """A line of steps.jsonl. Unknown fields are ignored."""
+
+    question_id: str
+    turn: Count
+    method: str
+    repeat: Count
+    index: Count
+    nodes: Count
+    verified: Count
+    depth: Count
+    accepted: Count
+    tokens: Count
+    draft_s: float
+    verify_s: float
+    accept_s: float
+    host_s: float
+    total_s: float
+
+
+read_step_line = user_files.decoder(_Line)
+_many = msgspec.json.Decoder(_Line).decode_lines
+
+
+@dataclass(slots=True)
+class Block:
+    """Lines of one sample that are numbered 0, 1, 2, ...
+
+    first: index of the first of them; another one than 0 says that lines before it are lost. start, stop: line numbers
+    from 0.
+    """
+
+    key: Key
+    first: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLines:
+    """What steps.jsonl holds: every whole line, in blocks. end: number of bytes that the whole lines take."""
+
+    columns: StepColumns
+    blocks: list[Block]
+    end: int
+
+    def steps(self, wanted: Mapping[Key, int]) -> Steps:
+        """Return the steps of these samples in the order of the file; of a sample with several blocks, the last one.
+
+        wanted: how many steps each sample has. Raises ValueError where some of them are missing.
+        """
+        last = {block.key: block for block in self.blocks if block.key in wanted}
+        counts = {key: block.stop - block.start for key, block in last.items() if not block.first}
+        for key, count in wanted.items():
+            if count and counts.get(key) != count:
+                raise ValueError(f"it lacks steps of {key[0]} turn {key[1] + 1} of {key[2]}")
+        blocks = sorted((last[key] for key, count in wanted.items() if count), key=lambda block: block.start)
+        sizes = [counts[block.key] for block in blocks]
+        columns = self.columns if sum(sizes) == len(self.columns) else self.columns.take(_lines_of(blocks))
+        return Steps(tuple(block.key for block in blocks), starts_of(sizes), columns)
+
+
+def _lines_of(blocks: list[Block]) -> Array:
+    """Return the numbers of all lines of these blocks, from 0."""
+    ranges = [np.arange(block.start, block.stop) for block in blocks]
+    return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
+
+
+def read_step_lines(file: Path) -> StepLines:
+    """Return what the file holds; nothing where it is missing. Raises UserError with the number of a damaged line."""
+    parts, blocks, end, number = list[StepColumns](), list[Block](), 0, 0
+    for piece in storage.pieces(file):
+        lines = _decoded(file, piece, number)
+        parts.append(StepColumns.of(lines))
+        _extend(blocks, lines, number)
+        number, end = number + len(lines), end + len(piece)
+    return StepLines(StepColumns.joined(parts), blocks, end)
+
+
+def _decoded(file: Path, piece: bytes, before: int) -> list[_Line]:
+    """Return the lines of a piece of the file. before: how many lines there were before it."""
+    try:
+        lines = _many(piece)
+        if len(lines) == piece.count(b"\n"):  # an empty line is passed over, and is damage
+            return lines
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass  # one by one, to find the line, or to read what msgspec alone does not
+    whole = piece[:-1].split(b"\n")
+    return [storage.record(file, number, line, read_step_line) for number, line in enumerate(whole, before + 1)]
+
+
+def _extend(blocks: list[Block], lines: list[_Line], number: int) -> None:
+    """Add lines, the first of which has this number, to the blocks; a line may belong to the last one."""
+    last = blocks[-1] if blocks else None
+    for at, line in enumerate(lines, number):
+        index = -1 if last is None else last.first + at - last.start
+        if last is None or index != line.index or last.key != (line.question_id, line.turn, line.method, line.repeat):
+            if last is not None:
+                last.stop = at
+            key = (line.question_id, line.turn, line.method, line.repeat)
+            last = Block(key, line.index, at, at)
+            blocks.append(last)
+    if last is not None:
+        last.stop = number + len(lines)
+
+
+STEPS_PARQUET, SAMPLES_PARQUET = "steps.parquet", "samples.parquet"
+SAMENESS_PARQUET, SUMMARY_PARQUET = "sameness.parquet", "summary.parquet"
+PARQUET = (STEPS_PARQUET, SAMPLES_PARQUET, SAMENESS_PARQUET, SUMMARY_PARQUET)
+MADE_FROM, CHECKSUM = b"specbench_ss.made_from", b"specbench_ss.checksum"  # entries of the metadata of steps.parquet
+
+
+def made_from(files: tuple[Path, ...]) -> bytes:
+    """Return sizes and hashes of files, to be kept beside what is made of them. Raises OSError."""
+    return json.dumps({file.name: [file.stat().st_size, _sha256(file)] for file in files}).encode()
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def checksum(steps: Steps) -> bytes:
+    """Return a checksum of keys and columns. Arrow's own of every page take four times as long as reading them."""
+    found = zlib.crc32(json.dumps(steps.keys).encode())
+    for column in (steps.starts, *(getattr(steps.columns, name) for name in DTYPES)):
+        found = zlib.crc32(np.ascontiguousarray(column).data, found)
+    return str(found).encode()
+
+
+def stored_steps(path: Path, files: tuple[Path, ...]) -> Steps | None:
+    """Return the steps in the Parquet file of a run directory.
+
+    None where it is missing, damaged, or was not made from these files as they are now.
+    """
+    file = path / STEPS_PARQUET
+    try:
+        return _read(file, files) if file.is_file() else None
+    except Exception:  # Arrow has many kinds of errors, and the lines are there to be read
+        return None
+
+
+def _read(file: Path, files: tuple[Path, ...]) -> Steps | None:
+    stored = pq.ParquetFile(file, read_dictionary=["question_id", "method"])
+    facts = stored.metadata.metadata or {}
+    sizes = json.loads(facts[MADE_FROM])
+    if [sizes[f.name][0] for f in files] != [f.stat().st_size for f in files]:
+        return None  # at once, without reading the files
+    if sizes != json.loads(made_from(files)):
+        return None
+    steps = _steps(stored.read(columns=[*KEY, "index", *DTYPES]))
+    return steps if checksum(steps) == facts[CHECKSUM] else None
+
+
+def _steps(table: Any) -> Steps:
+    """Return the steps of an Arrow table. Every sample in it is whole, so each begins where `index` is 0."""
+    begins = np.flatnonzero(_array(table.column("index")) == 0)
+    columns = StepColumns(*(_array(table.column(name)).astype(kind, copy=False) for name, kind in DTYPES.items()))
+    firsts = table.select(KEY).take(begins).to_pydict()
+    keys = tuple(zip(*(firsts[name] for name in KEY), strict=True))
+    return Steps(keys, starts_of(np.diff(np.append(begins, len(table)))), columns)
+
+
+def _array(column: Any) -> Array:
+    """Return a column of numbers. Arrow's own way to numpy imports pandas first. Raises ValueError where one lacks."""
+    whole = column.combine_chunks()
+    if whole.null_count:
+        raise ValueError("a number is missing")
+    kind = {"int64": np.int64, "double": np.float64}[str(whole.type)]
+    return np.frombuffer(whole.buffers()[1], kind, len(whole), 8 * whole.offset)

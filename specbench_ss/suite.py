@@ -1,0 +1,130 @@
+"""Suite interface: questions with references, and a scorer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from specbench_ss.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. role: system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One conversation that is answered turn by turn.
+
+    references: the acceptable answers of each turn; there may be none. metric: name of the quality metric of this
+    question; None where it has no reference-based one. history: messages before the first turn, as they were given.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    references: tuple[tuple[str, ...], ...] = ()
+    metric: str | None = None
+    history: tuple[Message, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """Return twelve characters that identify its first prompt, whatever the question's id is."""
+        asked = json.dumps(self.messages()) if self.history else self.turns[0]
+        return hashlib.sha256(asked.encode()).hexdigest()[:12]
+
+    def messages(self, answers: Sequence[str] = ()) -> list[dict[str, str]]:
+        """Return the messages of the turn after these answers, as a chat template and a server take them."""
+        said = [asdict(message) for message in self.history]
+        for turn, answer in zip(self.turns, answers, strict=False):
+            said += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        return [*said, {"role": "user", "content": self.turns[len(answers)]}]
+
+    def content(self) -> dict[str, Any]:
+        """Return all fields but an empty history, so that other suites keep the hash that they had without one."""
+        return {name: value for name, value in asdict(self).items() if name != "history" or value}
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRequest:
+    """What the user asked of a suite.
+
+    limit: questions per category; 0 means all, None means the suite's default. data: a file or folder, or `hub:` with a
+    data set of the Hugging Face hub. context_length, count_tokens: of the model, where it is known.
+    """
+
+    categories: tuple[str, ...] = ()
+    limit: int | None = None
+    data: Path | None = None
+    lab: bool = False  # the target is one of the project's own lab models
+    context_length: int | None = None
+    count_tokens: Callable[[str], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteData:
+    """A suite as it was loaded: the questions that were asked for, in order."""
+
+    name: str
+    edition: str
+    questions: tuple[Question, ...]
+    max_new_tokens: int = 256
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def content_hash(self) -> str:
+        """Return a sha256 over the questions in order. Every row of a run records it."""
+        text = json.dumps([q.content() for q in self.questions], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Suite(ABC):
+    """A named set of tasks. Suites are found through the entry-point group `specbench_ss.suites`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    categories: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def load(self, request: SuiteRequest) -> SuiteData:
+        """Return the questions. Raises UserError for an unknown category, missing data or a wrong hash."""
+
+    def calibration(self, request: SuiteRequest) -> SuiteData:
+        """Return questions to choose a method's options on. Raises UserError as `load` does.
+
+        A suite that has other questions than those it evaluates overrides this. By default these are the last questions
+        of each category (a limited run asks the first ones), and a note says so.
+        """
+        data = self.load(replace(request, limit=0))
+        by_category: dict[str, list[Question]] = {}
+        for question in data.questions:
+            by_category.setdefault(question.category, []).append(question)
+        chosen = [q for of_one in by_category.values() for q in of_one[-(request.limit or 0) :]]
+        if request.data is None:
+            share = f"the last {request.limit} questions of each category" if request.limit else "all questions"
+            data = replace(data, notes=(*data.notes, f"{share} of the suite, which it evaluates too"))
+        return replace(data, questions=tuple(chosen))
+
+    def score(self, question: Question, turn: int, answer: str) -> float | None:
+        """Return the quality of one answer in [0, 1]; None where the question has no reference-based metric."""
+        return None
+
+    def judge_prompts(self, data: Path | None) -> Path | None:
+        """Return the file with the suite's own prompts for a judge, where it has one; `ssbench judge` reads it.
+
+        data: what the run's questions were read from, None where that was the suite's own data.
+        """
+        return None
+
+    def fetch(self, source: str | None = None) -> Path:
+        """Download the suite's data. Raises UserError where there is nothing to download."""
+        raise UserError(f"suite {self.name!r} needs no download")

@@ -1,0 +1,194 @@
+"""Files that a user gives: text, JSON lines, JSON and YAML, read into typed records."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from specbench_ss.errors import UserError, first_line, os_reason
+from specbench_ss.options import encodable
+
+T = TypeVar("T")
+IN_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+
+
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of JSON. Raises ValueError for a number that is not finite, TypeError for no JSON."""
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Return a function that reads a JSON document as an instance of a dataclass, a msgspec.Struct or another type.
+
+    Fields that the type does not have are ignored, fields with a default may be missing, and a whole number is accepted
+    for a float. For anything else the function raises ValueError: "it is not JSON", "it lacks model.name",
+    "methods[0].label is not a text". NaN and the infinities are not JSON.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(document: bytes) -> T:
+        try:
+            return decode(document)
+        except msgspec.ValidationError as error:
+            raise ValueError(_in_words(error)) from None
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            # half of a surrogate pair, as in the name of a file that is not UTF-8: Python writes it, msgspec reads none
+            return convert(parse(document), kind)
+
+    return read
+
+
+def convert(data: Any, kind: type[T]) -> T:
+    """Return data that was read from JSON or YAML as an instance of the type. Raises ValueError as a `decoder` does."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def parse(document: bytes) -> Any:
+    """Return a JSON document as dictionaries and lists. Raises ValueError for what is not JSON, NaN included."""
+    try:
+        return json.loads(document, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number in JSON")
+    return number
+
+
+def _in_words(error: msgspec.ValidationError) -> str:
+    """Say msgspec's message in plain words.
+
+    'Expected `int | null`, got `str` - at `$.model.name`' becomes 'model.name is not a whole number'.
+    """
+    what, _, path = str(error).partition(" - at `$")
+    place = path.removesuffix("`").removeprefix(".")
+    quoted = what.split("`")[1] if "`" in what else ""
+    if what.startswith("Object missing required field"):
+        return f"it lacks {place}.{quoted}" if place else f"it lacks {quoted}"
+    bound = what.rpartition("` ")[2] if "` " in what else ""
+    if bound.startswith(">= "):
+        return f"{place or 'it'} is less than {bound[3:]}"
+    if bound.startswith("<= "):
+        return f"{place or 'it'} is more than {bound[3:]}"
+    if what.startswith("Expected"):
+        kinds = [IN_WORDS.get(kind, kind) for kind in quoted.split(" | ")]
+        return f"{place or 'it'} is not {' or '.join(kinds)}"
+    if what.startswith("Invalid enum value"):
+        return f"{place or 'it'} cannot be {what.removeprefix('Invalid enum value ')}"
+    return f"{place or 'it'}: {what}"
+
+
+Row = dict[str, Any]
+
+
+def read_text(path: Path) -> str:
+    """Return the file as text. Raises UserError where it is missing or not UTF-8."""
+    return "".join(_lines(path))
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield every JSON object of a JSONL file with its place, `FILE:LINE`.
+
+    Only one line is held in memory at a time.
+    """
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            yield place, _row(place, line)
+
+
+def check_ends(path: Path) -> None:
+    """Raise UserError for a device, which may have no end, or a socket. A pipe may be read, as of `<(command)`."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # reading it says why
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        kind = "socket" if stat.S_ISSOCK(mode) else "device"
+        raise UserError(f"cannot read {path}: it is a {kind}, not a file")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, which may be compressed: NAME.gz."""
+    check_ends(path)
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            yield from file  # unlike str.splitlines, not cut at U+2028, which JSON text may hold
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {os_reason(error)}") from None
+    except (EOFError, zlib.error):
+        raise UserError(f"cannot read {path}: the compressed file is damaged") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a UTF-8 text file") from None
+
+
+def _row(place: str, line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        raise UserError(f"{place}: not valid JSON") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected a JSON object")
+    if "\\ud" in line.lower() and not encodable(json.dumps(row, ensure_ascii=False)):
+        raise UserError(f"{place}: it holds half of a surrogate pair, which is no character")
+    return row
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the file's content. Raises UserError where it cannot be read."""
+    check_ends(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {os_reason(error)}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises UserError where there is none."""
+    try:
+        content = json.loads(read_bytes(file))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {file}: {first_line(error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a JSON object")
+    return content
+
+
+def mapping(content: bytes, path: Path) -> Mapping[Any, Any]:
+    """Return the content of `path`, read as YAML; an empty file gives an empty mapping.
+
+    Raises UserError for anything that is not a mapping.
+    """
+    try:
+        parsed = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: a date that is none
+        raise UserError(f"{path} is not YAML: {error}") from error
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
+    if not isinstance(parsed or {}, dict):
+        raise UserError(f"{path}: expected 'option: value' lines")
+    return parsed or {}
